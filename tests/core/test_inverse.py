@@ -43,7 +43,7 @@ def test_operations_keep_the_ids_of_all_samples(seed):
 
 @cases(60)
 @given(seed=st.integers(0, 1 << 30))
-def test_another_inverse_has_another_hash_and_another_digest(seed):
+def test_another_inverse_has_another_hash(seed):
     rng = np.random.default_rng(seed)
     ids = found_in(drawn(rng), -1)
     group = next(iter(ids.groups))
@@ -56,10 +56,6 @@ def test_another_inverse_has_another_hash_and_another_digest(seed):
     one, two = capture(ids, ()), capture(changed, ())
     same = torch.equal(other, ids.groups[group].to(torch.int64))
     assert (hashes_of(one) == hashes_of(two)) == same
-    if one.inverse is not None and two.inverse is not None:
-        schema = Schema.of([Table(name, 9, 2) for name in "abc"])
-        digests = [positions_of(each, schema, 0).inverse for each in (one, two)]
-        assert (digests[0] == digests[1]) == same
 
 
 @cases(60)
@@ -82,8 +78,6 @@ def test_bags_that_no_sample_has_are_left_out(seed):
     for name in ("values", "offsets", "weights"):
         np.testing.assert_array_equal(getattr(left, name), getattr(alone, name))
     assert (left.inverse is None) == (alone.inverse is None)
-    if left.inverse is not None and alone.inverse is not None:
-        assert left.inverse.digest == alone.inverse.digest
     assert hashes_of(left) == hashes_of(alone)
 
 

@@ -11,7 +11,7 @@ from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollectio
 from skirl.core import once
 from skirl.core.find import find
 from skirl.nn import output
-from skirl.pipeline.epoch import OrderChanged
+from skirl.pipeline.reader import OrderChanged
 
 TABLES = (
     Table("user", 50, 4, features=("user", "friends")),

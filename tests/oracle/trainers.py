@@ -195,7 +195,7 @@ class Trainers:
             for rank, (owner, given) in enumerate(zip(self.owners, self.swap(batch), strict=True)):
                 joined = owner.together.answer(given)
                 assert joined is not None
-                known = self._next_uses[rank](joined.banks) if self._next_uses else None
+                known = self._next_uses[rank]() if self._next_uses else None
                 owner.add(number, joined, nbytes[rank][number], known)
             yield from self.ready()
         for owner, given in zip(self.owners, self.swap(None), strict=True):

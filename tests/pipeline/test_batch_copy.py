@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from skirl import Batch, KeyedJagged
-from skirl.pipeline.batch_copy import own, own_state, weigh
+from skirl.pipeline.batch_copy import own, weigh
 
 Pair = namedtuple("Pair", "x y")
 
@@ -76,22 +76,3 @@ def test_weight_of_what_refers_to_itself():
     batch = [torch.zeros(1)]
     batch.append(batch)
     assert weigh(batch) == 4
-
-
-def test_a_state_is_a_copy_down_to_its_tensors():
-    state = {"place": [1, {"file": "a"}], "generator": torch.arange(3), "pair": (1, [2])}
-    mine = own_state(state)
-    state["place"][1]["file"], state["pair"][1][0] = "b", 3
-    state["generator"].zero_()
-    assert mine["place"] == [1, {"file": "a"}] and mine["pair"] == (1, [2])
-    assert mine["generator"].tolist() == [0, 1, 2]
-
-
-def test_what_is_in_two_places_of_a_state_stays_so():
-    part, tensor = [1], torch.ones(2)
-    state: dict = {"a": part, "b": part, "c": [tensor], "d": [tensor]}
-    state["all"] = state
-    mine = own_state(state)
-    assert mine["a"] is mine["b"] and mine["a"] is not part
-    assert mine["c"][0] is mine["d"][0] and mine["c"][0] is not tensor
-    assert mine["all"] is mine

@@ -1,13 +1,12 @@
-"""The future of the whole epoch, compared with a search for each next use; and a second pass that differs."""
+"""The future of the whole epoch, compared with a search for each next use."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.tables import Schema, Table
 from skirl.oracle.loops import NEVER
-from skirl.pipeline.epoch import Epoch, OrderChanged
+from skirl.pipeline.epoch import Epoch
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.traces import SCHEMA, keys_of, traces
@@ -36,13 +35,11 @@ def test_next_uses(trace, residents):
     with first_pass(trace) as epoch:
         keys = keys_of(residents)
         assert epoch.first_uses(0, keys).tolist() == [following(0, key, 0) for key in keys.tolist()]
-        for number, ids in enumerate(trace):
-            found = epoch.next_uses(both(ids))
+        for number in range(len(trace)):
+            found = epoch.next_uses()
             for bank in (0, 1):
                 rows = brute.distinct(sides[bank][number])
                 assert found[bank].tolist() == [following(bank, key, number + 1) for key in rows]
-        with pytest.raises(OrderChanged, match=f"more batches than the {len(trace)} of the first pass"):
-            epoch.next_uses(both([]))
 
 
 def test_first_uses_of_a_bank_with_a_table_in_the_array_and_one_that_is_hashed():
@@ -54,26 +51,6 @@ def test_first_uses_of_a_bank_with_a_table_in_the_array_and_one_that_is_hashed()
         epoch.scan()
         resident = np.concatenate([b, a, [np.int64(1) << 48 | 5]])
         assert epoch.first_uses(0, resident).tolist() == [2, 1, 0, 1, int(NEVER)]
-
-
-@pytest.mark.parametrize(
-    "second", [[1, 2, 4], [2, 1, 3], [1, 2, 3, 3], [1, 2], []], ids=["other id", "order", "longer", "shorter", "empty"]
-)
-def test_another_batch_is_refused_and_named(second):
-    with first_pass([[5, 6], [1, 2, 3], [7]]) as epoch:
-        epoch.next_uses(both([5, 6]))
-        with pytest.raises(OrderChanged, match="batch 1 has other ids than in the first pass"):
-            epoch.next_uses(both(second))
-
-
-def test_ids_that_move_from_one_bank_to_the_other_are_noticed():
-    """The keys of two banks, one after another, could be the same in both passes."""
-    one, two = np.array([1, 2]), np.array([3])
-    with Epoch(SCHEMA) as epoch:
-        epoch.add([one, two])
-        epoch.scan()
-        with pytest.raises(OrderChanged):
-            epoch.next_uses([np.array([1]), np.array([2, 3])])
 
 
 def test_close_gives_the_file_back():

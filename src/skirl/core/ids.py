@@ -246,8 +246,7 @@ def positions_of(ids: Ids, schema: Schema, bank: int) -> Positions:
     starts, features = ids.offsets, schema.banks[bank].features
     bags = [ids.bags(ids.keys.index(f.name)) for f in features]
     parts = [(f.table, starts[b.start], starts[b.stop], 0) for f, b in zip(features, bags)]
-    inverse = 0 if ids.inverse is None else ids.inverse.digest
-    positions = Positions(ids.values, np.array(parts, np.int64).reshape(-1, 4), inverse)
+    positions = Positions(ids.values, np.array(parts, np.int64).reshape(-1, 4))
     total = len(positions)
     if max(total, ids.samples * len(features) + sum(b.stop - b.start for b in bags)) >= 1 << 31:
         raise BadIds(f"a batch of {total} ids is too large: split it below 2**31")

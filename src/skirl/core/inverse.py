@@ -165,15 +165,6 @@ class Inverse:
     of: tuple[np.ndarray | None, ...]
     """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
 
-    @property
-    def digest(self) -> int:
-        """A 63-bit hash: two different inverses collide with a probability of about one in 2**63."""
-        told = _mixed(self.first, 1)
-        for place, array in enumerate(self.of):
-            if array is not None:
-                told = _mixed(array, told + place)
-        return int(told)
-
     def used(self) -> np.ndarray | None:
         """Return a mask, bool [bags], of the bags that some sample uses; None if all are used."""
         used = np.ones(int(self.first[-1]), np.bool_)
@@ -387,16 +378,3 @@ def _look(inverse, stride):
             wrong = i
         own = own and inverse[i] == i
     return wrong, own
-
-
-@kernel
-def _mixed(inverse, told):
-    """Return a hash of an array, seeded with another hash."""
-    step, mix, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
-    place = np.uint64(told) * mix
-    total = place ^ (place >> half)
-    for i in range(len(inverse)):
-        place += step
-        z = (np.uint64(inverse[i]) + place) * mix
-        total += z ^ (z >> half)
-    return np.int64(total >> np.uint64(1))

@@ -16,8 +16,6 @@ class Positions:
     """int64 or int32: rows or keys; values outside all parts belong to other banks."""
     parts: np.ndarray
     """int64 [parts, 4]: table, begin and end in `values`, and the number to subtract from a value to get its row."""
-    inverse: int = 0
-    """A hash of the batch's inverse, if samples share bags; 0 otherwise."""
 
     @classmethod
     def of(cls, batch: "Positions | np.ndarray") -> "Positions":
@@ -40,12 +38,11 @@ class Positions:
         """Concatenate the positions of several micro-batches."""
         if len(batches) == 1:
             return batches[0]
-        parts, shift, inverse = [], 0, 0
+        parts, shift = [], 0
         for batch in batches:
             parts.append(batch.parts + np.array([0, shift, shift, 0]))
             shift += len(batch.values)
-            inverse = hash((inverse, batch.inverse)) if inverse or batch.inverse else 0
-        return cls(np.concatenate([batch.values for batch in batches]), np.concatenate(parts), inverse)
+        return cls(np.concatenate([batch.values for batch in batches]), np.concatenate(parts))
 
     def __len__(self) -> int:
         return int((self.parts[:, 2] - self.parts[:, 1]).sum())

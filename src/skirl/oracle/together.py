@@ -9,7 +9,7 @@ import numpy as np
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
-from skirl.oracle.halves import NARROW, Asking, Reads, Requests, joined, row_type
+from skirl.oracle.halves import Asking, Reads, Requests, joined, row_type
 from skirl.oracle.options import Plan, Vote, due
 
 BATCH, END, ERROR = 0, 1, 2
@@ -37,16 +37,13 @@ class Letters:
     """Writes and reads letters about batches of these banks.
 
     A letter begins with its kind, the number of the batch and the sender's vote (2 words). For a batch, the row counts of
-    every table of every bank follow, then the rows, bank after bank. For an error, its text follows. A row is one word,
-    and half a word more in a table of more than 2**31 rows.
+    every table of every bank follow, then the rows, bank after bank. For an error, its text follows. A row is one word, or
+    two in a bank with a table of more than 2**31 rows.
     """
 
     def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:
         ends = HEAD + np.cumsum([0, *(len(schema.banks[bank].tables) for schema, bank in banks)])
         self._counts = [slice(begin, end) for begin, end in pairwise(ends.tolist())]
-        self._wide = [
-            np.array([schema.tables[t].rows > NARROW for t in schema.banks[bank].tables]) for schema, bank in banks
-        ]
         self._types = [row_type(schema, bank) for schema, bank in banks]
 
     def write(self, letter: Letter) -> np.ndarray:
@@ -63,10 +60,7 @@ class Letters:
         """Return the letters about one batch to several trainers, which differ in what they ask for."""
         head = _head(BATCH, number, vote)
         return [
-            np.concatenate(
-                [head, *(part.counts for part in banks)]
-                + [words for part, wide in zip(banks, self._wide, strict=True) for words in _written(part, wide)]
-            )
+            np.concatenate([head, *(part.counts for part in banks), *(part.rows.view(np.int32) for part in banks)])
             for banks in asked
         ]
 
@@ -78,40 +72,17 @@ class Letters:
             letter.text = words[HEAD + 1 :].tobytes()[: words[HEAD]].decode()
         elif kind == BATCH:
             at = self._counts[-1].stop
-            for place, wide, type_of_rows in zip(self._counts, self._wide, self._types, strict=True):
+            for place, of_rows in zip(self._counts, self._types, strict=True):
                 counts = words[place]
-                rows, at = _read(words, at, counts, wide, type_of_rows)
-                letter.banks.append(Requests(rows, counts))
+                count = sum(counts.tolist())  # np.sum takes longer for so few
+                begin, at = at, at + count * np.dtype(of_rows).itemsize // 4
+                rows = words[begin:at]
+                letter.banks.append(Requests(rows if of_rows is np.int32 else rows.copy().view(of_rows), counts))
         return letter
 
 
 def _head(kind: int, number: int, vote: Vote) -> np.ndarray:
     return np.array([kind, number, min(vote.rows, _MOST), min(vote.memory, _MOST)], np.int32)
-
-
-def _written(requests: Requests, wide: np.ndarray) -> list[np.ndarray]:
-    """Return the lower 32 bits of all rows, then bits 32 to 47 of those of wide tables."""
-    rows = requests.rows
-    if rows.dtype == np.int32:
-        return [rows]
-    high = (rows[np.repeat(wide, requests.counts)] >> 32).astype(np.uint16)
-    return [rows.astype(np.uint32).view(np.int32), _padded(high)]
-
-
-def _read(
-    words: np.ndarray, at: int, counts: np.ndarray, wide: np.ndarray, kind: type[np.int32] | type[np.int64]
-) -> tuple[np.ndarray, int]:
-    """Return the rows of one bank, and where those of the next begin."""
-    count = sum(counts.tolist())  # np.sum takes longer for so few
-    low = words[at : at + count]
-    at += count
-    if kind is np.int32:
-        return low, at
-    rows = low.view(np.uint32).astype(np.int64)
-    many = int(counts[wide].sum())
-    high = words[at : at + (many + 1) // 2].view(np.uint16)[:many]
-    rows[np.repeat(wide, counts)] |= high.astype(np.int64) << 32
-    return rows, at + (many + 1) // 2
 
 
 def _padded(part: np.ndarray) -> np.ndarray:

@@ -1,6 +1,4 @@
-"""The future of a whole epoch: a first pass spools which rows each batch uses, a backward scan finds every next use.
-
-The second pass must bring the same batches in the same order: a digest of every batch's ids is compared."""
+"""The future of a whole epoch: a first pass spools which rows each batch uses, a backward scan finds every next use."""
 
 import os
 import tempfile
@@ -11,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.initial import mix
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import Finder
@@ -22,12 +19,6 @@ from skirl.tools.interrupts import uninterrupted
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import NotWritten, why
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-class OrderChanged(ValueError):
-    """The second pass over the loader brought different batches than the first."""
-
 
 class Epoch:
     """The next uses in a whole epoch.
@@ -37,13 +28,12 @@ class Epoch:
     ...     for ids in ([1, 2], [2, 3], [1, 1]):
     ...         epoch.add([np.array(ids)])
     ...     epoch.scan()
-    ...     epoch.next_uses([np.array([1, 2])])[0].tolist()  # by last position: row 1, row 2
+    ...     epoch.next_uses()[0].tolist()  # of rows 1 and 2, by last position
     [2, 1]
     """
 
     def __init__(self, schema: Schema) -> None:
         self._banks = [_BankSpool(schema, bank) for bank in range(len(schema.banks))]
-        self._digests: list[tuple[int, ...]] = []
         self._next = 0
 
     def add(self, batch: Sequence[Batch]) -> None:
@@ -52,7 +42,6 @@ class Epoch:
         with _spooling():
             for spool, part in zip(self._banks, banks, strict=True):
                 spool.add(part)
-        self._digests.append(_digest(banks))
 
     def scan(self) -> None:
         """Find next uses, after the first pass."""
@@ -69,21 +58,10 @@ class Epoch:
         """Return the first batch that uses each row resident at the start. Call this before the second pass begins."""
         return self._banks[bank].first_uses(keys)
 
-    def next_uses(self, batch: Sequence[Batch]) -> list[np.ndarray]:
-        """Return the next uses of the second pass's next batch. Raise if its ids are not those of the first pass."""
-        number = self._next
-        if number >= len(self._digests):
-            raise OrderChanged(
-                f'depth="epoch": the loader yields more batches than the {len(self._digests)} of the first pass. '
-                "It must yield the same batches in the same order each time; fix its seed, or use depth='auto'"
-            )
-        if _digest([Positions.of(part) for part in batch]) != self._digests[number]:
-            raise OrderChanged(
-                f'depth="epoch": batch {number} has other ids than in the first pass. The loader must yield the same '
-                "batches in the same order each time; fix its seed, or use depth='auto'"
-            )
+    def next_uses(self) -> list[np.ndarray]:
+        """Return the next uses of the second pass's next batch."""
         self._next += 1
-        return [spool.next_uses(number) for spool in self._banks]
+        return [spool.next_uses(self._next - 1) for spool in self._banks]
 
     def close(self) -> None:
         """Delete the spool."""
@@ -188,28 +166,6 @@ def _spooling() -> Iterator[None]:
             f"{why(error, place)}: set TMPDIR to a folder with room, or use depth='auto'",
             error.errno,
         ) from error
-
-
-def _digest(banks: Sequence[Positions]) -> tuple[int, ...]:
-    """Return a digest that differs if an id, its table, its position or the batch's inverse does.
-
-    It has 64 bits, against accidents, and takes 1 ns an id; blake2b took 8.
-    """
-    return tuple(int(_sum(bank.values, bank.parts)) ^ bank.inverse for bank in banks)
-
-
-@kernel
-def _sum(values, parts):
-    total = np.uint64(0)
-    position = 0
-    for i in range(len(parts)):
-        begin, end = parts[i, 1], parts[i, 2]
-        shift = (parts[i, 0] << ROW_BITS) - parts[i, 3]
-        for v in range(begin, end):
-            place = np.uint64(position + v - begin + 1) * _GOLDEN
-            total += mix(np.uint64(values[v] + shift) ^ place)
-        position += end - begin
-    return total ^ np.uint64(position)
 
 
 @kernel

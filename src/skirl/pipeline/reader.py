@@ -19,7 +19,7 @@ from skirl.core.ids import BadIds, Ids, Resolver, capture
 from skirl.core.positions import Positions
 from skirl.oracle.options import Vote
 from skirl.oracle.together import Route
-from skirl.pipeline.batch_copy import own, own_state, weigh
+from skirl.pipeline.batch_copy import own, weigh
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.stages import Times
@@ -30,6 +30,10 @@ from skirl.tools.interrupts import Hold, uninterrupted
 log = logging.getLogger("skirl")
 
 _END = object()
+
+
+class OrderChanged(ValueError):
+    """The second pass over the loader brought different batches than the first."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Reader:
         self._read = 0
         """Batches read in this pass; for an iterator, in all passes."""
         self._source: Iterator[Any] | None = None
+        self._order: list[int] | None = None
+        """A digest of each step's ids in the first of two passes."""
 
     @property
     def reads_once(self) -> bool:
@@ -120,6 +126,8 @@ class Reader:
             self._read += 1
         if self._whole_steps:
             batches = self._whole(batches, hold)
+        if self._order is not None and batches:
+            self._check_order(self._order, first // self.micros, batches)
         ended = time.monotonic()
         self._times.read += ended - started
         self._times.tell(LOOP, "read", first // self.micros, started, ended)
@@ -145,6 +153,20 @@ class Reader:
                 "the last %d samples of the pass are left out: a step of %d shards needs %d batches of equal size",
                 sum(shard.samples for shard in shards), self._shards, self.micros,
             )  # fmt: skip
+
+    def _check_order(self, order: list[int], number: int, step: list[Ids]) -> None:
+        if number >= len(order) or self._digest(step) != order[number]:
+            what = f"batch {number} has other ids than in the first pass"
+            if number >= len(order):
+                what = f"the loader yields more batches than the {len(order)} of the first pass"
+            raise OrderChanged(
+                f'depth="epoch": {what}. The loader must yield the same batches in the same order each time; fix its seed, '
+                "or use depth='auto'"
+            )
+
+    def _digest(self, step: list[Ids]) -> int:
+        """Return a digest that differs if an id, its feature or its bag does."""
+        return hash(tuple(ids.hashes[name].ids for ids in step for name in self._features))
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -192,7 +214,7 @@ class Reader:
         """Return the loader's own state now. It is a copy, since the loader may go on changing its dict."""
         if not hasattr(self._loader, "state_dict"):
             return None
-        return own_state(self._loader.state_dict())  # type: ignore[attr-defined]
+        return copy.deepcopy(self._loader.state_dict())  # type: ignore[attr-defined]
 
     def _open(self, place: DataPosition) -> Iterator[Any]:
         """Return an iterator over the loader's batches, from where the run is."""
@@ -227,10 +249,12 @@ class Reader:
     def spool(self, place: DataPosition, route: Route) -> list[Epoch]:
         """Run the first pass of depth="epoch": spool each collection's ids, as their rows' owner plans them."""
         epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
-        step: list[Ids] = []
+        order, step = list[int](), list[Ids]()
+        self._order = order
 
         def flush() -> None:
             banks = [self._joined(resolver, step, route) for resolver in self._resolvers]
+            order.append(self._digest(step))
             step.clear()
             joined = route.batch([part for of in banks for part in of], Vote(0, 0))
             if joined is None:  # another trainer has no more
@@ -246,6 +270,7 @@ class Reader:
                     if len(step) == self.micros:  # an uneven step that is not the last
                         raise _refusal(step, number - 1)
                     step.append(capture(self._ids_of(batch), self._features))
+                    step[-1].hashes = hashes_of(step[-1])
                     if len(step) == self.micros and (self._shards == 1 or not _uneven(step)):
                         flush()
                     self._watch.moved(number)

@@ -85,7 +85,7 @@ def planned(
         for keys in batches:
             epoch.add(keys)
         epoch.scan()
-        yield from _drive(planner, ((keys, epoch.next_uses(keys)) for keys in batches))
+        yield from _drive(planner, ((keys, epoch.next_uses()) for keys in batches))
 
 
 def _drive(planner: Planner[None], batches: Iterable[tuple[Keys, Keys | None]]) -> Iterator[list[Step]]:

@@ -17,7 +17,7 @@ from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.together import Route
 from skirl.pipeline.agree import tell_of_same_data
-from skirl.pipeline.epoch import Epoch, OrderChanged
+from skirl.pipeline.epoch import Epoch
 from skirl.tools.hash_index import distinct
 
 FIRST_WINDOW = 8
@@ -189,7 +189,7 @@ class Window:
         """With several trainers, let the next exchange tell all of them what goes wrong in this block, and raise it then."""
         try:
             yield
-        except (DoesNotFit, OrderChanged) as error:
+        except DoesNotFit as error:
             self._route.tell(error)
 
     def _vote(self) -> Vote:
@@ -275,8 +275,5 @@ class Window:
 
     def _add(self, planner: Planner[Flight], flight: Flight) -> None:
         if self._epochs and flight.next_uses is None:
-            known = [
-                epoch.next_uses(flight.banks[banks]) for epoch, banks in zip(self._epochs, self._banks, strict=True)
-            ]
-            flight.next_uses = [uses for part in known for uses in part]
+            flight.next_uses = [uses for epoch in self._epochs for uses in epoch.next_uses()]
         planner.add(flight, flight.banks, flight.nbytes, flight.next_uses)

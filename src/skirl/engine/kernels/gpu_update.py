@@ -176,7 +176,7 @@ def add_partials(partial, marks, stride: tl.constexpr, begin, length, acc, count
 @remember
 def _update_by(rule: Rule) -> Any:
     """Return the kernel that updates rows by a rule: `_update` with the rule in place of `rule`."""
-    step = _with(rule.step, root=root, divide=divide, above=above, zero=zero)
+    step = _with(rule.step, tl=tl, root=root, divide=divide, above=above, zero=zero)
     jit = triton.jit(
         do_not_specialize=["n", "m", "lives", "random"],
         do_not_specialize_on_alignment=[
