@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from skirl.data.encodings import Default, Grown, Hashed, InVocabulary, Longest
     from skirl.data.sampler import ShardSampler
     from skirl.nn.bag import EmbeddingBag
-    from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection, Pooled, Unpooled
+    from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
+    from skirl.nn.output import Output
     from skirl.pipeline.lookahead import Lookahead, lookahead
     from skirl.sweep.sweep import Sweep
     from skirl.sweep.variants import Variant
@@ -41,14 +42,13 @@ __all__ = [
     "Longest",
     "Lookahead",
     "Normal",
-    "Pooled",
+    "Output",
     "RowwiseAdagrad",
     "Saving",
     "ShardSampler",
     "Sweep",
     "Table",
     "Uniform",
-    "Unpooled",
     "Variant",
     "export",
     "import_rows",
@@ -74,7 +74,8 @@ __getattr__ = lazily(
         "data.encodings": ("Default", "Grown", "Hashed", "InVocabulary", "Longest"),
         "data.sampler": ("ShardSampler",),
         "nn.bag": ("EmbeddingBag",),
-        "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection", "Pooled", "Unpooled"),
+        "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection"),
+        "nn.output": ("Output",),
         "pipeline.lookahead": ("Lookahead", "lookahead"),
         "sweep.sweep": ("Sweep",),
         "sweep.variants": ("Variant",),

@@ -23,7 +23,7 @@ from skirl.nn.by_id import RowIds, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
 from skirl.nn.lookup import Early, FoundRows, LookedUp, Lookup, shaped
 from skirl.nn.optimizers import Anchor
-from skirl.nn.output import Pooled, Unpooled, uncompiled
+from skirl.nn.output import Output, uncompiled
 from skirl.nn.part import Part
 from skirl.nn.same_batch import SameBatch
 from skirl.store import Store
@@ -33,7 +33,7 @@ from skirl.tools.hash_index import distinct
 class Collection(nn.Module):
     """The base of pooled and unpooled collections."""
 
-    pooled, output = True, Pooled
+    pooled = True
     of_sweep = False  # True for a variant of a sweep: its checkpoints say so
     names_tables = True
     """True if the user named the tables, so that two tables of one name may be meant to be one."""
@@ -130,7 +130,7 @@ class Collection(nn.Module):
         ...     [Table("item", 1000, 4, features=("seen", "bought"))], optimizer=skirl.SGD(lr=0.1), cache=100)
         >>> ids = skirl.KeyedJagged(["seen", "bought"], torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 0, 0, 1]))
         >>> items.part("bought", pooled="mean")(ids), items.part("seen")(ids)
-        (Bags(bought: [2, 4]), Unpooled(seen: [2, 4]))
+        (Output(bought: [2, 4]), Output(seen: [2, 4]))
         """
         return Part(self, features, pooled)
 
@@ -140,7 +140,7 @@ class Collection(nn.Module):
         return self.current.loop
 
     @uncompiled
-    def forward(self, sparse: Sparse) -> Pooled:
+    def forward(self, sparse: Sparse) -> Output:
         """Look up the ids of one batch, of all features or only some, as often as a step needs."""
         self.engine.check()
         if not (self.training and torch.is_grad_enabled()):
@@ -166,7 +166,7 @@ class Collection(nn.Module):
             out = current.out = self._look_up(sparse, micro, same_weights)
         return out.only(sparse.keys())
 
-    def _look_up(self, sparse: Sparse, micro: Ids, same_weights: bool) -> Pooled:
+    def _look_up(self, sparse: Sparse, micro: Ids, same_weights: bool) -> Output:
         """Gather all features of the current batch. Later lookups of this step reuse the result."""
         current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
         assert current.work is not None
@@ -184,7 +184,7 @@ class Collection(nn.Module):
         current.work.to(State.FORWARD)
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.banks))]
         both = Lookup.apply(self.anchor, micro.learned, tickets)
-        return self.output(self.engine.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
+        return Output(self.engine.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
 
     def looked_up(self, sparse: Sparse) -> LookedUp:
         """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running."""
@@ -199,7 +199,7 @@ class Collection(nn.Module):
         out = self.engine.banks[bank].pool_rows(found.rows, found.ids, found.place)
         return shaped(out, self.engine, bank, found.ids)
 
-    def _peek(self, sparse: Sparse) -> Pooled:
+    def _peek(self, sparse: Sparse) -> Output:
         """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident."""
         if not self.engine.store.ready:
             raise RuntimeError("no checkpoint is loaded: call skirl.load(FOLDER, model=...) before rows are looked up")
@@ -208,7 +208,7 @@ class Collection(nn.Module):
         found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
         banks = [self._pooled(bank, part) for bank, part in enumerate(found)]
         outputs, bags = [out for out, _ in banks], [bags for _, bags in banks]
-        return self.output(self.engine.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
+        return Output(self.engine.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
 
     def state_dict_of_rows(self) -> dict[str, Any]:
         """Return the store's identity, its generation and the step, which `state_dict` holds instead of the rows."""
@@ -430,4 +430,3 @@ class EmbeddingCollection(Collection):
     """
 
     pooled = False
-    output = Unpooled

@@ -63,8 +63,8 @@ def uncompiled(method: Method) -> Method:
     return cast(Method, called)
 
 
-class Pooled(Mapping[str, Tensor]):
-    """The output of a collection for a batch: a [batch, dim] tensor for each feature, by name.
+class Output(Mapping[str, Tensor]):
+    """The output of a collection for a batch, by feature: [batch, dim], or a row for each id if nothing is pooled.
 
     >>> import skirl, torch
     >>> tables = [skirl.Table("user", 10, 2), skirl.Table("item", 10, 2)]
@@ -73,7 +73,7 @@ class Pooled(Mapping[str, Tensor]):
     >>> list(out), out["item"].shape, out.stacked().shape
     (['user', 'item'], torch.Size([3, 2]), torch.Size([3, 2, 2]))
     >>> out
-    Pooled(user: [3, 2], item: [3, 2])
+    Output(user: [3, 2], item: [3, 2])
     """
 
     def __init__(
@@ -91,6 +91,9 @@ class Pooled(Mapping[str, Tensor]):
         """By bank and feature: the shared bags."""
         self._copied: dict[tuple[int, int], Tensor] = {}
         """By bank and feature: the rows of shared bags for all samples, which only an unpooled output copies."""
+        self._unpooled = not ids[0].pooled
+        self._mode: Pooling | None = None
+        """How rows of an unpooled output are pooled when they are asked for; None: they are not."""
         self._all = {
             feature.name: (bank, feature.column)
             for bank, members in enumerate(schema.banks)
@@ -138,12 +141,19 @@ class Pooled(Mapping[str, Tensor]):
         part._names = chosen
         return part
 
+    def pooling(self, mode: Pooling | None) -> Self:
+        """Return the same lookup with its rows pooled by sample."""
+        part = copy(self)
+        part._mode = mode
+        return part
+
     @uncompiled
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
         bank, column = self._all[name]
-        return self._passing(bank, column, self._of_samples(bank, column))
+        rows = self._passing(bank, column, self._of_samples(bank, column))
+        return rows if self._mode is None else pooled(rows, self._offsets(name), self._mode)
 
     @uncompiled
     def distinct(self, name: str) -> Distinct:
@@ -177,8 +187,6 @@ class Pooled(Mapping[str, Tensor]):
         offsets, which = (torch.from_numpy(array.astype(np.int64)).to(at) for array in (begins - begins[:1], inverse))
         return Distinct(rows, offsets, which)
 
-    _unpooled = False
-
     def _passing(self, bank: int, column: int, out: Tensor) -> Tensor:
         return out if self._passes is None or self._passes[bank][column] else out.detach()
 
@@ -195,12 +203,14 @@ class Pooled(Mapping[str, Tensor]):
         return ids.offsets[low : high + 1]
 
     def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
-        """Return the rows of distinct bags, by column, of the features whose samples share bags."""
+        """Return the rows of distinct bags, by column: of all features if nothing is pooled, else of those that share."""
         if bank not in self._once:
-            shared, bags = self._ids[bank].folded, self._bags[bank]
-            assert shared is not None and bags is not None
-            sizes, columns = np.diff(shared.begins).tolist(), shared.columns.tolist()
-            parts = Split.apply(bags, self._tickets[bank], sizes, columns) if self._tickets else bags.split(sizes)
+            ids, rows = self._ids[bank], self._banks[bank] if self._unpooled else self._bags[bank]
+            sizes, columns = np.diff(ids.first).tolist(), [*range(len(ids.first) - 1)]
+            if ids.folded is not None:
+                sizes, columns = np.diff(ids.folded.begins).tolist(), ids.folded.columns.tolist()
+            assert rows is not None
+            parts = Split.apply(rows, self._tickets[bank], sizes, columns) if self._tickets else rows.split(sizes)
             self._once[bank] = dict(zip(columns, parts, strict=True))
         return self._once[bank]
 
@@ -214,7 +224,11 @@ class Pooled(Mapping[str, Tensor]):
         return f"{type(self).__name__}({', '.join(f'{name}: {list(self[name].shape)}' for name in self)})"
 
     def _of_samples(self, bank: int, column: int) -> Tensor:
-        """Return a feature's vectors, [batch, dim]."""
+        """Return a feature's vectors, or its rows for all samples: each feature has its own, since copies are large."""
+        if self._unpooled:
+            if (bank, column) not in self._copied:
+                self._copied[bank, column] = self._expanded(bank, column, self._distinct_rows(bank)[column])
+            return self._copied[bank, column]
         if bank not in self._split:
             rows, tickets = self._banks[bank], self._tickets
             self._split[bank] = rows.unbind(1) if tickets is None else Unbind.apply(rows, tickets[bank])
@@ -223,26 +237,17 @@ class Pooled(Mapping[str, Tensor]):
     @uncompiled
     def stacked(self) -> Tensor:
         """Return all features as one [batch, features, dim] tensor, in table order. All dims must be equal."""
+        if self._unpooled and self._mode is None:
+            raise ValueError("an EmbeddingCollection returns rows by feature, of different lengths: take out[feature]")
         dims = sorted({self._schema.banks[self._all[name][0]].dim for name in self._names})
         if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
-        whole = len(self._banks) == 1 and len(self._names) == len(self._all)
+        whole = len(self._banks) == 1 and len(self._names) == len(self._all) and not self._unpooled
         if not whole or (self._tickets and self._passes and self._passes[0] is not self._tickets[0].passes):
             return torch.stack([self[name] for name in self._names], 1)
         if self._tickets is None:
             return self._banks[0]
         return Whole.apply(self._banks[0], self._tickets[0])
-
-
-class Unpooled(Pooled):
-    """The output of an EmbeddingCollection: for each feature a tensor with a row for each id, in the batch's order.
-
-    >>> import skirl, torch
-    >>> embeddings = skirl.EmbeddingCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
-    >>> out = embeddings(skirl.KeyedJagged(["item"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 0, 1])))
-    >>> out["item"].shape, out.padded("item")[0].shape, out.nested("item").shape[0]
-    (torch.Size([3, 2]), torch.Size([3, 2, 2]), 3)
-    """
 
     @uncompiled
     def padded(self, name: str) -> tuple[Tensor, Tensor]:
@@ -253,6 +258,12 @@ class Unpooled(Pooled):
         **Arguments**
 
         - `name`: the feature.
+
+        >>> import skirl, torch
+        >>> embeddings = skirl.EmbeddingCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
+        >>> out = embeddings(skirl.KeyedJagged(["item"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 0, 1])))
+        >>> out["item"].shape, out.padded("item")[0].shape, out.nested("item").shape[0]
+        (torch.Size([3, 2]), torch.Size([3, 2, 2]), 3)
         """
         return padded(self[name], self._offsets(name))
 
@@ -279,30 +290,17 @@ class Unpooled(Pooled):
             raise ValueError(f"mode is {mode!r}: set it to 'sum' or 'mean'")
         return pooled(self[name], self._offsets(name), mode)
 
-    _unpooled = True
-
     def _offsets(self, name: str) -> np.ndarray:
-        """Return where each sample of a feature begins."""
+        """Return where each sample of a feature begins among its rows."""
+        if not self._unpooled:
+            raise ValueError(
+                f"feature {name!r} is pooled: make an EmbeddingCollection, which returns a row for each id"
+            )
         bank, column = self._all[name]
         inverse = self._inverse(bank, column)
         if inverse is None:
             return self._offsets_of_bags(bank, column)
         return np.concatenate([[0], np.cumsum(np.diff(self._offsets_of_bags(bank, column))[inverse])])
-
-    def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
-        if bank not in self._once:
-            sizes = np.diff(self._ids[bank].first).tolist()
-            columns = list(range(len(sizes)))
-            rows, tickets = self._banks[bank], self._tickets
-            parts = rows.split(sizes) if tickets is None else Split.apply(rows, tickets[bank], sizes, columns)
-            self._once[bank] = dict(zip(columns, parts, strict=True))
-        return self._once[bank]
-
-    def _of_samples(self, bank: int, column: int) -> Tensor:
-        """Return a feature's rows for all samples. Each feature has its own, since copies of a list are large."""
-        if (bank, column) not in self._copied:
-            self._copied[bank, column] = self._expanded(bank, column, self._distinct_rows(bank)[column])
-        return self._copied[bank, column]
 
     def _expanded(self, bank: int, column: int, rows: Tensor) -> Tensor:
         """Copy the rows of shared bags to all samples."""
@@ -314,7 +312,3 @@ class Unpooled(Pooled):
         ends = np.cumsum(lengths)
         at = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
         return expand(rows, torch.from_numpy(at).to(rows.device))
-
-    def stacked(self) -> Tensor:
-        """Raise, since unpooled features have different lengths."""
-        raise ValueError("an EmbeddingCollection returns rows by feature, of different lengths: take out[feature]")

@@ -1,48 +1,15 @@
 """A part of a collection as a module: some of its features, as bags or as sequences. All parts share its tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from skirl.core.batch import Sparse
 from skirl.core.ids import BadIds
 from skirl.core.tables import Pooling, Table
-from skirl.nn.output import Pooled, Unpooled, uncompiled
-
-
-class Bags(Mapping[str, Tensor]):
-    """The output of a part with `pooled` for a batch: a [batch, dim] tensor for each feature, by name.
-
-    >>> Bags({"seen": torch.zeros(3, 2)}).stacked().shape
-    torch.Size([3, 1, 2])
-    """
-
-    def __init__(self, bags: Mapping[str, Tensor]) -> None:
-        self._bags = dict(bags)
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._bags:
-            raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
-        return self._bags[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._bags)
-
-    def __len__(self) -> int:
-        return len(self._bags)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}: {list(self[name].shape)}' for name in self)})"
-
-    def stacked(self) -> Tensor:
-        """Return all features as one [batch, features, dim] tensor, in table order. All dims must be equal."""
-        dims = sorted({bag.shape[-1] for bag in self.values()})
-        if len(dims) != 1:
-            raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
-        return torch.stack([*self.values()], 1)
+from skirl.nn.output import Output, uncompiled
 
 
 class Part(nn.Module):
@@ -83,7 +50,7 @@ class Part(nn.Module):
         return cast(Any, self.of).tables
 
     @uncompiled
-    def forward(self, sparse: Sparse) -> Pooled | Unpooled | Bags:
+    def forward(self, sparse: Sparse) -> Output:
         """Look up the part's features. Parts of one collection share a lookup, and their gradients make one update."""
         if missing := set(self.features) - set(sparse.keys()):
             have = ", ".join(map(repr, sparse.keys())) or "none"
@@ -91,8 +58,7 @@ class Part(nn.Module):
                 f"the batch has no feature {sorted(missing)[0]!r}, which this part looks up, it has {have}: pass it the "
                 "batch as it was yielded"
             )
-        out = self.of(sparse).only(self.features)
-        return out if self.pooled is None else Bags({name: out.pooled(name, self.pooled) for name in out})
+        return self.of(sparse).only(self.features).pooling(self.pooled)
 
     def extra_repr(self) -> str:
         """Return what repr shows."""

@@ -14,7 +14,7 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.current_step import DenseGradients, Loop
 from skirl.nn.optimizers import Anchor
-from skirl.nn.output import Pooled
+from skirl.nn.output import Output
 from skirl.sweep.dense import Watched, drawn_from, dropouts
 from skirl.sweep.variants import Variant
 
@@ -33,7 +33,7 @@ class OfVariant(Collection):
     def _engine_of(self, tables: Any, **options: Any) -> Engine:
         return Engine(tables, banks=self._banks, **options)
 
-    def forward(self, sparse: Sparse) -> Pooled:
+    def forward(self, sparse: Sparse) -> Output:
         """Look up the ids of a batch. In training mode, this is allowed only in the variant's turn."""
         if self.training and torch.is_grad_enabled() and (not self.in_turn or self.current.loop is None):
             raise RuntimeError(
