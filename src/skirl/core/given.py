@@ -1,9 +1,6 @@
-"""Initial values of a table's rows from an array or from a memory-mapped file."""
+"""Initial values of a table's rows from an array, which may be mapped from a file."""
 
 import hashlib
-import json
-import os
-import struct
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,13 +10,14 @@ from numpy.typing import NDArray
 from skirl.tools.jit import kernel
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-_SAFETENSORS = {"F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16"}
 _PIECE = 16 << 20
 """Bytes hashed at a time for the digest."""
 
 
 class Given:
-    """The initial values of all rows of a table; `Table(init=...)` makes it from an array, a tensor or a file.
+    """The initial values of all rows of a table; `Table(init=...)` makes it from an array or a tensor.
+
+    An array is copied, since its owner may change it, unless it is mapped read-only from a file.
 
     >>> given = Given.of(np.array([[1, 2], [3, 4]], np.float32), "item", rows=2, dim=2)
     >>> given.take(np.array([1, 0])).tolist()
@@ -27,64 +25,57 @@ class Given:
     """
 
     def __init__(
-        self, shape: tuple[int, int], kind: str, raw: NDArray[np.uint8] | None, *, where: str, path: Path | None = None,
-        source: tuple[Path, str] | None = None, digest: str | None = None,
+        self, shape: tuple[int, int], kind: str, raw: NDArray[np.uint8] | None, mapped: np.memmap | None = None,
+        digest: str | None = None,
     ) -> None:  # fmt: skip
         self.shape = shape
         self.kind = kind
         """The dtype of the values, by its torch name."""
-        self.where = where
-        """The source's name in errors."""
         self._raw = raw
         """uint8 [rows, bytes of a row]; None if only their digest is known."""
-        self._path = path
-        """The file that the values are mapped from, if any."""
-        self._source = source
-        """That file and the name of the table, if the user gave the file's path."""
         self._digest = digest
-        self._stamp = None if path is None else _stamp(path)
+        self._file = None if mapped is None else (Path(str(mapped.filename)), mapped.offset)
+        self._stamp = None if self._file is None else _stamp(self._file[0])
+        self.where = "the checkpoint" if raw is None else "the array" if self._file is None else str(self._file[0])
+        """The source's name in errors."""
 
     @classmethod
     def of(cls, source: Any, table: str, rows: int, dim: int) -> Self:
-        """Build from what a user gives. An array in memory is copied, since its owner may change it."""
-        by_name = isinstance(source, str | os.PathLike)
+        """Build from what a user gives."""
         try:
-            if by_name:
-                shape, kind, raw, path = _mapped(Path(source), table)
-                where = str(source)
-            elif isinstance(source, np.ndarray) or hasattr(source, "detach"):
-                shape, kind, raw, path = _copied(source)
-                where = "the array"
-            else:
+            if not isinstance(source, np.ndarray) and not hasattr(source, "detach"):
                 raise TypeError(
-                    f"is a {type(source).__name__}, set it to a skirl Uniform, Normal or Constant, to an array or a tensor, "
-                    "or to a .npy or .safetensors file"
+                    f"is a {type(source).__name__}, set it to a skirl Uniform, Normal or Constant, or to an array or a "
+                    'tensor; a file is mapped by numpy.load("FILE.npy", mmap_mode="r")'
                 )
-            if shape != (rows, dim):
+            values, kind = _array(source)
+            mapped = values if isinstance(values, np.memmap) else None
+            given = cls((rows, dim), kind, _rows(values, kind), mapped)
+            if values.shape != (rows, dim):
                 raise ValueError(
-                    f"has shape {list(shape)} in {where}, but the table is [{rows}, {dim}]: give both the same shape"
+                    f"has shape {list(values.shape)} in {given.where}, but the table is [{rows}, {dim}]: give both the same "
+                    "shape"
                 )
-        except (TypeError, ValueError, OSError) as error:
-            kind_of = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind_of(f"table {table!r}: init {error}") from None
-        named = (path, table) if by_name and path is not None else None
-        return cls((rows, dim), kind, raw, where=where, path=path, source=named)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"table {table!r}: init {error}") from None
+        return given
 
     @classmethod
     def absent(cls, rows: int, dim: int, digest: str) -> Self:
         """Return a stand-in for values that a checkpoint names by digest but does not hold: it has only used rows."""
-        return cls((rows, dim), "float32", None, where="the checkpoint", digest=digest)
+        return cls((rows, dim), "float32", None, digest=digest)
 
     def __repr__(self) -> str:
         return f"Given({self.where}, {list(self.shape)}, {self.kind})"
 
     def __getstate__(self) -> dict[str, Any]:  # a file is mapped again, as it may be larger than memory
-        return self.__dict__ | ({} if self._source is None else {"_raw": None})
+        return self.__dict__ | ({} if self._file is None else {"_raw": None})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._source is not None:
-            self._raw = _mapped(*self._source)[2]
+        if self._file is not None:
+            width = self.shape[1] * _BYTES[self.kind]
+            self._raw = np.memmap(self._file[0], np.uint8, "r", self._file[1], (self.shape[0], width)).view(np.ndarray)
 
     @property
     def digest(self) -> str:
@@ -93,21 +84,19 @@ class Given:
         The first access reads all values: about 3 s for 1 GiB on one core, and more from a slow disk.
         """
         if self._digest is None:
-            self._check()
-            assert self._raw is not None
+            raw = self._there()
             found = hashlib.sha256(f"{self.kind} {self.shape[0]} {self.shape[1]}\n".encode())
-            step = max(1, _PIECE // self._raw.shape[1])
+            step = max(1, _PIECE // raw.shape[1])
             for start in range(0, self.shape[0], step):
-                found.update(np.ascontiguousarray(self._raw[start : start + step]).data)
+                found.update(np.ascontiguousarray(raw[start : start + step]).data)
             self._digest = found.hexdigest()[:32]
         return self._digest
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return the values of some rows, [n, dim]; half precision is converted to float32."""
-        self._check()
-        assert self._raw is not None
-        out = np.empty((len(rows), self._raw.shape[1]), np.uint8)
-        gather(self._raw, rows, out)  # without the GIL: a page may have to come from disk
+        raw = self._there()
+        out = np.empty((len(rows), raw.shape[1]), np.uint8)
+        gather(raw, rows, out)  # without the GIL: a page may have to come from disk
         if self.kind == "bfloat16":
             return (out.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         values = out.view(self.kind)
@@ -125,18 +114,19 @@ class Given:
                 f"dtype=torch.{self.kind}"
             )
 
-    def _check(self) -> None:
-        """Raise if the values are not here, or if their file has changed."""
+    def _there(self) -> NDArray[np.uint8]:
+        """Return the values. Raise if they are not here, or if their file has changed."""
         if self._raw is None:
             raise ValueError(
                 f"the first values of rows that were never used are not in {self.where}, which has only used rows: pass the "
                 "array as init of the table, or leave such rows out"
             )
-        if self._path is not None and _stamp(self._path) != self._stamp:
+        if self._file is not None and _stamp(self._file[0]) != self._stamp:
             raise ValueError(
-                f"{self._path} has changed since rows were initialized from it: restore the file, and resume from a "
+                f"{self._file[0]} has changed since rows were initialized from it: restore the file, and resume from a "
                 "checkpoint"
             )
+        return self._raw
 
 
 @kernel
@@ -157,11 +147,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-_Found = tuple[tuple[int, ...], str, NDArray[np.uint8], Path | None]
-
-
-def _copied(source: Any) -> _Found:
-    """Copy an array or a tensor, unless it is mapped read-only from a file."""
+def _array(source: Any) -> tuple[NDArray[Any], str]:
+    """Return the values, copied unless they are mapped read-only from a file, and their dtype by its torch name."""
     kind = None
     if hasattr(source, "detach"):
         source, kind = source.detach().cpu(), str(source.dtype).removeprefix("torch.")
@@ -170,71 +157,16 @@ def _copied(source: Any) -> _Found:
 
             source = source.view(torch.int16)
         source = source.numpy()
-    kind = kind or source.dtype.name
-    if isinstance(source, np.memmap) and source.mode == "r" and source.filename and source.flags.c_contiguous:
-        return (*_rows(source, kind), Path(source.filename).resolve())
-    return (*_rows(np.array(source, order="C"), kind), None)
+    mapped = isinstance(source, np.memmap) and source.mode == "r" and source.filename and source.flags.c_contiguous
+    return source if mapped else np.array(source, order="C"), kind or source.dtype.name
 
 
-def _mapped(path: Path, table: str) -> _Found:
-    """Map a file's values."""
-    if not path.is_file():
-        raise ValueError(f"names {path}, and there is no such file: set it to a .npy or .safetensors file")
-    path = path.resolve()
-    if path.suffix == ".npy":
-        try:
-            values = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # a damaged header can make NumPy raise anything
-            why = " ".join(str(error).split())[:100] or type(error).__name__
-            raise ValueError(
-                f"names {path}, which is not a complete .npy file ({why}): write it with numpy.save"
-            ) from None
-        if not values.flags.c_contiguous:
-            raise ValueError(f"names {path}, which is in Fortran order: save numpy.ascontiguousarray of it")
-        return (*_rows(values, values.dtype.name, f" in {path}"), path)
-    if path.suffix == ".safetensors":
-        kind, shape, begin = _tensor(path, table)
-        if len(shape) != 2 or not all(shape):
-            raise ValueError(f"is {list(shape)} in {path}: give [rows, dim]")
-        values = np.memmap(path, np.uint8, "r", begin, (shape[0], shape[1] * _BYTES[kind]))
-        return shape, kind, values.view(np.ndarray), path
-    raise ValueError(f"names {path}: set it to a .npy or .safetensors file")
-
-
-def _rows(values: np.ndarray, kind: str, where: str = "") -> tuple[tuple[int, ...], str, NDArray[np.uint8]]:
-    """Return the shape, the dtype and the bytes of each row. Raise if the array is unsuitable."""
+def _rows(values: np.ndarray, kind: str) -> NDArray[np.uint8]:
+    """Return the bytes of each row. Raise if the array is unsuitable."""
     if kind not in _BYTES or not values.dtype.isnative:
-        raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}{where}: convert it to float32")
+        raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}: convert it to float32")
     if values.ndim != 2 or not values.size:
-        raise ValueError(f"is an array of shape {list(values.shape)}{where}: give [rows, dim]")
+        raise ValueError(f"is an array of shape {list(values.shape)}: give [rows, dim]")
     raw = values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
     raw.flags.writeable = False  # so that arrays and files share one compiled kernel
-    return values.shape, kind, raw
-
-
-def _tensor(path: Path, table: str) -> tuple[str, tuple[int, ...], int]:
-    """Return the dtype and shape of the table's tensor in a safetensors file, and its offset in bytes."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy") as file:  # checks that the file is complete and consistent
-            names = sorted(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"names {path}, which is not a complete safetensors file ({error}): write it again, or name another"
-        ) from None
-    fits = [name for name in names if name in (f"{table}.weight", table, "weight") or name.endswith(f".{table}.weight")]
-    fits = fits or names
-    if len(fits) != 1:
-        raise ValueError(
-            f"names {path}, which has {', '.join(fits[:9]) or 'no tensor'}: call the tensor {table + '.weight'!r}, or give "
-            "it as an array"
-        )
-    if fits[0].removesuffix("weight") + "ids" in names:
-        raise ValueError(f"names {path}, which has rows by their ids: take them with skirl.import_rows")
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        entry = json.loads(file.read(size))[fits[0]]
-    if entry["dtype"] not in _SAFETENSORS:
-        raise TypeError(f"is {entry['dtype']} in {path}: convert it to float32")
-    return _SAFETENSORS[entry["dtype"]], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+    return raw

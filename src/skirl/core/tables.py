@@ -27,8 +27,8 @@ class Table:
     - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division; with one id per bag
       both are the same.
     - `init`: how rows are initialized; None means `Uniform(1 / sqrt(rows))`, as in DLRM. Or the initial values of all
-      rows, `[rows, dim]`: an array or a tensor, which is copied, or the path of a .npy or .safetensors file, which is
-      memory-mapped rather than read whole and must not change while it is in use.
+      rows, `[rows, dim]`: an array or a tensor, which is copied, unless it is mapped read-only from a file, which must
+      not change while it is in use.
 
     >>> Table("item", rows=1000, dim=64, features=("clicked", "bought"), pooling="mean").features
     ('clicked', 'bought')
