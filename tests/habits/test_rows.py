@@ -376,7 +376,7 @@ def test_a_row_that_the_store_has_lost_is_damage_and_no_first_use(tmp_path: Path
 WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ("shape", lambda p: EIGHTHS[:3], r"table 'item': init has shape \[3, 4\] in the array, but the table is \[20, 4\]"),
     ("one dimension", lambda p: EIGHTHS[0], r"table 'item': init is an array of shape \[4\]: give \[rows, dim\]"),
-    ("a list", lambda p: [1.0], "table 'item': init is a list, set it to a skirl Uniform, Normal or Constant, or to an array"),
+    ("a list", lambda p: [1.0], "init is a list, set it to a skirl Uniform, Normal or Constant, or to an array"),
     ("a path", lambda p: p / "item.npy", 'a file is mapped by numpy.load'),
 ]  # fmt: skip
 

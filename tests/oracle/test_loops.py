@@ -32,8 +32,8 @@ class Planned:
     def __init__(self, window: list[list[int]], capacity: int, residents: list[int]) -> None:
         self.rows, self.uses, self.seen = RowStates(SCHEMA, (0, 1, 2), room=50), Uses(len(window)), Seen(SCHEMA)
         assert (self.rows.base >= 0).tolist() == [True, False, False]
-        self.slot_row, self.slot_next = np.empty(capacity, np.int64), np.full(capacity, -1, np.int32)
         self.free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
+        self.cache = loops.Slots(np.empty(capacity, np.int64), np.full(capacity, -1, np.int32), self.free)
         self.slot_of = {key: slot for slot, key in enumerate(residents)}
         self.left: list[tuple[int, int, np.ndarray]] = []
         """For each step: its number, the number of its first eviction, and the keys."""
@@ -46,15 +46,11 @@ class Planned:
         self.place: list[int] = []
         self._adopt(residents)
 
-    @property
-    def states(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.rows.dense, self.rows.hashed
-
     def _adopt(self, residents: list[int]) -> None:
         keys, slots = np.array(residents, np.int64), np.arange(len(residents), dtype=np.int32)
         handles = self.rows.handles(keys)
-        loops.adopt(keys, handles, slots, self.rows.base, *self.states, self.slot_row, self.slot_next)
-        self.free, self.n_free = self.free.copy(), len(self.free) - len(residents)
+        loops.adopt(keys, handles, slots, self.rows.arrays, self.cache)
+        self.n_free = len(self.free) - len(residents)
         self.seen.add(keys)
 
     def enter(self, number: int) -> None:
@@ -68,8 +64,8 @@ class Planned:
         self.rows.name(TABLES, found.found, found.low, first, handles)
         called, state, told = np.empty(total, np.int32), np.empty(total, np.int32), np.zeros((3, 2), np.int64)
         loops.link(
-            BORDERS, TABLES, self.rows.base, *self.states, found.found, found.low, first, place,
-            self.uses.handle, self.uses.next, self.uses.slot, state, self.slot_next, called, told, 0, 2,
+            BORDERS, TABLES, self.rows.arrays, found.found, found.low, first, place, self.uses.arrays, state, self.cache,
+            called, told, 0, 2,
         )  # fmt: skip
         low = [found.found[found.low[t] : found.low[t] + n] for t, n in enumerate(np.diff(first))]
         keys = np.concatenate([key_of(t, part) for t, part in enumerate(low)])
@@ -100,8 +96,7 @@ class Planned:
         first, keys = self.first[number], np.empty(len(self.keys[number]), np.int64)
         missing, counts = np.empty(len(keys), np.int32), np.zeros(3, np.int64)
         loops.scan(
-            BORDERS, TABLES, self.rows.base, self.rows.key, first, self.place[number], self.uses.handle,
-            self.uses.slot, keys, missing, counts, 0, 2,
+            BORDERS, TABLES, self.rows.arrays, first, self.place[number], self.uses.arrays, keys, missing, counts, 0, 2
         )  # fmt: skip
         assert (keys == self.keys[number]).all()
         for t in range(3):
@@ -111,11 +106,7 @@ class Planned:
 
     def leave(self, number: int, victims: list[int]) -> None:
         slots, out = np.array([self.slot_of[key] for key in victims], np.int32), np.empty(len(victims), np.int64)
-        loops.leave(
-            slots, self.evictions, self.rows.base, self.rows.key,
-            *self.states, self.uses.slot, self.slot_row,
-            self.slot_next, self.free, self.n_free, out,
-        )  # fmt: skip
+        loops.leave(slots, self.evictions, self.rows.arrays, self.uses.arrays, self.cache, self.n_free, out)
         assert out.tolist() == victims
         self.n_free += len(victims)
         assert self.free[self.n_free - len(victims) : self.n_free].tolist() == slots.tolist()
@@ -126,21 +117,20 @@ class Planned:
 
     def arrive(self, number: int, keys: np.ndarray, missing: np.ndarray, counts: np.ndarray, hold_from: int) -> None:
         first, n = self.first[number], int(counts.sum())
-        ways = ("fetched", "forwarded", "new")
-        come, into = ({way: np.empty(n, kind) for way in ways} for kind in (np.int64, np.int32))
-        step, index = np.empty(n, np.int64), np.empty(n, np.int32)
+        ways, moves = ("fetched", "forwarded", "new"), loops.Moves.of(n)
+        come, into = dict(zip(ways, moves[:6:2])), dict(zip(ways, moves[1:6:2]))
+        step, index = moves.from_step, moves.from_index
         lines, begin = [], 0
         for of, start, left in self.left:
             lines.append((of, start, begin))
             begin += len(left)
-        held = np.array([*lines, (number + 1, self.evictions, begin)], np.int64)
+        steps = np.array([*lines, (number + 1, self.evictions, begin)], np.int64)
         absent = [int(i) for t in range(3) for i in missing[first[t] : first[t] + counts[t]]]
         existed = np.array([key in self.exist for key in keys.tolist()])
         told: Any = (
-            TABLES, self.rows.base, first, counts, missing, self.place[number], self.uses.handle, self.uses.slot, keys,
-            self.slot_row, self.free, self.n_free, self.seen.bits, self.seen.base, existed, held,
-            np.concatenate([left for _, _, left in self.left]), hold_from, -7,
-            *(part[way] for way in ways for part in (come, into)), step, index,
+            TABLES, self.rows.arrays, first, counts, missing, self.place[number], self.uses.arrays, keys, self.cache,
+            self.n_free, self.seen.bits, self.seen.base, existed,
+            loops.Held(steps, np.concatenate([left for _, _, left in self.left])), hold_from, -7, moves,
         )  # fmt: skip
         f, w, m, after = loops.arrive(*told)
         latest = {int(key): (of, i) for of, _, left in self.left for i, key in enumerate(left)}
@@ -167,17 +157,14 @@ class Planned:
     def use(self, number: int) -> None:
         keys, first = self.keys[number], self.first[number]
         last = np.empty(len(keys), np.int32)
-        loops.last_uses(
-            TABLES, self.rows.base, *self.states, first, self.place[number], self.uses.bits, self.uses.batch,
-            self.uses.handle, last,
-        )  # fmt: skip
+        loops.last_uses(TABLES, self.rows.arrays, first, self.place[number], self.uses.arrays, last)
         entered = {n: set(batch.tolist()) for n, batch in enumerate(self.keys)}
         assert last.tolist() == [max(n for n in entered if key in entered[n]) for key in keys.tolist()]
         slots, next_uses, lasts = (np.empty(len(keys), np.int32) for _ in range(3))
         counts = np.zeros(3, np.int64)
         loops.use(
-            BORDERS, TABLES, self.rows.base, *self.states, first, self.place[number], self.uses.bits, self.uses.batch,
-            self.uses.handle, self.uses.next, self.uses.slot, self.slot_next, slots, next_uses, lasts, counts, 0, 2,
+            BORDERS, TABLES, self.rows.arrays, first, self.place[number], self.uses.arrays, self.cache, slots, next_uses,
+            lasts, counts, 0, 2,
         )  # fmt: skip
         assert slots.tolist() == [self.slot_of[key] for key in keys.tolist()]
         later = [[n for n in entered if n > number and key in entered[n]] for key in keys.tolist()]

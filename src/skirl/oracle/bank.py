@@ -105,11 +105,11 @@ class BankPlanner:
         self._uses = Uses(depth)
         self._policy = make_policy(policy, capacity, depth)
         self._window: deque[BatchRows] = deque()
-        # The simulated cache: the row in each slot and its next use in the window (-1: none), and a stack of free slots.
-        self._slot_row = np.empty(capacity, np.int64)
-        """A row's key. For a hashed row, it has the row's handle in the low bits instead of the row number."""
-        self._slot_next = np.full(capacity, -1, np.int32)
-        self._free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
+        self._cache = loops.Slots(
+            np.empty(capacity, np.int64),
+            np.full(capacity, -1, np.int32),
+            np.arange(capacity - 1, -1, -1, dtype=np.int32),
+        )
         self._n_free = capacity
         # Steps whose evicted rows still have a state, and the oldest of them whose rows can be forwarded.
         self._hold = hold
@@ -143,8 +143,8 @@ class BankPlanner:
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
         told = np.empty((len(self._tables), 2), np.int64)
         self._run(
-            loops.link, borders, self._tables, rows.base, rows.dense, rows.hashed, distinct.found, distinct.low,
-            first, place, uses.handle, uses.next, uses.slot, state, self._slot_next, called, told,
+            loops.link, borders, self._tables, rows.arrays, distinct.found, distinct.low, first, place, uses.arrays, state,
+            self._cache, called, told,
         )  # fmt: skip
         n_called, fresh = loops.close_up(first, told, called)
         if next_uses is None:
@@ -152,11 +152,8 @@ class BankPlanner:
         self.window_rows += fresh
         if self._threads > 1:
             self._cost = np.diff(distinct.at) + 4 * np.diff(first) + 1
-        distinct.place, distinct.next_uses, distinct.found = (
-            place,
-            next_uses,
-            _NO_ROWS,
-        )  # the next batch overwrites them
+        distinct.place, distinct.next_uses = place, next_uses
+        distinct.found = _NO_ROWS  # the next batch overwrites them
         self._window.append(distinct)
         self.entered += 1
 
@@ -168,10 +165,8 @@ class BankPlanner:
         place, borders, first = batch.place, self._borders(self._threads), batch.first
         keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
-        self._run(
-            loops.scan, borders, self._tables, rows.base, rows.key, first, place, uses.handle, uses.slot, keys,
-            missing, counts,
-        )  # fmt: skip
+        row_arrays, use_arrays = rows.arrays, uses.arrays
+        self._run(loops.scan, borders, self._tables, row_arrays, first, place, use_arrays, keys, missing, counts)
         n_missing = int(counts.sum())
 
         # Make room.
@@ -179,39 +174,30 @@ class BankPlanner:
         need = max(0, residents + n_missing - self.capacity)
         victims = self._policy.evict(need, uses.slot[place : place + total], number)
         evict_keys = np.empty(len(victims), np.int64)
-        loops.leave(
-            victims, self._evictions, rows.base, rows.key, rows.dense,
-            rows.hashed, uses.slot, self._slot_row, self._slot_next, self._free, self._n_free, evict_keys,
-        )  # fmt: skip
+        loops.leave(victims, self._evictions, row_arrays, use_arrays, self._cache, self._n_free, evict_keys)
         self._n_free += len(victims)
         self._hold_on(number, evict_keys)
 
         # Bring rows in.
-        fetch_keys, forward_keys, new_keys = (np.empty(n_missing, np.int64) for _ in range(3))
-        fetch_slots, forward_slots, new_slots = (np.empty(n_missing, np.int32) for _ in range(3))
-        from_step, from_index = np.empty(n_missing, np.int64), np.empty(n_missing, np.int32)
-        held, held_keys = self._held()
+        moves = loops.Moves.of(n_missing)
         f, w, n, fetch_after = loops.arrive(
-            self._tables, rows.base, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row,
-            self._free, self._n_free, self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys),
-            held, held_keys, self._hold_from, number - self._hold - 1, fetch_keys, fetch_slots, forward_keys,
-            forward_slots, new_keys, new_slots, from_step, from_index,
+            self._tables, row_arrays, first, counts, missing, place, use_arrays, keys, self._cache, self._n_free,
+            self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys), self._held(), self._hold_from,
+            number - self._hold - 1, moves,
         )  # fmt: skip
         self._n_free -= n_missing
-        new_keys = new_keys[:n]
+        new_keys = moves.new_keys[:n]
         self._first_uses.append((number, new_keys))  # now, so that a rollback takes them back if something fails below
 
         # Use them.
         last = None
         if self._policy.wants_last:
             last = np.empty(total, np.int32)
-            loops.last_uses(
-                self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch, uses.handle, last
-            )  # fmt: skip
+            loops.last_uses(self._tables, row_arrays, first, place, use_arrays, last)
         slots, next_uses, lasts = (np.empty(total, np.int32) for _ in range(3))
         self._run(
-            loops.use, borders, self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch,
-            uses.handle, uses.next, uses.slot, self._slot_next, slots, next_uses, lasts, counts,
+            loops.use, borders, self._tables, row_arrays, first, place, use_arrays, self._cache, slots, next_uses, lasts,
+            counts,
         )  # fmt: skip
         self.window_rows -= int(counts.sum())
         uses.give(place, total)
@@ -229,15 +215,15 @@ class BankPlanner:
             group_pos=group_pos,
             evict_keys=evict_keys,
             evict_slots=victims,
-            fetch_keys=fetch_keys[:f],
-            fetch_slots=fetch_slots[:f],
+            fetch_keys=moves.fetch_keys[:f],
+            fetch_slots=moves.fetch_slots[:f],
             fetch_after=int(fetch_after),
-            forward_step=from_step[:w],
-            forward_index=from_index[:w],
-            forward_slots=forward_slots[:w],
-            forward_keys=forward_keys[:w],
+            forward_step=moves.from_step[:w],
+            forward_index=moves.from_index[:w],
+            forward_slots=moves.forward_slots[:w],
+            forward_keys=moves.forward_keys[:w],
             new_keys=new_keys,
-            new_slots=new_slots[:n],
+            new_slots=moves.new_slots[:n],
             hold_from=self._hold_from,
         )
         self.planned += 1
@@ -291,25 +277,25 @@ class BankPlanner:
         """Start with rows already in the cache."""
         rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
         handles = rows.handles(keys)
-        loops.adopt(keys, handles, slots, rows.base, rows.dense, rows.hashed, self._slot_row, self._slot_next)
+        loops.adopt(keys, handles, slots, rows.arrays, self._cache)
         taken = np.zeros(self.capacity, np.bool_)
         taken[slots] = True
         free = np.flatnonzero(~taken)[::-1].astype(np.int32)
-        self._free[: len(free)] = free
+        self._cache.free[: len(free)] = free
         self._n_free = len(free)
         if next_uses is None:
             next_uses = np.full(len(keys), loops.NEVER, np.int32)
         # As if one batch before the first had used them all.
         self._policy.used(slots, next_uses, -1, np.full(len(keys), -1, np.int32))
 
-    def _held(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps whose evictions are known, as `arrive` takes them, and their keys."""
+    def _held(self) -> loops.Held:
+        """Return the steps whose evictions are known."""
         lines, begin = [], 0
         for step, first, keys in self._left:
             lines.append((step, first, begin))
             begin += len(keys)
         lines.append((self.planned + 1, self._evictions, begin))
-        return np.array(lines, np.int64), np.concatenate([keys for _, _, keys in self._left])
+        return loops.Held(np.array(lines, np.int64), np.concatenate([keys for _, _, keys in self._left]))
 
     def _hold_on(self, number: int, keys: np.ndarray) -> None:
         """Keep this step's evicted rows for forwarding. Drop the oldest that are too old or too many."""

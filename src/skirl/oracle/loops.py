@@ -2,6 +2,8 @@
 
 Kernels with `borders, ..., lo, hi` touch nothing but the bank's tables lo..hi, so stretches run in parallel."""
 
+from typing import NamedTuple, Self
+
 import numpy as np
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS
@@ -12,27 +14,63 @@ NEVER = np.int32(2**31 - 1)
 """Marks a row without a next use in the window."""
 
 
+class Slots(NamedTuple):
+    """The simulated cache."""
+
+    row: np.ndarray
+    """int64 [slots]: a row's key. For a hashed row, it has the row's handle in the low bits instead of the row number."""
+    next: np.ndarray
+    """int32 [slots]: the row's next use in the window, or -1."""
+    free: np.ndarray
+    """int32 [slots]: a stack of free slots."""
+
+
+class Moves(NamedTuple):
+    """Where missing rows come from, as in a Step."""
+
+    fetch_keys: np.ndarray
+    fetch_slots: np.ndarray
+    forward_keys: np.ndarray
+    forward_slots: np.ndarray
+    new_keys: np.ndarray
+    new_slots: np.ndarray
+    from_step: np.ndarray
+    from_index: np.ndarray
+
+    @classmethod
+    def of(cls, most: int) -> Self:
+        """Return room for so many rows of each kind."""
+        kinds = [np.int64, np.int32] * 3 + [np.int64, np.int32]
+        return cls(*(np.empty(most, kind) for kind in kinds))
+
+
+class Held(NamedTuple):
+    """The latest steps whose evictions are known."""
+
+    steps: np.ndarray
+    """int64 [steps, 3]: number, number of the first eviction, and where its keys begin; in the last line, of the next."""
+    keys: np.ndarray
+
+
 @kernel
-def link(
-    borders, tables, base, dense, hashed, found, low, first, place, handle, after, slot, state, slot_next, called, counts,
-    lo, hi,
-):  # fmt: skip
+def link(borders, tables, rows, found, low, first, place, uses, state, cache, called, counts, lo, hi):
     """Write a batch's uses, from `place` on, and link each to the row's previous use.
 
     first [tables + 1]: the number of each table's first use. Handles of rows outside of small tables are there already.
     Scratch: state [uses]. Out: called [uses], in each table's stretch: slots of resident rows that the window did not
     use before; counts [tables, 2]: how many these are, and how many rows are new to the window.
     """
+    base, handle, after, slot = rows.base, uses.handle, uses.next, uses.slot
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
             start, n = first[t], first[t + 1] - first[t]
             mine = handle[place + start : place + start + n]
             if base[tables[t]] >= 0:
-                states, of, shift = dense, low[t], base[tables[t]]
+                states, of, shift = rows.dense, low[t], base[tables[t]]
                 for i in range(n):
                     mine[i] = shift + found[of + i]
             else:
-                states = hashed
+                states = rows.hashed
             for i in range(n):
                 prefetch(states, mine[min(i + AHEAD, n - 1)])
                 before = states[mine[i]]
@@ -55,7 +93,7 @@ def link(
                     elif before >= -EVICTED:
                         s = -1 - before
                         slot[p] = s
-                        slot_next[s] = p
+                        cache.next[s] = p
                         called[start + n_called] = s
                         n_called += 1
             counts[t, 0] = n_called
@@ -75,11 +113,12 @@ def close_up(first, counts, called):
 
 
 @kernel
-def scan(borders, tables, base, entry_key, first, place, handle, slot, keys, missing, counts, lo, hi):
+def scan(borders, tables, rows, first, place, uses, keys, missing, counts, lo, hi):
     """Write the keys of a batch's rows, and which of its uses have no slot, in each table's stretch of `missing`.
 
     counts [tables]: how many uses have no slot.
     """
+    base, entry_key, handle, slot = rows.base, rows.key, uses.handle, uses.slot
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
             high = np.int64(tables[t]) << ROW_BITS
@@ -100,10 +139,9 @@ def scan(borders, tables, base, entry_key, first, place, handle, slot, keys, mis
 
 
 @kernel
-def leave(
-    victims, number, base, entry_key, dense, hashed, slot, slot_row, slot_next, free, n_free, keys
-):  # fmt: skip
+def leave(victims, number, rows, uses, cache, n_free, keys):
     """Take rows out of the cache. `number` is that of the first of these evictions."""
+    base, entry_key, slot_row, slot_next = rows.base, rows.key, cache.row, cache.next
     n = len(victims)
     for i in range(n):
         prefetch(slot_row, victims[min(i + 2 * AHEAD, n - 1)])
@@ -113,41 +151,40 @@ def leave(
         if base[table] < 0:
             prefetch(entry_key, low)
         s = victims[i]
-        free[n_free + i] = s
+        cache.free[n_free + i] = s
         row, p = slot_row[s], slot_next[s]
         table, low = row >> ROW_BITS, row & (MAX_ROWS - 1)
         state = -EVICTED - 1 - ((number + i) & (EVICTED - 1))
         is_hashed = base[table] < 0
         keys[i] = entry_key[low] if is_hashed else row
         if p >= 0:
-            slot[p] = state
+            uses.slot[p] = state
         elif is_hashed:
-            hashed[low] = state
+            rows.hashed[low] = state
         else:
-            dense[base[table] + low] = state
+            rows.dense[base[table] + low] = state
 
 
 @kernel
 def arrive(
-    tables, row_base, first, counts, missing, place, handle, slot, keys, slot_row, free, n_free, bits, base, existed, held,
-    held_keys, hold_from, long_ago, fetch_keys, fetch_slots, forward_keys, forward_slots, new_keys, new_slots, from_step,
-    from_index,
+    tables, rows, first, counts, missing, place, uses, keys, cache, n_free, bits, base, existed, held, hold_from, long_ago,
+    moves,
 ):  # fmt: skip
     """Give each missing row a slot and a source, in the order of the batch.
 
-    existed [uses], for tables whose rows `Seen` keeps in its set: whether a row exists. held [steps, 3]: the latest
-    steps whose evictions are known, the number of the first eviction, and where its keys begin in `held_keys`; the last
-    line has the number of the next eviction. Returns how many rows are fetched, forwarded and new, and the step whose
-    write-back fetches wait for.
+    bits, base: those of `Seen`. existed [uses], for tables whose rows it keeps in its set: whether a row exists. Returns
+    how many rows are fetched, forwarded and new, and the step whose write-back fetches wait for.
     """
+    handle, slot, slot_row, free, steps = uses.handle, uses.slot, cache.row, cache.free, held.steps
+    fetch_keys, fetch_slots, new_keys, new_slots = moves.fetch_keys, moves.fetch_slots, moves.new_keys, moves.new_slots
     f = w = n = 0
     after = np.int64(-1)
-    last = len(held) - 1
-    following = held[last, 1]
+    last = len(steps) - 1
+    following = steps[last, 1]
     one = np.uint64(1)
     for t in range(len(counts)):
         high = np.int64(tables[t]) << ROW_BITS
-        keyed = row_base[tables[t]] >= 0
+        keyed = rows.base[tables[t]] >= 0
         words = base[tables[t]]
         end = first[t] + counts[t]
         for j in range(first[t], end):
@@ -183,37 +220,35 @@ def arrive(
             # Evictions are numbered modulo EVICTED, and states of rows in the array may be old: the key decides.
             age = (following - (-before - EVICTED - 1)) & (EVICTED - 1)
             k = last - 1
-            while k >= 0 and ((following - held[k, 1]) & (EVICTED - 1)) < age:
+            while k >= 0 and ((following - steps[k, 1]) & (EVICTED - 1)) < age:
                 k -= 1
-            index = ((following - held[k, 1]) & (EVICTED - 1)) - age if k >= 0 else np.int64(-1)
-            if k < 0 or held_keys[held[k, 2] + index] != key:
+            index = ((following - steps[k, 1]) & (EVICTED - 1)) - age if k >= 0 else np.int64(-1)
+            if k < 0 or held.keys[steps[k, 2] + index] != key:
                 fetch_keys[f], fetch_slots[f] = key, s
                 f += 1
                 after = max(after, long_ago)
-            elif held[k, 0] < hold_from:
+            elif steps[k, 0] < hold_from:
                 fetch_keys[f], fetch_slots[f] = key, s
                 f += 1
-                after = max(after, held[k, 0])
+                after = max(after, steps[k, 0])
             else:
-                forward_keys[w], forward_slots[w] = key, s
-                from_step[w] = held[k, 0]
-                from_index[w] = index
+                moves.forward_keys[w], moves.forward_slots[w] = key, s
+                moves.from_step[w] = steps[k, 0]
+                moves.from_index[w] = index
                 w += 1
     return f, w, n, after
 
 
 @kernel
-def use(
-    borders, tables, base, dense, hashed, first, place, bits, batch_of, handle, after, slot, slot_next, rows, next_uses,
-    lasts, counts, lo, hi,
-):  # fmt: skip
+def use(borders, tables, rows, first, place, uses, cache, slots, next_uses, lasts, counts, lo, hi):
     """Hand every row's slot on to its next use, or put it in the row's state. counts [tables]: rows without a next use.
 
-    Scratch: lasts [uses]. Out: rows, the slot of each row; next_uses, the number of the next batch that uses it.
+    Scratch: lasts [uses]. Out: slots, that of each row; next_uses, the number of the next batch that uses it.
     """
+    handle, after, slot, slot_next = uses.handle, uses.next, uses.slot, cache.next
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
-            states = dense if base[tables[t]] >= 0 else hashed
+            states = rows.dense if rows.base[tables[t]] >= 0 else rows.hashed
             start, end = first[t], first[t + 1]
             last = start
             for i in range(start, end):
@@ -221,43 +256,43 @@ def use(
                 prefetch(slot, max(after[far], 0))
                 prefetch(slot_next, slot[far])
                 s, q = slot[p], after[p]
-                rows[i] = s
+                slots[i] = s
                 slot_next[s] = q
                 lasts[last] = i
                 last += q < 0
                 if q >= 0:
                     slot[q] = s
-                    next_uses[i] = batch_of[q >> bits]
+                    next_uses[i] = uses.batch[q >> uses.bits]
                 else:
                     next_uses[i] = NEVER
                     prefetch(states, handle[p])
             for j in range(start, last):
                 i = lasts[j]
-                states[handle[place + i]] = -1 - rows[i]
+                states[handle[place + i]] = -1 - slots[i]
             counts[t] = last - start
 
 
 @kernel
-def last_uses(tables, base, dense, hashed, first, place, bits, batch_of, handle, out):
+def last_uses(tables, rows, first, place, uses, out):
     """Write the number of the last batch in the window that uses each row of a batch."""
     for t in range(len(tables)):
-        states = dense if base[tables[t]] >= 0 else hashed
+        states = rows.dense if rows.base[tables[t]] >= 0 else rows.hashed
         for i in range(first[t], first[t + 1]):
-            out[i] = batch_of[(states[handle[place + i]] - 1) >> bits]
+            out[i] = uses.batch[(states[uses.handle[place + i]] - 1) >> uses.bits]
 
 
 @kernel
-def adopt(keys, handles, slots, base, dense, hashed, slot_row, slot_next):
+def adopt(keys, handles, slots, rows, cache):
     """Record rows that are in the cache before the first batch."""
     for i in range(len(keys)):
         s, h, table = slots[i], handles[i], keys[i] >> ROW_BITS
-        slot_next[s] = -1
-        if base[table] >= 0:
-            slot_row[s] = keys[i]
-            dense[h] = -1 - s
+        cache.next[s] = -1
+        if rows.base[table] >= 0:
+            cache.row[s] = keys[i]
+            rows.dense[h] = -1 - s
         else:
-            slot_row[s] = table << ROW_BITS | h
-            hashed[h] = -1 - s
+            cache.row[s] = table << ROW_BITS | h
+            rows.hashed[h] = -1 - s
 
 
 @kernel

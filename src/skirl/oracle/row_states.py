@@ -1,7 +1,7 @@
 """The state of a row, one int32: what the planner knows of it."""
 
 import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,15 @@ EVICTED = 1 << 30
 
 MOST_IN_ARRAY = 1 << 26
 """Most rows whose states are in the array: 256 MB."""
+
+
+class RowArrays(NamedTuple):
+    """The arrays of row states, for kernels; their meaning is that of the fields of `RowStates`."""
+
+    base: np.ndarray
+    key: np.ndarray
+    dense: np.ndarray
+    hashed: np.ndarray
 
 
 class RowStates:
@@ -52,6 +61,11 @@ class RowStates:
         self.free = np.empty(0, np.int32)
         self.n_free = 0
         self.any_hashed = any(self.base[table] < 0 for table in tables)
+
+    @property
+    def arrays(self) -> RowArrays:
+        """The arrays, as long as no more rows come."""
+        return RowArrays(self.base, self.key, self.dense, self.hashed)
 
     def reserve(self, count: int) -> None:
         """Make room for this many more hashed rows."""

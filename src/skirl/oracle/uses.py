@@ -1,6 +1,7 @@
 """The uses of the window: one for each distinct row of each batch. Each use of a row is linked to the next."""
 
 import bisect
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,6 +9,16 @@ MOST = 1 << 30
 """Most places: an int32 has to hold them and other states as well."""
 AT_ONCE = 1 << 26
 """Most places whose memory is allocated at the first batch. Pages are backed when first written."""
+
+
+class UseArrays(NamedTuple):
+    """The arrays of uses, for kernels; their meaning is that of the fields of `Uses`."""
+
+    handle: np.ndarray
+    next: np.ndarray
+    slot: np.ndarray
+    batch: np.ndarray
+    bits: int
 
 
 class Uses:
@@ -39,6 +50,11 @@ class Uses:
         self._depth = depth
         self._free: list[tuple[int, int]] = []
         """Stretches of free blocks, in order: (first, end)."""
+
+    @property
+    def arrays(self) -> UseArrays:
+        """The arrays, as long as no more batches come."""
+        return UseArrays(self.handle, self.next, self.slot, self.batch, self.bits)
 
     def take(self, count: int, number: int) -> int:
         """Return the place of the first of `count` uses of batch `number`."""
