@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.tree import subtrees
-from skirl.engine import gradients
+from skirl.engine import rows as gradients
 from skirl.oracle.step import Step
 from tests.cases import cases
 

@@ -263,16 +263,16 @@ CHECKPOINTS = [
 ]  # fmt: skip
 
 TRAINERS = [
-    Fault("sums of rows are added in the order of ranks", "engine.gradients:apply",
+    Fault("sums of rows are added in the order of ranks", "engine.rows:apply",
           "np.array([leaves.start for tree in trees for leaves in tree])", "1 << np.arange(len(ends))"),
-    Fault("an owner takes the sums of a row for those of its neighbours", "engine.gradients:_spread",
+    Fault("an owner takes the sums of a row for those of its neighbours", "engine.rows:_spread",
           "which * np.repeat(counts[rank], copies)", "which"),
     Fault("owners serve the values of the step before", "engine.rows:SharedRows.gather",
           "bank.values(work)",
           "(now := bank.values(work), old := self.__dict__.get(number), "
           "self.__dict__.__setitem__(number, now.clone()), "
           "old if old is not None and old.shape == now.shape else now)[-1]"),
-    Fault("the last gradient that came is dropped", "engine.gradients:apply",
+    Fault("the last gradient that came is dropped", "engine.rows:apply",
           "~((first == 0) & torch.signbit(first))", "~((first == 0) & torch.signbit(first)) & (torch.arange(len(come)) + 1 < len(come))"),
     Fault("a request for one row of a table is dropped", "oracle.halves:_parts",
           "counts[i] > 0", "counts[i] > 1"),
@@ -285,11 +285,11 @@ TRAINERS = [
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("rows are trained with gradients of another trainer that are not finite", "engine.rows:SharedRows.apply",
           "if bad:", "if not finite:"),
-    Fault("rows without gradient are told as rows with one of zero", "engine.gradients:marked",
+    Fault("rows without gradient are told as rows with one of zero", "engine.rows:marked",
           "-0.0", "0.0"),
     Fault("a dense gradient that is nowhere is zero", "peers.dense:_Kind.give",
           "found[n] is None and there", "found[n] is None"),
-    Fault("rows get the mean over the shards of one trainer", "engine.gradients:apply",
+    Fault("rows get the mean over the shards of one trainer", "engine.rows:apply",
           "1 / work.shards", "1 / len(work.micros)"),
     Fault("what is left of a window at the end is not trained", "oracle.planner:Planner.next",
           "self._full() or self._ended or (self.stopped and self.due is None)", "self._full() or (self.stopped and self.due is None)"),

@@ -25,8 +25,8 @@ from skirl.checkpoint.own_rows import OwnRows, counters_of, own_rows, split_of
 from skirl.checkpoint.saving import Saving, remember, settled
 from skirl.checkpoint.together import Mismatch, Votes, trainers_of
 from skirl.core.placement import Placement
-from skirl.engine.counters import Counters
 from skirl.engine.engine import Engine
+from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
 from skirl.tools import rng_state

@@ -21,7 +21,7 @@ from skirl.core.half import HALVES
 from skirl.core.optim import row_optimizer
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table
-from skirl.engine.counters import Counters
+from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
 from skirl.peers.base import Alone, Peers
 from skirl.peers.job import using

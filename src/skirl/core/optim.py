@@ -2,7 +2,8 @@
 
 A rule computes one number of a row, or all at once: its new weight and state, from the gradient `g` and the optimizer's
 numbers `n`. Kernels of all devices are compiled from it; `core/reference.py` says the same in other words. Numbers come
-first in a product: `n[0] * g`. The operations are those of `core/arithmetic.py`, +, - and *.
+first in a product: `n[0] * g`. Beside +, - and * it may call `root`, `divide`, `above` and `zero`, which round once on every
+device.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,6 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from skirl.core.arithmetic import above, divide, root, zero
 from skirl.core.optimizer_names import OptimizerName
 
 
@@ -27,6 +27,26 @@ class Rule(NamedTuple):
     """Number of states that are as long as the weight: up to 2."""
     one: bool
     """True if the state is one number."""
+
+
+def root(x: Any) -> Any:
+    """Return the square root."""
+    return np.sqrt(x)
+
+
+def divide(a: Any, b: Any) -> Any:
+    """Return a / b."""
+    return a / b
+
+
+def above(a: Any, b: Any, then: Any, other: Any) -> Any:
+    """Return `then` where a > b, and `other` elsewhere, including where one of them is NaN."""
+    return np.where(a > b, then, other)
+
+
+def zero(like: Any) -> Any:
+    """Return 0 of the same type."""
+    return np.zeros_like(like)
 
 
 def sgd(w, g, n):

@@ -21,12 +21,11 @@ from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema, Table
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import BankMemory, CacheSize, CacheSplit, Capacity
-from skirl.engine.counters import Counters
 from skirl.engine.device import open_device, torch_device
 from skirl.engine.device.base import BankFacts, BankRows
 from skirl.engine.first_values import FirstValues
 from skirl.engine.rows import open_rows
-from skirl.engine.work import State, Work
+from skirl.engine.work import Counters, State, Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from skirl.core.handle import TorchHandle
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine
-from skirl.engine.shared_gradients import keep_shared
 from skirl.engine.work import Work
 from skirl.nn.optimizers import stepped, unscaled, watch
 from skirl.nn.same_batch import SameBatch
@@ -231,7 +230,7 @@ class CurrentStep:
             return
         grad, of_bags = (None if g is None else g.reshape(-1, g.shape[-1]).contiguous() for g in (grad, of_bags))
         if ticket.ids.folded is not None:
-            keep_shared(self.engine, ticket.work, ticket.bank, ticket.micro, grad, of_bags)
+            _keep_shared(self.engine, ticket.work, ticket.bank, ticket.micro, grad, of_bags)
         else:
             assert grad is not None
             ticket.work.keep(ticket.bank, ticket.micro, grad, self.engine.device.empty)
@@ -282,6 +281,31 @@ class CurrentStep:
         for of_bags in work.apart.values():
             of_bags.mul_(inverse)
         return True
+
+
+def _keep_shared(
+    engine: Engine, work: Work, bank: int, micro: int, grad: torch.Tensor | None, of_bags: torch.Tensor | None
+) -> None:
+    """Keep the gradient of a micro-batch whose samples share bags.
+
+    - `grad`: gradient of the output, [batch * features, dim]; None: it has none.
+    - `of_bags`: gradient of the shared bags themselves, [shared bags, dim], if the loop used them; None: they have
+      none.
+    """
+    shared, rows, dim = work.micros[micro].banks[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
+    assert shared is not None
+    empty, alone = engine.device.empty, len(work.micros) == 1 and engine.rows.local
+    if alone and rows.reads_apart and grad is not None and work.micros[micro].learned is None:
+        work.grads[bank, micro] = grad  # not copied: it may be far larger than that of the shared bags
+        work.apart[bank] = folded = empty(shared.bags, dim)
+    else:
+        into = work.room(bank, micro, dim, empty)
+        folded = into[shared.samples :]
+        if grad is not None and shared.plain.any():
+            into[: shared.samples].copy_(grad)
+    rows.fold(shared, grad, folded)
+    if of_bags is not None:
+        folded += of_bags
 
 
 class Ticket:

@@ -10,9 +10,8 @@ from skirl.core.ids import Ids, Resolver
 from skirl.core.tables import Table
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
-from skirl.engine.counters import Counters
 from skirl.engine.engine import Engine, Leaving
-from skirl.engine.work import Work
+from skirl.engine.work import Counters, Work
 from skirl.oracle.seen import Seen
 
 

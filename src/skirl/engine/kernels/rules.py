@@ -7,7 +7,7 @@ import numpy as np
 from numba import config, njit, types
 from numba.extending import overload
 
-from skirl.core import arithmetic
+from skirl.core import optim
 from skirl.core.optim import Rule
 from skirl.tools import lanes
 from skirl.tools.jit import Kernel, kernel
@@ -34,17 +34,17 @@ def _is_row(*given: Any) -> bool:
     return any(isinstance(one, lanes.Lanes) for one in given)
 
 
-@overload(arithmetic.root)
+@overload(optim.root)
 def _root(x):
     return (lambda x: lanes.root(x)) if _is_row(x) else (lambda x: np.sqrt(x))
 
 
-@overload(arithmetic.divide)
+@overload(optim.divide)
 def _divide(a, b):
     return lambda a, b: a / b
 
 
-@overload(arithmetic.zero)
+@overload(optim.zero)
 def _zero(like):
     if _is_row(like):
         return lambda like: lanes.filled(like, 0)
@@ -52,7 +52,7 @@ def _zero(like):
     return lambda like: number(0)
 
 
-@overload(arithmetic.above)
+@overload(optim.above)
 def _above(a, b, then, other):
     if _is_row(a, b):
         return lambda a, b, then, other: lanes.above(a, b, then, other)

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from skirl.oracle.policies.smallest import smallest
-
 
 class LFU:
     """Evicts the row used in the fewest batches since it came; ties by least recent use."""
@@ -36,3 +34,21 @@ class LFU:
         self._count[slots] += 1
         self._clock[slots] = self._time + np.arange(len(slots))
         self._time += len(slots)
+
+
+def smallest(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the indices of the `count` smallest by `first`, ties by `second`, in this order; all, if there are fewer.
+
+    >>> smallest(3, np.array([5, 1, 5, 5]), np.array([3, 0, 2, 1])).tolist()
+    [1, 3, 2]
+    """
+    if not 0 < count < len(first):
+        chosen = np.arange(len(first) if count else 0)
+        return chosen[np.lexsort((second[chosen], first[chosen]))]
+    bound = np.partition(first, count - 1)[count - 1]
+    below, tied = np.flatnonzero(first < bound), np.flatnonzero(first == bound)
+    room = count - len(below)
+    if room < len(tied):
+        tied = tied[np.argpartition(second[tied], room - 1)[:room]]
+    chosen = np.concatenate([below, tied])
+    return chosen[np.lexsort((second[chosen], first[chosen]))]

@@ -4,7 +4,7 @@ quarter of the window; if the live ones do not fit, those that would live longes
 
 import numpy as np
 
-from skirl.oracle.policies.smallest import smallest
+from skirl.oracle.policies.lfu import smallest
 
 _EXPIRED = 1 << 40
 _NOBODY = -(1 << 40)
