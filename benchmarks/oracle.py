@@ -22,9 +22,9 @@ from skirl.data.synthetic import Synthetic
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.route import Joined, SharedRoute
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.oracle.together import Joined, Together
 from skirl.tools.machine import peak_bytes
 
 
@@ -141,7 +141,7 @@ class Owner:
     """One of several owners that take turns planning in one thread; the caller passes messages between them."""
 
     def __init__(self, schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> None:
-        self.together = Together([schema], rank, Placement.even(ranks), lambda given: [])
+        self.together = SharedRoute([schema], rank, Placement.even(ranks), lambda given: [])
         self._plan = plan
         self._planner: Planner[Joined] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
         self._planner.due = 0

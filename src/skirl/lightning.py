@@ -19,7 +19,7 @@ except ImportError as missing:
 from skirl.checkpoint import folder, load, save
 from skirl.nn.collection import collections_of
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.pipeline.one_pass import OnePass
+from skirl.pipeline.passes import Pass
 from skirl.tools.sealed_json import CheckpointError
 
 __all__ = ["Rows"]
@@ -52,7 +52,7 @@ class Rows(Callback):
         self.trainer: Any = None
         self.ahead: Lookahead | None = None
         """The lookahead, during `fit`."""
-        self.passing: OnePass | None = None
+        self.passing: Pass | None = None
         """The lookahead's pass over this epoch."""
         self._made_with: tuple[Any, int] | None = None
         self._accumulate = accumulate
@@ -77,7 +77,7 @@ class Rows(Callback):
         """Number of micro-batches per step."""
         return self._accumulate or self.trainer.accumulate_grad_batches
 
-    def begin(self, loader: "_First") -> OnePass:
+    def begin(self, loader: "_First") -> Pass:
         """Begin a pass over a loader: from the start of an epoch, or from where a checkpoint was written.
 
         **Arguments**

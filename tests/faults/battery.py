@@ -14,8 +14,8 @@ from skirl import FTRL, SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, Rowwi
 from skirl.data import Synthetic
 from skirl.engine.capacity import DoesNotFit
 from skirl.oracle.bank import BankPlanner
+from skirl.oracle.route import FailedElsewhere
 from skirl.oracle.seen import Seen
-from skirl.oracle.together import FailedElsewhere
 from tests import runs, test_trainers
 from tests.checkpoint.checks import CHECKS
 from tests.data.test_share import check_shards

@@ -293,7 +293,7 @@ TRAINERS = [
           "1 / work.shards", "1 / len(work.micros)"),
     Fault("what is left of a window at the end is not trained", "oracle.planner:Planner.next",
           "self._full() or self._ended or (self.stopped and self.due is None)", "self._full() or (self.stopped and self.due is None)"),
-    Fault("a batch that one trainer cannot hold is told to nobody", "oracle.together:Together.tell",
+    Fault("a batch that one trainer cannot hold is told to nobody", "oracle.route:SharedRoute.tell",
           "self.failure = error", "pass"),
     Fault("rows and ids travel on one channel, in any order", "engine.rows:SharedRows.__init__",
           "peers.channel('rows')", "peers.channel('ids')"),

@@ -12,7 +12,7 @@ from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.halves import Asking, Requests, joined
 from skirl.oracle.options import Vote
-from skirl.oracle.together import BATCH, Letter, Letters
+from skirl.oracle.route import BATCH, Letter, Letters
 from tests.cases import cases
 from tests.oracle.trainers import BANKS, SCHEMA, TABLES, asked, positions, random_ids
 

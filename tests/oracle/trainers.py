@@ -13,9 +13,9 @@ from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.route import Joined, SharedRoute
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.oracle.together import Joined, Together
 
 Item = TypeVar("Item")
 
@@ -36,7 +36,7 @@ class Owner(Generic[Item]):
     """One of several owners that take turns planning in one thread; the caller passes messages between them."""
 
     def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
-        self.together = Together([schema], rank, placement, _not_called)
+        self.together = SharedRoute([schema], rank, placement, _not_called)
         self._plan = plan
         self._planner: Planner[tuple[Item, Joined]] = Planner(
             bank_planners(schema, capacities, plan, Seen(schema)), plan

@@ -14,7 +14,7 @@ from skirl.core.placement import Placement
 from skirl.engine.capacity import DoesNotFit
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
-from skirl.oracle.together import FailedElsewhere, Together
+from skirl.oracle.route import FailedElsewhere, SharedRoute
 from skirl.pipeline.window import Window
 from tests.loops import FEATURES, collection
 
@@ -56,7 +56,7 @@ def run(
     ranks = len(batches)
     meeting, placement = Meeting(ranks), Placement.even(ranks)
     engines = [collection(cache=cache).engine for _ in batches]
-    together = [Together([engine.schema], r, placement, meeting.exchange(r)) for r, engine in enumerate(engines)]
+    together = [SharedRoute([engine.schema], r, placement, meeting.exchange(r)) for r, engine in enumerate(engines)]
     windows = [Window([engine], plan, route=each) for engine, each in zip(engines, together, strict=True)]
     flights: list[list[Flight]] = [[] for _ in batches]
     errors: list[BaseException | None] = [None] * ranks

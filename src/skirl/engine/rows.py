@@ -16,8 +16,8 @@ from skirl.core.tree import block_of, leaves_of, subtrees
 from skirl.engine.device.base import BankRows, Sums
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
+from skirl.oracle.route import Route, SharedRoute
 from skirl.oracle.step import Step
-from skirl.oracle.together import Route, Together
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 
@@ -101,7 +101,7 @@ class SharedRows(Rows):
             channel.step = first + together.number
             return channel.exchange(arrays, "ids")
 
-        together = Together(schemas, self.peers.rank, self.placement, exchanged)
+        together = SharedRoute(schemas, self.peers.rank, self.placement, exchanged)
         return together
 
     def gather(self, engine: "Engine", work: Work) -> None:

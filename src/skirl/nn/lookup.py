@@ -31,15 +31,15 @@ LookedUp = list[FoundRows]
 class Early(threading.local):
     """The lookup that the module takes next, separate for each thread."""
 
-    found: "Found | None" = None
+    found: "EarlyLookup | None" = None
 
 
-class Found:
+class EarlyLookup:
     """A lookup that another thread makes and the module takes.
 
     >>> import torch, skirl
     >>> ids = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7]]))
-    >>> found = Found(ids)
+    >>> found = EarlyLookup(ids)
     >>> found.give([])
     >>> found.taken, found.take(ids), found.taken, found.take(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7]])))
     (False, [], True, None)

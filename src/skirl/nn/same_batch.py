@@ -24,7 +24,7 @@ _CHANGED = _HERE + (
 )
 
 
-class Known:
+class KnownIds:
     """Ids that were found equal to a batch's, as tensors that nothing has written to since."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class SameBatch:
         self._pending: list[tuple[Tensor, Any, str]] = []
         """Comparisons running on a GPU: whether ids differ, the event after it, and the text of the error."""
 
-    known: "Known | None" = None
+    known: "KnownIds | None" = None
     """Comparisons shared with other collections over the same batches: a sweep's variants look up the same tensors."""
 
     def leave(self, ids: Ids) -> None:

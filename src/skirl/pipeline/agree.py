@@ -11,7 +11,7 @@ from torch import nn
 
 from skirl.nn.collection import collections_of
 from skirl.nn.dense_sums import DenseSums, check_sharded
-from skirl.oracle.together import Route
+from skirl.oracle.route import Route
 from skirl.peers.base import Peers
 from skirl.tools import rng_state
 

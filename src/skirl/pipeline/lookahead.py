@@ -15,12 +15,12 @@ from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.options import Depth, Plan
-from skirl.oracle.together import Route
+from skirl.oracle.route import Route
 from skirl.peers.base import said_of
 from skirl.pipeline.agree import ShardsInLoop
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
-from skirl.pipeline.one_pass import InLoop, OnePass
+from skirl.pipeline.passes import InLoop, Pass
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import DataPosition, Reader
 from skirl.pipeline.stages import StageHook, Times, keep_rows
@@ -156,7 +156,7 @@ class Lookahead:
                 'or use depth="auto"'
             )
         weakref.finalize(self, self._watch.abandon)
-        self._pass: OnePass | None = None
+        self._pass: Pass | None = None
         self._epochs: list[Epoch] = []
         """For each engine, what the pass knows of the whole epoch."""
         self._entered = False
@@ -273,7 +273,7 @@ class Lookahead:
             if collection.lookahead is self:
                 collection.opened(None)
 
-    def __iter__(self) -> OnePass:
+    def __iter__(self) -> Pass:
         """Begin a new pass."""
         if not self._entered:
             raise RuntimeError(
@@ -310,7 +310,7 @@ class Lookahead:
                 shards=self._shards, mine=self._mine, route=self._route(),
             )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)
-            self._pass = OnePass(
+            self._pass = Pass(
                 self._reader,
                 pipeline,
                 self._epochs,

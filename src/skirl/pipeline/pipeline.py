@@ -9,7 +9,7 @@ from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
-from skirl.oracle.together import Route
+from skirl.oracle.route import Route
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import StageStuck
 from skirl.pipeline.stages import StageHook, Stages, Times

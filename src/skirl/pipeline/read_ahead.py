@@ -11,7 +11,7 @@ from torch import nn
 
 from skirl.core.batch import Batch, Sparse
 from skirl.nn.collection import Collection, collection_of
-from skirl.nn.lookup import Found
+from skirl.nn.lookup import EarlyLookup
 from skirl.pipeline.batch_copy import own
 
 
@@ -30,13 +30,13 @@ class Ahead:
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
-        self._asked: SimpleQueue[tuple[Sparse, Found] | None] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[Sparse, EarlyLookup] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name="skirl-evaluation")
         self._thread.start()
 
-    def ask(self, sparse: Sparse) -> Found:
+    def ask(self, sparse: Sparse) -> EarlyLookup:
         """Begin to look ids up. The result is there later."""
-        found = Found(sparse)
+        found = EarlyLookup(sparse)
         self._asked.put((sparse, found))
         return found
 
@@ -76,7 +76,7 @@ def read_ahead(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[
 
 def _in_turn(collection: Collection, ahead: Ahead, batches: Iterable[Batch]) -> Iterator[Batch]:
     fresh = getattr(batches, "yields_fresh", False)
-    before: tuple[Batch, Found | None] | None = None
+    before: tuple[Batch, EarlyLookup | None] | None = None
     wanted = True  # until the model gives its embeddings something other than batch.sparse
     for batch in batches:
         batch = batch if fresh else own(batch)  # the loader may reuse its buffers
@@ -89,6 +89,6 @@ def _in_turn(collection: Collection, ahead: Ahead, batches: Iterable[Batch]) -> 
         yield from _given(collection, *before)
 
 
-def _given(collection: Collection, batch: Batch, found: Found | None) -> Iterator[Batch]:
+def _given(collection: Collection, batch: Batch, found: EarlyLookup | None) -> Iterator[Batch]:
     collection.early.found = found
     yield batch

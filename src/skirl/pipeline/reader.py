@@ -18,7 +18,7 @@ from skirl.core.id_hash import hashes_of
 from skirl.core.ids import BadIds, Ids, Resolver, capture
 from skirl.core.positions import Positions
 from skirl.oracle.options import Vote
-from skirl.oracle.together import Route
+from skirl.oracle.route import Route
 from skirl.pipeline.batch_copy import own, weigh
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch

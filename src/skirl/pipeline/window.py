@@ -15,7 +15,7 @@ from skirl.engine.work import Flight, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.together import Route
+from skirl.oracle.route import Route
 from skirl.pipeline.agree import tell_of_same_data
 from skirl.pipeline.epoch import Epoch
 from skirl.tools.hash_index import distinct

@@ -11,8 +11,8 @@ from skirl.core.placement import Placement
 from skirl.oracle.halves import fused
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.route import FailedElsewhere
 from skirl.oracle.seen import Seen
-from skirl.oracle.together import FailedElsewhere
 from skirl.pipeline.epoch import Epoch
 from tests.cases import cases
 from tests.oracle import brute

@@ -160,7 +160,7 @@ class Route:
         """Count one more step as planned, and one less as due."""
 
 
-class Together(Route):
+class SharedRoute(Route):
     """The exchanges of one rank in one pass: each owner plans what all ask of it."""
 
     def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:

@@ -59,7 +59,7 @@ class InLoop:
         return any(need and not work.applied and one.current.trains for need, work, one in each)
 
 
-class OnePass:
+class Pass:
     """An iterator over the batches of one pass.
 
     If it was interrupted while it brought a batch, it refuses to go on, since that batch would be lost.
@@ -93,7 +93,7 @@ class OnePass:
         self._computing: float | None = None
         """Since when the batch in the loop has been computing, for the timeline."""
 
-    def __iter__(self) -> "OnePass":
+    def __iter__(self) -> "Pass":
         return self
 
     def __next__(self) -> Any:
