@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.data.skew import EXPONENT, OFFSET, bits_for, mass_of, rank_at, scatter, unit
+from skirl.data.files.hashing import unit
+from skirl.data.synthetic import EXPONENT, OFFSET, bits_for, mass_of, rank_at, scatter
 from tests.cases import cases
 
 

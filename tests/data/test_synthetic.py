@@ -10,8 +10,8 @@ import torch
 
 from skirl.core.batch import Batch
 from skirl.data import Synthetic
-from skirl.data.skew import EXPONENT, OFFSET, bits_for, fold, named, scatter
-from skirl.data.synthetic import _HEAT, SHAPES
+from skirl.data.files.hashing import fold, named
+from skirl.data.synthetic import _HEAT, EXPONENT, OFFSET, SHAPES, bits_for, scatter
 from skirl.tools.jit import kernel
 from tests.data.logs import plain
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from skirl.data.files.column import Encoded
 from skirl.data.files.encode import Fingerprints
-from skirl.data.files.encoded import Encoded
 from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
@@ -52,7 +52,7 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
     wider = replace(files.encoder.schema, also=columns)
     return replace(
         files,
-        dataset=replace(files.dataset.anew(), schema=wider),
+        dataset=replace(files.dataset, schema=wider),
         encoder=replace(files.encoder, schema=wider, kept=columns, all_there=all_there),
     )
 
@@ -99,7 +99,7 @@ def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
 
     arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]
     arrays += [pa.array(np.ascontiguousarray(rows.dense[:, k])) for k in range(len(schema.dense))]
-    for column in rows.expanded().ids:
+    for column in (ids.expanded() for ids in rows.ids):
         if (offsets := column.offsets) is None:
             arrays.append(pa.array(column.values))
             continue

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skirl.data.files.columnar import embedded_schema, stored_schema
+from skirl.data.files.columns import Span, second_of
 from skirl.data.files.dataset import Dataset, RowPosition
 from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
 from skirl.data.files.find import BadSchema, find, kind_of
-from skirl.data.files.mind import MIND
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.text import PART, TextFile
-from skirl.data.files.times import Span, second_of
 from skirl.data.flags import share_of
 from skirl.data.vocabulary.vocabulary import Vocabulary, load
 
@@ -99,15 +98,15 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     """Return the schema: the given one, else the one stored in the first file, else the built-in one."""
     if schema is not None:
         read = FileSchema.load(schema)
-        return replace(read, text=MIND.text) if kind == "mind" else read
+        return replace(read, text=BUILT_IN[kind].text) if kind == "mind" else read
     found = embedded_schema(path) if kind_of(path) == "parquet" else None
     if found is not None:
         try:
             return FileSchema.parse(found)
         except BadSchema as error:
             raise BadSchema(f"{path}: the schema in it {error}") from None
-    if kind in BUILT_IN or kind == "mind":
-        return MIND if kind == "mind" else BUILT_IN[kind]
+    if kind in BUILT_IN:
+        return BUILT_IN[kind]
     raise BadSchema(
         f"{path}: nothing says what its columns mean: set schema to a TOML file that does, docs/data.md has an example"
     )
@@ -166,7 +165,7 @@ def _split(files: Files, valid: str) -> Files:
             raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
         held = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, limit, INF, dated)))
         files = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, -INF, limit, dated)))
-    held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0, most_rows=None)
+    held = replace(held, epochs=1, batches=None, shuffle=0, most_rows=None)
     return replace(files, held_out=held)
 
 
@@ -221,10 +220,7 @@ def _last(
     Cached, since a command opens its data several times.
     """
     dataset = Dataset(list(paths), schema, part_bytes)
-    try:
-        total = dataset.count()
-        if total < 2:
-            raise ValueError(f"{paths[0]}: there are {total} rows: too few to hold some out, set valid to none")
-        return total, dataset.place(_first(total, share))
-    finally:
-        dataset.close()
+    total = dataset.rows()
+    if total < 2:
+        raise ValueError(f"{paths[0]}: there are {total} rows: too few to hold some out, set valid to none")
+    return total, dataset.place(_first(total, share))

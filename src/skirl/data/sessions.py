@@ -13,7 +13,7 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.find import find
 from skirl.core.tables import Table
-from skirl.data.skew import bits_for, fold, mass_of, named, rank_at, scatter, unit
+from skirl.data.files.hashing import fold, named, unit
 from skirl.data.synthetic import (
     _DENSE,
     _HEAT,
@@ -27,6 +27,10 @@ from skirl.data.synthetic import (
     Synthetic,
     _draw_dense,
     _draw_labels,
+    bits_for,
+    mass_of,
+    rank_at,
+    scatter,
 )
 from skirl.tools.jit import kernel
 

@@ -54,11 +54,6 @@ class Source(Protocol):
         return None
 
     @property
-    def left_out(self) -> int:
-        """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
-        return 0
-
-    @property
     def held_out(self) -> "Source | None":
         """The samples held out for evaluation, as a source of one pass in order; None if there are none."""
         return None

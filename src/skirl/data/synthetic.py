@@ -14,18 +14,23 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
-from skirl.core.initial import mix
+from skirl.core.initial import _MIX1, _MIX2, mix
 from skirl.core.tables import Table
-from skirl.data.share import WHOLE, Cut, Share, Turn, shards
-from skirl.data.skew import GOLDEN, bits_for, fold, mass_of, named, rank_at, scatter, unit
+from skirl.data.files.hashing import GOLDEN, fold, named, unit
+from skirl.data.share import WHOLE, Cut, Share, Turn, of_batch
 from skirl.data.source import Source
 from skirl.tools.jit import kernel
 
+EXPONENT = 0.992
+"""Rank x of a table (0 = hottest) is looked up with density proportional to (x + OFFSET) ** -EXPONENT."""
+OFFSET = 1.0
 CLICK_RATE = 0.25
 SPARSE_SIGNAL = 1.3
 """Standard deviation, over samples, of the ids' contribution to the logit."""
 DENSE_SIGNAL = 0.6
 """Standard deviation of the dense features' contribution; alone they allow an AUC of about 0.63."""
+
+_ONE = np.uint64(1)
 
 # Purposes of random streams: each is a word folded into the stream's name.
 _LENGTHS, _IDS, _DENSE, _LABELS, _HEAT, _ROWS, _COLUMNS, _HELD_OUT = range(1, 9)
@@ -173,7 +178,7 @@ class Synthetic(Source):
         >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=2).sharded(1, 3, 4)]
         [2, 2, 2, 2]
         """
-        return self._sharing(shards(first, last, of, self.batch_size))
+        return self._sharing(of_batch(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Synthetic":
         """Return the stream with every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end.
@@ -345,3 +350,52 @@ def _draw_labels(stream, low, logits):
     for b in range(logits.size):
         labels[b] = unit(stream, np.uint64(low + b)) < 1 / (1 + np.exp(-logits[b]))
     return labels
+
+
+@kernel
+def mass_of(rows):
+    """Return the density's integral over a table. Separate from `rank_at`, which would take twice as long with it."""
+    return (1.0 + rows / OFFSET) ** (1.0 - EXPONENT) - 1.0
+
+
+@kernel
+def rank_at(u, rows, mass):
+    """Return the rank at quantile u of a table; 0 is the hottest.
+
+    >>> [rank_at(u, 1_000_000, mass_of(1_000_000)) for u in (0.0, 0.5, 0.9)]
+    [0, 1209, 268518]
+    """
+    return min(int(OFFSET * ((1.0 + u * mass) ** (1.0 / (1.0 - EXPONENT)) - 1.0)), rows - 1)
+
+
+@kernel
+def bits_for(rows):
+    """Return the smallest number of bits that hold any row of a table."""
+    bits = np.uint64(0)
+    while (_ONE << bits) < np.uint64(rows):
+        bits += _ONE
+    return bits
+
+
+@kernel
+def scatter(rank, rows, bits, table_key):
+    """Return the row of a rank: a bijection of [0, rows) that depends on `table_key`.
+
+    Multiply and xor-shift are bijections of `bits` bits; a result outside the table is mapped again, less than once on
+    average. An affine map modulo `rows` is as cheap, but sends the hottest rows to an arithmetic progression.
+
+    >>> sorted(int(scatter(rank, 5, bits_for(5), np.uint64(9))) for rank in range(5))
+    [0, 1, 2, 3, 4]
+    """
+    mask = (_ONE << bits) - _ONE
+    half = (bits + _ONE) >> _ONE
+    x = np.uint64(rank)
+    while True:
+        x = (x * (table_key | _ONE) + (table_key >> np.uint64(7))) & mask
+        x ^= x >> half
+        x = (x * _MIX2 + table_key) & mask
+        x ^= x >> half
+        x = (x * _MIX1) & mask
+        x ^= x >> half
+        if x < np.uint64(rows):
+            return np.int64(x)

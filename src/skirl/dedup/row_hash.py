@@ -8,12 +8,11 @@ import numpy as np
 
 from skirl.core.initial import mix
 from skirl.data.convert import keeping
-from skirl.data.files.columns import floats_of, plain
+from skirl.data.files.column import Encoded
+from skirl.data.files.columns import floats_of, is_date, plain, seconds_of, sessions_of
 from skirl.data.files.encode import Fingerprints
-from skirl.data.files.encoded import Encoded
 from skirl.data.files.hashing import NONE, seed_of
 from skirl.data.files.schema import FileSchema
-from skirl.data.files.times import is_date, seconds_of, sessions_of
 from skirl.tools.jit import kernel
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data import DataFlags
+from skirl.data.files.column import Encoded
 from skirl.data.files.encode import ByHash, Encoder, Raw
-from skirl.data.files.encoded import Encoded
 from skirl.data.files.find import BadRow
 from skirl.data.files.schema import FileSchema
 from tests.cases import cases

@@ -16,8 +16,7 @@ from skirl.core.batch import Batch
 from skirl.data import DataFlags, Source, Synthetic
 from skirl.data.files.schema import BUILT_IN
 from skirl.data.files.stream import Files
-from skirl.data.files.windows import permutation
-from skirl.data.files.workers import WorkerDied
+from skirl.data.files.windows import WorkerDied, permutation
 from tests.cases import cases
 from tests.data import logs
 

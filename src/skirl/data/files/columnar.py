@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from skirl.data.files.columns import is_list, is_number, is_text, kinds_of, one, pc
+from skirl.data.files.columns import is_date, is_list, is_number, is_text, kinds_of, one, pc
 from skirl.data.files.encode import Raw
 from skirl.data.files.find import BadFile, BadSchema, no_column
 from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
-from skirl.data.files.times import is_date
 
 SLICE = 1 << 16
 BUFFER = 1 << 17

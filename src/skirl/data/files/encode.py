@@ -10,11 +10,18 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from skirl.data.files.column import Column, offsets_of
+from skirl.data.files.column import Column, Encoded, offsets_of
 from skirl.data.files.columns import (
+    DATE,
+    EXPECTED,
+    NUMBER,
+    Span,
+    begins_with_dates,
     floats_of,
     hex_of,
+    hours_of,
     ints_of,
+    is_date,
     is_list,
     is_text,
     kinds_of,
@@ -22,25 +29,15 @@ from skirl.data.files.columns import (
     one,
     pc,
     plain,
-    texts_of,
-    value_at,
-)
-from skirl.data.files.encoded import Encoded
-from skirl.data.files.find import BadRow, BadSchema, shown
-from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
-from skirl.data.files.schema import Dense, FileSchema, Id, Label
-from skirl.data.files.times import (
-    DATE,
-    EXPECTED,
-    NUMBER,
-    Span,
-    begins_with_dates,
-    hours_of,
-    is_date,
     seconds_of,
     sessions_of,
     since_1970,
+    texts_of,
+    value_at,
 )
+from skirl.data.files.find import BadRow, BadSchema, shown
+from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
+from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.tools.jit import kernel, read_only
 
 FITS = "a number that fits a float32"

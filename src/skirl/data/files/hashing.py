@@ -1,16 +1,16 @@
-"""Hashes the value of an id to a fingerprint of 64 bits, and that to a row."""
+"""Hashes the value of an id to a fingerprint of 64 bits, and that to a row; and random streams, which are hashes too."""
 
 import zlib
 
 import numpy as np
 
 from skirl.core.initial import _MIX1, _MIX2, mix
-from skirl.data.skew import GOLDEN, fold
 from skirl.tools.jit import kernel
 
 BY_HASH, BY_OPEN = "by hash", "by an open vocabulary"
 """How ids become rows, as a stream's state stores it and an export reads it."""
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SALT = 0x736B69726C6461
 _S8, _S32 = np.uint64(8), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -21,6 +21,32 @@ _UNMIX1, _UNMIX2 = (np.uint64(pow(int(factor), -1, 1 << 64)) for factor in (_MIX
 
 GOOD, BAD, NONE = 0, 1, 2
 """Kinds of values: good, malformed, missing."""
+
+
+@kernel
+def fold(state, word):
+    """Return the state of a random stream whose name has one more word."""
+    return mix((state ^ word) + GOLDEN)
+
+
+def named(*words: int | np.uint64) -> np.uint64:
+    """Return the random stream named by these words.
+
+    A compiled function returns a plain int, so the state is wrapped again after each step.
+
+    >>> named(1, 2) == named(1, 2) != named(2, 1)
+    np.True_
+    """
+    stream = np.uint64(0)
+    for word in words:
+        stream = np.uint64(fold(stream, np.uint64(int(word) % 2**64)))
+    return stream
+
+
+@kernel
+def unit(stream, i):
+    """Draw i of a stream: a float64 in [0, 1) with 53 random bits."""
+    return np.float64(mix(stream + i * GOLDEN) >> np.uint64(11)) * 2.0**-53
 
 
 def seed_of(table: str) -> np.uint64:

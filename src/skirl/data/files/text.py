@@ -6,6 +6,7 @@ Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the tex
 import difflib
 import os
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 
+from skirl.data.files.columns import pc, plain
 from skirl.data.files.encode import Raw
 from skirl.data.files.find import HEAD, BadFile, BadSchema, check_text, no_column, shown
-from skirl.data.files.schema import FileSchema
+from skirl.data.files.schema import FileSchema, Id, Text
 
 PART = 1 << 21
 LONGEST_LINE = 1 << 20
@@ -308,3 +310,65 @@ def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> by
 
 
 _ASCII = bytes(min(byte, 127) for byte in range(256))
+
+
+# MIND: each line is an impression, and each item that it shows is a sample.
+
+LINE = ("impression", "user", "time", "history", "shown")
+"""The columns. Items of a history are separated by spaces, and so are items shown, each of which ends with "-1" if it was
+clicked and "-0" if not; in the test set it has no ending."""
+_LINES = FileSchema((), (), tuple(Id(name) for name in LINE), text=Text("tab", LINE, "no"))
+_WHEN = "%m/%d/%Y %I:%M:%S %p"
+
+
+class MindFile(TextFile):
+    """A behaviors.tsv file. A line that cannot be split into columns counts as one malformed sample."""
+
+    def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
+        super().__init__(path, replace(_LINES, missing=schema.missing), packed, part)
+        self._needed = schema.needed
+
+    def rows(self, part: int) -> int:
+        raw = super().read(part)
+        return int(_samples(raw, _shown(raw)).sum())
+
+    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+        raw = super().read(part)
+        shown = _shown(raw)
+        lines, counts = raw.places, _samples(raw, shown)
+        first = np.cumsum(counts) - counts
+        of = np.repeat(np.arange(raw.rows), counts[lines])
+        columns = {name: plain(raw.columns[name], ()).take(pa.array(of)) for name in LINE[:2] + LINE[3:4]}
+        moments = pc.strptime(plain(raw.columns["time"], ()), format=_WHEN, unit="s", error_is_null=True)
+        columns["time"] = moments.take(pa.array(of))
+        each = pc.list_flatten(shown) if raw.rows else pa.array([], pa.string())
+        found = pc.extract_regex(each, "^(?P<item>.*)-(?P<click>[^-]*)$")
+        split = found.is_valid()  # items without a click mark, as in the test set, have no label
+        columns["item"] = pc.if_else(split, pc.struct_field(found, "item"), each)
+        columns["click"] = pc.if_else(split, pc.struct_field(found, "click"), None)
+        places = first[lines][of] + np.arange(len(of)) - (np.cumsum(counts[lines]) - counts[lines])[of]
+        broken = [(int(first[line]), found_, wanted) for line, found_, wanted in raw.broken]
+        ends = first + counts
+        done = Raw(
+            {name: columns[name] for name in self._needed},
+            len(of),
+            self.path,
+            lambda row: raw.where(int(np.searchsorted(ends, row, side="right"))),
+            broken,
+            places,
+            nulls=True,
+        )
+        return done if rows is None else done.only(rows)
+
+
+def _shown(raw: Raw) -> pa.Array:
+    """Return the items of each line; a line without items has a single missing one."""
+    texts = plain(raw.columns["shown"], ())
+    return pc.split_pattern(pc.fill_null(texts, ""), " ")
+
+
+def _samples(raw: Raw, shown: pa.Array) -> np.ndarray:
+    """Return the number of samples of each line of the part (int64); a line that could not be split counts as one."""
+    counts = np.ones(raw.rows + len(raw.broken), np.int64)
+    counts[raw.places] = pc.list_value_length(shown).to_numpy(zero_copy_only=False)
+    return counts

@@ -1,17 +1,21 @@
-"""Windows of rows, which are shuffled together, and the rows of each part that one trainer reads."""
+"""Reads windows of rows, which are shuffled together, in this process or in several, with the same result."""
 
+import multiprocessing
+import os
+import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.data.files.column import Column
+from skirl.data.files.column import Column, Encoded
 from skirl.data.files.dataset import Dataset, FilePart, RowPosition
-from skirl.data.files.encoded import Encoded
+from skirl.data.files.encode import Encoder
+from skirl.data.files.hashing import named, unit
 from skirl.data.share import WHOLE, Cut, Share
-from skirl.data.skew import named, unit
 from skirl.tools.jit import kernel
 
 
@@ -52,59 +56,55 @@ class Windows:
             samples = order[samples]
         return steps, samples
 
-    def parts(self, dataset: Dataset) -> Iterator[tuple[FilePart, np.ndarray | None]]:
-        """Yield each part, and the rows of it to read, ascending (int64); None for all. Partial ones have explicit bounds.
+    def parts(self, dataset: Dataset) -> Iterator[tuple[FilePart, Any, np.ndarray | None]]:
+        """Yield each part, its file, and the rows of it to read, ascending (int64); None for all of the part's bounds.
 
-        Their rows are counted, without reading their values, up to the end of the window in which a part ends: the order
-        of a last window depends on its size.
+        Rows of partial windows are counted, without reading their values, up to the end of the window in which a part ends:
+        the order of a last window depends on its size.
         """
+        reading = dataset.parts(self.begin, self.end)
         if not self.partial:
-            yield from ((part, None) for part in dataset.parts(self.begin, self.end))
+            yield from ((part, file, None) for part, file in reading)
             return
-        counting = dataset.anew()
-        waiting: deque[tuple[FilePart, int]] = deque()
+        waiting: deque[tuple[int, int]] = (
+            deque()
+        )  # of parts that were counted: their ends, in the part and from `begin` on
         known = np.empty(0, np.int64)  # rows to read, counted from `begin`, of the windows before `done`
-        counted = done = 0
-        number = self.number
+        counted, done, number = 0, 0, self.number
 
-        def ready(upto: int) -> Iterator[tuple[FilePart, np.ndarray]]:
+        def ready(upto: int) -> Iterator[tuple[FilePart, Any, np.ndarray]]:
             nonlocal known
             while waiting and waiting[0][1] <= upto:
-                part, last = waiting.popleft()
-                assert part.high is not None
+                high, last = waiting.popleft()
+                part, file = next(reading)
                 here = int(np.searchsorted(known, last))
-                yield part, known[:here] - last + part.high
+                yield part._replace(high=high), file, known[:here] - last + high
                 known = known[here:]
 
-        try:
-            for part in counting.parts(self.begin, self.end):
-                rows = counting.rows(part)
-                high = max(part.low, rows if part.high is None else min(part.high, rows))
-                counted += high - part.low
-                waiting.append((part._replace(high=high), counted))
-                chosen = [known]
-                while counted - done >= self.rows:
-                    chosen.append(done + np.sort(self.samples(number, self.rows)[1]))
-                    done, number = done + self.rows, number + 1
-                known = np.concatenate(chosen)
-                yield from ready(done)
-            known = np.concatenate([known, done + np.sort(self.samples(number, counted - done)[1])])
-            yield from ready(counted)
-        finally:
-            counting.close()
+        for part, file in dataset.parts(self.begin, self.end):
+            rows = file.rows(part.part)
+            high = max(part.low, rows if part.high is None else min(part.high, rows))
+            counted += high - part.low
+            waiting.append((high, counted))
+            chosen = [known]
+            while counted - done >= self.rows:
+                chosen.append(done + np.sort(self.samples(number, self.rows)[1]))
+                done, number = done + self.rows, number + 1
+            known = np.concatenate(chosen)
+            yield from ready(done)
+        known = np.concatenate([known, done + np.sort(self.samples(number, counted - done)[1])])
+        yield from ready(counted)
 
 
 class RowWindow(NamedTuple):
-    """Rows that are read as one."""
+    """Rows that are read as one, which begin at a place, and in a piece at index `first`."""
 
     piece: Encoded
     """Its rows, and maybe others."""
     first: int
-    """The index in the piece of its first row."""
     rows: int
     """Number of its rows. If only some are in the piece, the others count too."""
     place: RowPosition
-    """The place of its first row."""
 
 
 def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int, *, partial: bool = False) -> Iterator[RowWindow]:
@@ -152,10 +152,7 @@ def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int, *, partial:
 
 
 def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
-    """Return where each chunk of consecutive rows of one session begins, followed by the end of the last one (int64).
-
-    - `sessions`: int64 [n], a number for each row's session.
-    - `most`: most rows of a chunk; 0 for all.
+    """Return where each chunk of at most `most` rows of one session begins (0: of all), and the end of the last one (int64).
 
     >>> chunks_of(np.array([5, 5, 5, 7, 7, 5]), 2).tolist()
     [0, 2, 3, 5, 6]
@@ -179,3 +176,109 @@ def permutation(n, stream):
         j = int(unit(stream, np.uint64(i)) * (i + 1))
         order[i], order[j] = order[j], order[i]
     return order
+
+
+PATIENCE = 5.0
+"""Seconds to wait for a worker to exit by itself."""
+
+
+class WorkerDied(RuntimeError):
+    """Raised if a worker process ended without an error message."""
+
+
+def pieces(
+    dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], workers: int
+) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
+    """Yield the encoded pieces of each range in turn, with their parts, and None at the end of each range."""
+    if workers:
+        yield from _by_workers(dataset, encoder, ranges, workers)
+        return
+    for stretch in ranges:
+        for part, file, rows in stretch.parts(dataset):
+            yield _read(encoder, part, file, rows), part
+        yield None
+
+
+def _read(encoder: Encoder, part: FilePart, file: Any, rows: np.ndarray | None) -> Encoded:
+    if rows is None:
+        return encoder(file.read(part.part).between(part.low, part.high))
+    return encoder(file.read(part.part, rows)) if len(rows) else Encoded.nothing(encoder.schema)
+
+
+def _by_workers(
+    dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], workers: int
+) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["skirl.data.files.windows"])  # imports modules once, which takes 2 s
+    team: list[tuple[Any, Connection]] = []
+    try:
+        for number in range(workers):
+            ours, theirs = context.Pipe(duplex=False)
+            what = (theirs, dataset, encoder, ranges, number, workers)
+            process = context.Process(target=_work, args=what, daemon=True, name=f"skirl-reader-{number}")
+            process.start()
+            theirs.close()
+            team.append((process, ours))
+        for _ in ranges:
+            share = 0
+            # A worker that sends None has no such share. Then there is no later one either, and all others send None too.
+            while (message := _receive(*team[share % workers])) is not None:
+                if isinstance(message, BaseException):
+                    raise message
+                piece, part, last = message
+                yield piece, part
+                if last:
+                    share += 1
+            for other in range(workers):
+                if other != share % workers and _receive(*team[other]) is not None:
+                    raise RuntimeError(
+                        "readers disagree about where the data ends: do the files change while they are read?"
+                    )
+            yield None
+    finally:
+        for _, pipe in team:
+            pipe.close()
+        for process, _ in team:
+            process.kill()  # they ignore SIGTERM, and have nothing to save
+        for process, _ in team:
+            process.join()
+            process.close()
+
+
+def _receive(process: Any, pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        process.join(PATIENCE)
+        raise WorkerDied(
+            f"a reader process ended by itself (exit code {process.exitcode}): is there enough memory? Set workers to 0 "
+            "to read in this process"
+        ) from None
+
+
+def _work(
+    pipe: Connection, dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], number: int, workers: int
+) -> None:
+    """Run a worker. It sends (piece, part, whether it ends a share) for each piece, None after each range, or its error."""
+    # Ctrl-C and SIGTERM also reach the training process, which saves and then ends this worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        try:
+            for stretch in ranges:
+                before: tuple[Encoded, FilePart] | None = None
+                for part, file, rows in stretch.parts(dataset):
+                    if part.share % workers != number:
+                        continue
+                    if before is not None:
+                        pipe.send((*before, before[1].share != part.share))
+                    before = _read(encoder, part, file, rows), part
+                if before is not None:
+                    pipe.send((*before, True))
+                pipe.send(None)
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:
+            pipe.send(error)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # nobody reads the pipe any more

@@ -11,7 +11,7 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.inverse import is_shared
 from skirl.data.files.stream import Files
-from skirl.data.share import WHOLE, Shards, Share, shards
+from skirl.data.share import WHOLE, Shards, Share, of_batch
 from skirl.data.vocabulary.vocabulary import FIRST, Slots, look_up, probe
 from skirl.tools.jit import kernel
 from skirl.tools.sealed_json import ANY, COUNT, misfit
@@ -146,7 +146,7 @@ class Growing:
 
     def at(self, state: Any) -> "Growing":
         """Return the same stream with its vocabulary as it was at `state`."""
-        then = replace(self, inner=replace(self.inner, dataset=self.inner.dataset.anew()))
+        then = replace(self, inner=replace(self.inner))
         then.load_state_dict(state)
         batches = iter(then._mapped(then._resume))
         then._again(batches, state["since"])
@@ -163,9 +163,9 @@ class Growing:
 
         Every trainer reads all samples: the row that a value gets depends on all values before it.
         """
-        share = shards(first, last, of, self.inner.batch_size)
+        share = of_batch(first, last, of, self.inner.batch_size)
         whole = share if share is WHOLE else Shards(first, last, of, cut=False)
-        return replace(self, inner=replace(self.inner, dataset=self.inner.dataset.anew(), share=whole), share=share)
+        return replace(self, inner=replace(self.inner, share=whole), share=share)
 
     def dealt(self, rank: int, ranks: int) -> NoReturn:
         """Raise: only the held-out rows can be dealt for evaluation."""
