@@ -213,11 +213,7 @@ class DataFlags:
 
 
 def share_of(text: str) -> float | None:
-    """Return the share that a text such as 20% means, or None if the text is not a share.
-
-    >>> share_of("20%"), share_of("time>=3")
-    (0.2, None)
-    """
+    """Return the share that a text such as 20% means, or None if the text is not a share."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     if match is None:
         return None
@@ -235,12 +231,7 @@ class Unlabelled(DataFlags):
 
 
 def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:
-    """Raise unless `data` names files and `out` is a path that can be written. folder: the output is a folder, not a file.
-
-    >>> check_in_and_out("synthetic:tiny", "out.parquet")
-    Traceback (most recent call last):
-    ValueError: data is 'synthetic:tiny': set it to files, one of criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH
-    """
+    """Raise unless `data` names files and `out` is a path that can be written. folder: the output is a folder, not a file."""
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
     if not Path(out).absolute().parent.is_dir():

@@ -170,11 +170,7 @@ def _split(files: Files, valid: str) -> Files:
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:
-    """Return the column that --valid names, the time to hold out from, and whether it is a date (in seconds since 1970).
-
-    >>> _moment("time>=14102900"), _moment("when >= 1970-01-02")
-    (('time', 14102900.0, False), ('when', 86400.0, True))
-    """
+    """Return the column that --valid names, the time to hold out from, and whether it is a date (in seconds since 1970)."""
     name, found, since = (part.strip() for part in valid.partition(">="))
     if found and name and not re.search(r"[\s<>=]", name):
         if re.fullmatch(r"-?\d+(?:\.\d+)?", since):

@@ -108,11 +108,7 @@ def of_batch(first: int, last: int, of: int, batch: int) -> Share:
 
 
 def block(rank: int, ranks: int, shards: int) -> tuple[int, int]:
-    """Return a trainer's shards as (first, last + 1). Trainers get nearly equal numbers of them, in the order of ranks.
-
-    >>> [block(rank, 3, 8) for rank in range(3)]
-    [(0, 2), (2, 5), (5, 8)]
-    """
+    """Return a trainer's shards as (first, last + 1). Trainers get nearly equal numbers of them, in the order of ranks."""
     if not 0 <= rank < ranks:
         raise ValueError(f"rank is {rank} of {ranks}: set it from 0 to {ranks - 1}")
     if shards < ranks:

@@ -13,11 +13,7 @@ Structure = Literal["stacked", "parallel"]
 
 
 class CrossNetwork(nn.Module):
-    """Cross layers over vectors of one width.
-
-    >>> CrossNetwork(width=6, layers=2, rank=3)(torch.ones(5, 6)).shape
-    torch.Size([5, 6])
-    """
+    """Cross layers over vectors of one width."""
 
     def __init__(self, width: int, layers: int, rank: int | None = None) -> None:
         super().__init__()

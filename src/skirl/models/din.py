@@ -87,11 +87,7 @@ class DIN(OfHistory):
 
 
 class ActivationUnit(nn.Module):
-    """Computes how much each past action counts for a target.
-
-    >>> ActivationUnit(dim=4, width=8)(torch.ones(5, 3, 4), torch.ones(5, 1, 4)).shape
-    torch.Size([5, 3, 1])
-    """
+    """Computes how much each past action counts for a target."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()

@@ -26,9 +26,6 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
 
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
-
-    >>> pairs(torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]]), places(3))
-    tensor([[ 1.,  2., 11., 17., 39.]])
     """
     return _Pairs.apply(x, vectors) if _fits(x, vectors) else by_torch(x, vectors, places)
 

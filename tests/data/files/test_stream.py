@@ -263,5 +263,5 @@ def test_a_state_of_another_schema_rows_or_vocabulary_is_refused(tmp_path: Path)
         with pytest.raises(ValueError, match="set data to what it was"):
             one.load_state_dict(other.state_dict())
     del state["stream"]["schema"]
-    with pytest.raises(ValueError, match="does not say which schema, rows and vocabulary it is of"):
+    with pytest.raises(ValueError, match=r"not one of a stream over files \(stream.schema is missing\)"):
         made().load_state_dict(state)

@@ -227,11 +227,7 @@ def share_lists(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] 
 
 
 def runs_of(written: np.ndarray) -> np.ndarray:
-    """Return how many rows above each row its list is stored (int32 [n]).
-
-    >>> runs_of(np.array([True, False, False, True])).tolist()
-    [0, 1, 2, 0]
-    """
+    """Return how many rows above each row its list is stored (int32 [n])."""
     rows = np.arange(len(written))
     return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
 

@@ -51,11 +51,7 @@ class WrongTime(BadSchema, WrongFlags):
 
 
 def no_column(name: str, there: Sequence[str]) -> str:
-    """Return a message with the column that a file lacks, a name that may have been meant, and the columns it has.
-
-    >>> no_column("appid", ["app_id", "site_id"])
-    "no column 'appid', did you mean 'app_id'? (there are app_id, site_id)"
-    """
+    """Return a message with the column that a file lacks, a name that may have been meant, and the columns it has."""
     near = difflib.get_close_matches(name, there, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""
     more = f" and {len(there) - MOST_NAMES:,} more" if len(there) > MOST_NAMES else ""
@@ -64,11 +60,7 @@ def no_column(name: str, there: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it.
-
-    >>> shown(b"a\\xff"), shown("x" * 100)[-5:], shown(None)
-    ("'a\\\\xff'", 'x ...', 'nothing')
-    """
+    """Return a value as an error shows it."""
     if value is None:
         return "nothing"
     if isinstance(value, bytes | bytearray):
@@ -97,12 +89,7 @@ _OTHERS = {
 
 
 def find(paths: str) -> list[str]:
-    """Return the files that PATH,PATH,... means. Each path is a file, a folder or a pattern.
-
-    >>> find("/no/such/file")
-    Traceback (most recent call last):
-    skirl.data.files.find.BadFile: /no/such/file: there is no such file or folder: set data to one that exists
-    """
+    """Return the files that PATH,PATH,... means. Each path is a file, a folder or a pattern."""
     files: list[str] = []
     for path in paths.split(","):
         path = path.strip()
@@ -132,11 +119,7 @@ def find(paths: str) -> list[str]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that orders numbers in names as numbers.
-
-    >>> sorted(["day_10", "day_9"], key=natural)
-    ['day_9', 'day_10']
-    """
+    """Return a sort key that orders numbers in names as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

@@ -155,11 +155,7 @@ class FileSchema:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """How values are read, for each table that maps ids to rows; "" if a converted file does not say.
-
-        >>> FileSchema((Label("y"),), (), (Id("a"), Id("b", type="float"), Id("c", type="fingerprint", of="hex"))).kinds
-        {'a': 'texts', 'b': 'numbers', 'c': 'hex'}
-        """
+        """How values are read, for each table that maps ids to rows; "" if a converted file does not say."""
         return {c.table or c.name: c.kind for c in self.ids if c.encode == "hash"}
 
     @property
@@ -183,12 +179,7 @@ class FileSchema:
         return tuple(column for column in self.dense if column.transform == "standardise")
 
     def rows_of(self, rows: str | None) -> dict[str, int]:
-        """Return the number of rows of each table by name: from --rows, the schema or the default.
-
-        >>> schema = FileSchema((Label("y"),), (), (Id("a"), Id("b", rows=50)))
-        >>> schema.rows_of("1000"), schema.rows_of("1000,b=70"), schema.rows_of(None)
-        ({'a': 1000, 'b': 50}, {'a': 1000, 'b': 70}, {'a': 1000000, 'b': 50})
-        """
+        """Return the number of rows of each table by name: from --rows, the schema or the default."""
         numbers = {column.table or column.name: column.rows for column in self.ids}
         general = DEFAULT_ROWS
         for part in (rows or "").split(","):
@@ -248,9 +239,6 @@ class FileSchema:
         parts += [*(("[[dense]]", of) for of in self.dense), *(("[[id]]", of) for of in self.ids)]
         for title, part in parts:
             of = {f.name: value for f in fields(part) if (value := getattr(part, f.name)) is not None}
-            for name, unset in (("samples", "lines"), ("run", "")):
-                if of.get(name) == unset:
-                    del of[name]
             lines += [title, *(f"{name} = {_toml(value)}" for name, value in of.items())]
         return "\n".join(lines) + "\n"
 

@@ -21,27 +21,20 @@ from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition
 from skirl.data.files.encode import Encoder
 from skirl.data.files.windows import Windows, in_windows, pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, of_batch
-from skirl.tools.sealed_json import ANY, COUNT, misfit
+from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
 from skirl.tools.units import malformed
 
 logger = logging.getLogger("skirl")
-
-
-ORDER = "sessions"
-"""Key for how sessions are shuffled; absent if they are not."""
-REPEATS = "repeats"
-"""Key for searching repeated lists: gradients are then summed by list first, which may change the last bit."""
 
 
 _DIFFERS = {
     "reads": ("that reads {}, not {}", "set valid to what it was"),
     "rows_of": ("whose ids become rows {}, not {}", "set vocab to what it was"),
     "schema": ("whose schema has {}, not {}", "set schema and rows to what they were"),
-    ORDER: ("whose sessions are shuffled by {}, not {}", "set session-order and most-rows to what they were"),
-    REPEATS: ("with repeats {!r}, not {!r}", "set repeats to what it was"),
+    "sessions": ("whose sessions are shuffled by {}, not {}", "set session-order and most-rows to what they were"),
+    "repeats": ("with repeats {!r}, not {!r}", "set repeats to what it was"),
 }
-"""How streams differ, and what to do, in the order of checks."""
-_UNSET = {ORDER: "none", REPEATS: "stored"}
+"""How streams differ, and what to do."""
 
 
 @dataclass
@@ -273,12 +266,11 @@ class Files:
                 f"{self.dataset.paths[0]}: there are {rows:,} rows, fewer than the {self.batch_size:,} of a batch, whose "
                 f"shards all have to be there: set batch to {rows:,} or less"
             )
+        bad, fix = "", ""
+        if self.bad_rows:
+            bad, fix = f" (left out: {malformed(self.bad_rows, self.first_bad_row)})", "fix the malformed rows, "
         raise ValueError(
-            f"{self.dataset.paths[0]}: there are no rows left to read"
-            + (f" (left out: {malformed(self.bad_rows, self.first_bad_row)})" if self.bad_rows else "")
-            + ": give other files, "
-            + ("fix the malformed rows, " if self.bad_rows else "")
-            + "or hold out less"
+            f"{self.dataset.paths[0]}: there are no rows left to read{bad}: give other files, {fix}or hold out less"
         )
 
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
@@ -303,10 +295,17 @@ class Files:
             grown = isinstance(state, Mapping) and "tables" in state
             then = "set vocab to open" if grown else "set data to what it was when the state was saved"
             raise ValueError(f"the state is of {'an open vocabulary' if grown else 'no files'}: {then}")
-        form = dict.fromkeys(self._start(), COUNT) | {"stream": {...: ANY}}
-        if (wrong := misfit(state, form)) is not None:
+        stream = dict.fromkeys(self._identity, ANY) | {"files": [TEXT], "schema": TEXT}
+        if (wrong := misfit(state, dict.fromkeys(self._start(), COUNT) | {"stream": stream})) is not None:
             raise ValueError(f"the state is not one of a stream over files ({wrong}): give what state_dict() returned")
-        check_identity(state["stream"], self._identity)
+        for name, now in self._identity.items():
+            if (was := state["stream"][name]) == now:
+                continue
+            if name == "files":
+                raise ValueError(_other_files(was, now))
+            what, then = _DIFFERS.get(name, (f"with {name}={{!r}}, not {{!r}}", "set it to that"))
+            was, now = _other_lines(was, now) if name == "schema" else (was, now)
+            raise ValueError(f"the state is of a stream {what.format(was, now)}: {then}")
         if state["file"] > len(self.dataset.paths):
             raise ValueError(f"the state is in file {state['file']}, of {len(self.dataset.paths)}: use another")
 
@@ -315,51 +314,32 @@ class Files:
         """The identity of the stream, in types that JSON has. Cached, since a state is taken at each batch."""
         encoder, paths = self.encoder, map(Path, self.dataset.paths)
         begin, end = (
-            None if at is None else f"file {at.file} part {at.part} row {at.row}" for at in (self.begin, self.end)
+            "the end" if at is None else f"file {at.file} part {at.part} row {at.row}" for at in (self.begin, self.end)
         )
-        reads = f"from {begin} to {'the end' if end is None else end}"
+        reads = f"from {begin} to {end}"
         if encoder.keep is not None:
-            span = encoder.keep
-            reads += f" where {span.low} <= {span.column} < {span.high}"
+            reads += f" where {encoder.keep.low} <= {encoder.keep.column} < {encoder.keep.high}"
         # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do
-        # not change what training reads; the order of sessions is stored under its own key.
+        # not change what training reads.
         ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
-        identity = {
+        by_session = f"{encoder.session}, at most {self.most_rows or 'all'} rows"
+        return {
             "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
             "reads": reads,
             "rows_of": encoder.rows_of.described,
             "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
+            "sessions": "none" if self.most_rows is None else by_session,
+            "repeats": "find" if self.find_repeats else "stored",  # sums by list first may differ in the last bit
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "seed": self.seed if self.shuffle else 0,
             "bad_rows": "skip" if encoder.skip else "refuse",
         }
-        if self.most_rows is not None:
-            identity[ORDER] = f"{encoder.session}, at most {self.most_rows or 'all'} rows"
-        return identity | ({REPEATS: "find"} if self.find_repeats else {})
 
 
-def check_identity(state: dict[str, Any], stream: dict[str, Any]) -> None:
-    """Raise if the identity in a state is not that of a stream, saying what differs."""
-    if state.get("files") != stream["files"]:
-        raise ValueError(_other_files(state.get("files"), stream["files"]))
-    for name in dict.fromkeys((*_DIFFERS, *stream)):
-        was, now = (of.get(name, _UNSET.get(name)) for of in (state, stream))
-        if name in ("schema", "rows_of") and not isinstance(was, str):
-            raise ValueError(
-                "the state does not say which schema, rows and vocabulary it is of: go on with the skirl that saved it"
-            )
-        if was != now:
-            what, then = _DIFFERS.get(name, (f"with {name}={{!r}}, not {{!r}}", "set it to that"))
-            was, now = _other_lines(was, now) if name == "schema" else (was, now)
-            raise ValueError(f"the state is of a stream {what.format(was, now)}: {then}")
-
-
-def _other_files(was: Any, now: list[str]) -> str:
+def _other_files(was: list[str], now: list[str]) -> str:
     """Return a message that says how the files of a state differ from these."""
     then = "set data to the files it was taken on"
-    if not isinstance(was, list):
-        return f"the state does not say which files it is of: {then}, with the skirl that saved it"
     if len(was) != len(now):
         return f"the state is of a stream with {len(was)} files, not {len(now)}: {then}"
     number = next(i for i, (a, b) in enumerate(zip(was, now)) if a != b)

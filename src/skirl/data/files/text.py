@@ -252,11 +252,7 @@ class _Unpacked(_Plain):
 
 
 def _some(data: bytes, lines: np.ndarray) -> bytes:
-    """Return some lines of a text that consists of whole lines.
-
-    >>> _some(b"a\\nb\\nc\\nd\\n", np.array([0, 2, 3]))
-    b'a\\nc\\nd\\n'
-    """
+    """Return some lines of a text that consists of whole lines."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
     runs = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
     return b"".join(data[ends[run[0] - 1] if run[0] else 0 : ends[run[-1]]] for run in runs)

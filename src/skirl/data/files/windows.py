@@ -152,11 +152,7 @@ def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int, *, partial:
 
 
 def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
-    """Return where each chunk of at most `most` rows of one session begins (0: of all), and the end of the last one (int64).
-
-    >>> chunks_of(np.array([5, 5, 5, 7, 7, 5]), 2).tolist()
-    [0, 2, 3, 5, 6]
-    """
+    """Return where each chunk of at most `most` rows of one session begins (0: of all), and the end of the last one (int64)."""
     rows, begins = np.arange(len(sessions)), np.ones(len(sessions), np.bool_)
     begins[1:] = sessions[1:] != sessions[:-1]
     if most:
@@ -166,11 +162,7 @@ def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
 
 @kernel
 def permutation(n, stream):
-    """Return the numbers 0 .. n - 1 in an order that depends only on the stream, not on NumPy's version.
-
-    >>> sorted(permutation(4, np.uint64(7)).tolist())
-    [0, 1, 2, 3]
-    """
+    """Return the numbers 0 .. n - 1 in an order that depends only on the stream, not on NumPy's version."""
     order = np.arange(n)
     for i in range(n - 1, 0, -1):
         j = int(unit(stream, np.uint64(i)) * (i + 1))

@@ -23,11 +23,7 @@ SMALLEST = 1 << 10
 
 
 def places_for(keys: int) -> int:
-    """Return the size of a table that `keys` keys fill at most half: a power of two.
-
-    >>> places_for(0), places_for(600)
-    (1024, 2048)
-    """
+    """Return the size of a table that `keys` keys fill at most half: a power of two."""
     return max(SMALLEST, 1 << (2 * keys - 1).bit_length()) if keys else SMALLEST
 
 
