@@ -165,7 +165,7 @@ CASES = [
     Case("gzip-cut", raw(packed(MANY)[:-2000]), ("is damaged: what follows", "cannot be unpacked (Truncated")),
     Case("gzip-checksum", raw(packed(MANY)[:-8] + bytes(8)), ("is damaged", "incorrect data check")),
     Case("gzip-junk-after", raw(packed(text()) + b"junk" * 10), ("is damaged",)),
-    Case("gzip-of-nothing", raw(packed(b"")), ("there are no rows left to read",)),
+    Case("gzip-of-nothing", raw(packed(b"")), ("is empty",)),
     Case("gzip-of-zeros", raw(packed(bytes(5000))), ("is not text",)),
     Case("gzip-bomb", raw(packed(b"0" * (40 << 20))), ("a line is longer than 1 MiB",)),
     # Parquet.

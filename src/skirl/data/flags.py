@@ -231,7 +231,7 @@ class Unlabelled(DataFlags):
 
 
 def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:
-    """Raise unless `data` names files and `out` is a path that can be written. folder: the output is a folder, not a file."""
+    """Raise unless `data` names files and `out` is a path that can be written. folder: of a folder, not of a file."""
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
     if not Path(out).absolute().parent.is_dir():

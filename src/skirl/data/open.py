@@ -60,7 +60,7 @@ def as_labelled(schema: FileSchema, path: str) -> FileSchema:
         stored = stored_schema(path)
         return schema if stored is None or names & set(stored.names) else bare
     with closing(TextFile(path, bare, kind == "gzip")) as file:
-        columns, first = file.named()
+        columns, first = file.names, file.first_width()
     if not names & set(columns):
         return bare
     others = tuple(name for name in schema.text.columns if name not in names)

@@ -55,11 +55,6 @@ def is_list(kind: pa.DataType) -> bool:
     return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
 
 
-def is_number(kind: pa.DataType) -> bool:
-    """Return whether values of this type are numbers that convert to float64 or int64."""
-    return pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_null(kind)
-
-
 def kinds_of(column: pa.Array) -> np.ndarray:
     """Return uint8 [n]: GOOD, or NONE where a value is missing."""
     if column.null_count == 0:
@@ -115,12 +110,9 @@ def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tup
             values[odd[some == GOOD]] = floats[some == GOOD].astype(np.int64)
         return values, kinds
     if pt.is_floating(column.type):
-        floats = _numpy(column).astype(np.float64)
-        whole = _whole(floats)
-        wrong = ~whole & (kinds == GOOD)
-        kinds[wrong] = BAD
-        if nan_is_missing:
-            kinds[wrong & np.isnan(floats)] = NONE
+        floats, kinds = floats_of(column, nan_is_missing)
+        whole = _whole(floats := floats.astype(np.float64))
+        kinds[~whole & (kinds == GOOD)] = BAD
         return np.where(whole, floats, 0).astype(np.int64), kinds
     return numbers_in(column if pt.is_integer(column.type) else column.cast(pa.int64())), kinds
 
@@ -158,23 +150,24 @@ def value_at(column: pa.Array, i: int) -> Any:
 def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa.Array:
     """Parse texts as numbers. What Arrow's cast rejects is marked malformed in `kinds`, and null in the result."""
     x = pt.is_int64(to) and _has_x(column)  # Arrow would read 0x1f as 31
-    try:
-        if not x:
-            return column.cast(to)
-    except pa.ArrowInvalid:
-        pass
+    if not x and (whole := _tried(column, to)) is not None:
+        return whole
     bytes_ = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
-    sure = pc.fill_null(pc.match_substring_regex(bytes_, good), False).to_numpy(zero_copy_only=False)
-    sure = sure.copy()
+    sure = pc.fill_null(pc.match_substring_regex(bytes_, good), False).to_numpy(zero_copy_only=False).copy()
     for i in np.flatnonzero(~sure & (kinds == GOOD)):  # few: they miss the pattern, but the cast may still accept them
-        try:
-            column.slice(i, 1).cast(to)
-            sure[i] = not (x and _has_x(column.slice(i, 1)))
-        except pa.ArrowInvalid:
-            pass
+        some = column.slice(i, 1)
+        sure[i] = _tried(some, to) is not None and not (x and _has_x(some))
         if not sure[i]:
             kinds[i] = BAD
     return pc.if_else(pa.array(sure), column, None).cast(to)
+
+
+def _tried(column: pa.Array, to: pa.DataType) -> Any:
+    """Return a column of another type, None if a value has no such form."""
+    try:
+        return column.cast(to)
+    except pa.ArrowInvalid:
+        return None
 
 
 def _has_x(column: pa.Array) -> bool:
@@ -198,8 +191,7 @@ def _numpy(column: pa.Array) -> np.ndarray:
 NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
 _PER_SECOND = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
-_LATEST = 1e11
-"""Seconds from 1970 to the year 5138: a larger number must be in another unit."""
+_LATEST = 1e11  # seconds from 1970 to the year 5138: a larger number must be in another unit
 EXPECTED = {
     "seconds": 'seconds since 1970, 1e11 at most (if it counts others, write time_unit = "milliseconds" in the schema)',
     "milliseconds": "milliseconds since 1970, 1e14 at most, as time_unit in the schema says",
@@ -269,19 +261,12 @@ def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
-    """Return the seconds from 1970 to each time (float64 [n]); NaN for a number that is no time in its unit.
-
-    - `numbers`: float64 [n], finite.
-    """
+    """Return the seconds from 1970 to each time (finite float64 [n]); NaN for a number that is no time in its unit."""
     if not unit:
         return numbers
-    if unit == "YYMMDDHH":
-        return _of_digits(numbers)
-    seconds = numbers / _PER_SECOND[unit]
-    return np.where(np.abs(seconds) <= _LATEST, seconds, np.nan)
-
-
-def _of_digits(numbers: np.ndarray) -> np.ndarray:
+    if unit != "YYMMDDHH":
+        seconds = numbers / _PER_SECOND[unit]
+        return np.where(np.abs(seconds) <= _LATEST, seconds, np.nan)
     whole = (numbers >= 0) & (numbers < 1e8) & (np.floor(numbers) == numbers)
     rest, hours = np.divmod(np.where(whole, numbers, 0).astype(np.int64), 100)
     rest, days = np.divmod(rest, 100)
@@ -303,46 +288,25 @@ def hours_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.nda
 def _parsed(column: pa.Array, kinds: np.ndarray) -> Any:
     """Parse texts as timestamps. Texts that are none become null, and are marked malformed in `kinds`."""
     for kind in (_NAIVE, _ZONED):
-        try:
-            return column.cast(kind).cast(_NAIVE)
-        except pa.ArrowInvalid:
-            continue
-    found = []
-    for i, value in enumerate(column):  # the piece has dates of several forms, or malformed ones
-        found.append(None if not value.is_valid else _one(value))
-        if value.is_valid and found[-1] is None:
-            kinds[i] = BAD
-    return pa.array(found, _NAIVE)
-
-
-def _one(value: Any) -> int | None:
-    """Return the microseconds from 1970 to the date in one text; None if it is not a date."""
-    for kind in (_NAIVE, _ZONED):
-        try:
-            return value.cast(kind).cast(pa.int64()).as_py()
-        except pa.ArrowInvalid:
-            continue
-    return None
-
-
-_SESSION = seed_of("session")
+        if (whole := _tried(column, kind)) is not None:
+            return whole.cast(_NAIVE)
+    if len(column) == 1:
+        kinds[0] = BAD
+        return pa.nulls(1, _NAIVE)
+    # The piece has dates of several forms, or malformed ones.
+    return pa.concat_arrays([_parsed(column.slice(i, 1), kinds[i : i + 1]) for i in range(len(column))])
 
 
 def sessions_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return a number for each row's session (int64 [n]), and the kind of each value (uint8), as `kinds_of` does."""
-    column = plain(column, ())
-    if not is_text(column.type):
-        return session_numbers(column)
-    out = np.empty(len(column), np.uint64)
-    hash_texts(*texts_of(column), _SESSION, out)
-    return out.view(np.int64), kinds_of(column)
+    """Return a number for each row's session (int64 [n]), and the kind of each value.
 
-
-def session_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 [n] for a column of numbers or dates, and the kind of each value.
-
-    7.0 becomes 7; dates, and floats that are not whole, become their bits.
+    Texts become hashes, 7.0 becomes 7; dates, and floats that are not whole, become their bits.
     """
+    column = plain(column, ())
+    if is_text(column.type):
+        out = np.empty(len(column), np.uint64)
+        hash_texts(*texts_of(column), seed_of("session"), out)
+        return out.view(np.int64), kinds_of(column)
     if is_date(column.type):
         values, kinds = seconds_of(column)
         return values.view(np.int64), kinds

@@ -61,7 +61,7 @@ def hash_numbers(values, seed, out):
 
 
 def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:
-    """Return the int64 numbers that have these uint64 fingerprints, which is possible as the hash of numbers is a bijection."""
+    """Return the int64 numbers that have these uint64 fingerprints, as the hash of numbers is a bijection."""
     z = _unshifted(fingerprints, 31) * _UNMIX2
     z = _unshifted(z, 27) * _UNMIX1
     return (_unshifted(z, 30) ^ seed).view(np.int64)

@@ -152,7 +152,7 @@ def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int, *, partial:
 
 
 def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
-    """Return where each chunk of at most `most` rows of one session begins (0: of all), and the end of the last one (int64)."""
+    """Return where each chunk of at most `most` rows of a session begins (0: of all), and the end of the last (int64)."""
     rows, begins = np.arange(len(sessions)), np.ones(len(sessions), np.bool_)
     begins[1:] = sessions[1:] != sessions[:-1]
     if most:
