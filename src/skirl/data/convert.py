@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from skirl.data.files.column import Encoded
+from skirl.data.files.columnar import KEY, SLICE
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
@@ -23,8 +26,6 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool) -> dict[
 
     as_rows: write ids as rows of their tables, otherwise as fingerprints.
     """
-    from skirl.data.files.columnar import SLICE
-
     files, schema, kept = as_written(files, as_rows)
     samples = 0
     with progress_of("convert") as progress:
@@ -59,11 +60,8 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
 
 def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
     """Return the schema of a converted file, and its unchanged columns: the name in the source file by the new name."""
-    dense = []
-    for column in schema.dense:
-        dense.append(Dense(column.name))
-        if column.indicator:
-            dense.append(Dense(f"{column.name} is missing"))
+    names = [(column.name, f"{column.name} is missing")[: 1 + column.indicator] for column in schema.dense]
+    dense = [Dense(name) for some in names for name in some]
     ids = []
     for column in schema.ids:
         table = column.table or column.name
@@ -95,8 +93,6 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
     """Return rows, with a list for each, as an Arrow table with the columns of a converted file."""
-    import pyarrow as pa
-
     arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]
     arrays += [pa.array(np.ascontiguousarray(rows.dense[:, k])) for k in range(len(schema.dense))]
     for column in (ids.expanded() for ids in rows.ids):
@@ -114,10 +110,6 @@ def write(
     path: str, schema: FileSchema, kept_names: list[str], groups: Iterator[Encoded], compression: str
 ) -> Iterator[int]:
     """Write row groups, and yield the size of each once it is written. The file appears when complete."""
-    import pyarrow.parquet as pq
-
-    from skirl.data.files.columnar import KEY
-
     place = Path(path)  # drops a trailing slash
     unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None

@@ -75,21 +75,17 @@ class Turn:
 
     @property
     def batches(self) -> int:
-        """Number of batches per step: one for each trainer."""
         return self.of
 
     @property
     def partial(self) -> bool:
-        """True if another trainer reads some of the samples."""
         return self.of > 1
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """Return this trainer's batch in each round."""
         rounds = range(self.rank * batch, samples + self.rank * batch, self.of * batch)
         return [[(min(low, samples), min(low + batch, samples))] for low in rounds]
 
     def left_out(self, samples: int, batch: int) -> int:
-        """Return 0: every sample is read."""
         return 0
 
 

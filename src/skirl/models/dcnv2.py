@@ -76,7 +76,6 @@ class DCNv2(Model):
         self.head = linear(last(deep, width) + (width if structure == "parallel" else 0), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch]."""
         x0 = torch.cat([self._dense(batch), self.embeddings(batch.sparse).stacked().flatten(1)], dim=1)
         crossed = self.cross(x0)
         if self.structure == "stacked":

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct
-from skirl.models.base import Embeddings, last, linear
+from skirl.models.base import Embeddings, fit, last, linear
 from skirl.models.history import OfHistory, SamplesByBag, Seats, owners, sums
-from skirl.models.loops import fit
 from skirl.models.weighing import interests
 
 
@@ -24,8 +23,8 @@ class DIN(OfHistory):
         logit            [dense, all vectors, the interests] -> MLP with PReLU -> linear
 
     A list is the behaviour of the single feature that has the same table, such as `table = "item"` for both `item` and
-    `clicked` in a schema. Each list has an activation unit of its own. Lists without a target are pooled here, as their
-    table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
+    `clicked` in a schema, and has an activation unit of its own; other lists are pooled as their table says. Without such a
+    pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
 
     If samples share bags, the targets of a bag share a product: (A + C t) h for all of them at once.
 
@@ -70,7 +69,6 @@ class DIN(OfHistory):
         self.head = linear(last(deep, width), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch]."""
         dense = self._dense(batch)
         if self.history:
             by_name, histories = self._of_lists(batch.sparse)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.models.loops import fit
+from skirl.models.base import fit
 from skirl.tools.jit import Kernel, kernel
 from skirl.tools.lanes import load, store, zeros
 from skirl.tools.threads import run
