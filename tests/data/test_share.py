@@ -21,7 +21,7 @@ from skirl.data.share import block
 from skirl.data.vocabulary.growing import part_of
 from tests.cases import cases
 from tests.data import logs
-from tests.data.files.read import INTS
+from tests.data.logs import INTS
 
 ROWS = 304
 COLUMNS = ["y", "age", "item", "seen"]

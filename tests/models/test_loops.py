@@ -1,4 +1,4 @@
-"""Our own loops over the ids of a bag: DCAT's attention and DIN's interests, compared with torch for each sample by itself."""
+"""Our own loops over the ids of a bag, DCAT's attention and DIN's interests, compared with torch sample by sample."""
 
 from collections.abc import Callable
 from itertools import accumulate

@@ -54,7 +54,7 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
     return replace(
         files,
         dataset=replace(files.dataset, schema=wider),
-        encoder=replace(files.encoder, schema=wider, kept=columns, all_there=all_there),
+        encoder=replace(files.encoder, schema=wider, all_there=all_there),
     )
 
 

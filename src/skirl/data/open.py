@@ -43,7 +43,7 @@ def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
         most_rows = 0 if flags.most_rows == "all" else flags.most_rows
     files = Files(
         Dataset(paths, schema, PART if part_bytes is None else part_bytes),
-        Encoder(schema, rows_of, rows, means, skip=flags.bad_rows == "skip", session=session),
+        Encoder(schema, rows_of, rows, means, skip=flags.bad_rows == "skip", all_there=session is not None),
         flags.batch,
         epochs=flags.epochs,
         batches=flags.steps,

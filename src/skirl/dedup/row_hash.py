@@ -39,7 +39,7 @@ def _sum(files: "Files", schema: FileSchema, kept: Mapping[str, str]) -> tuple[i
     """Return the number of rows, and the sum of their hashes."""
     count, total = 0, 0
     for piece in files.pieces():
-        columns = {name: piece.kept[files.encoder.kept.index(of)] for name, of in kept.items()}
+        columns = {name: piece.kept[files.encoder.schema.also.index(of)] for name, of in kept.items()}
         total += int(row_hashes(piece, schema, columns).sum())
         count += len(piece)
     return count, total & ((1 << 64) - 1)

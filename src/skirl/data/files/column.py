@@ -137,9 +137,7 @@ class Encoded:
     first_bad: int = -1
     """and the index in the part of the first of them; -1 if there are none."""
     kept: list[Any] = field(default_factory=list)
-    """The kept columns, as Arrow arrays of n values."""
-    sessions: np.ndarray | None = None
-    """int64 [n]: a number for each row's session, if the order depends on sessions."""
+    """The columns to keep, as Arrow arrays of n values."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -165,8 +163,7 @@ class Encoded:
 
     def _of(self, part: Callable[[np.ndarray], np.ndarray], ids: list[Column], kept: list[Any]) -> "Encoded":
         labels, dense, places = part(self.labels), part(self.dense), part(self.places)
-        sessions = None if self.sessions is None else part(self.sessions)
-        return replace(self, labels=labels, dense=dense, ids=ids, places=places, kept=kept, sessions=sessions)
+        return replace(self, labels=labels, dense=dense, ids=ids, places=places, kept=kept)
 
     @classmethod
     def concat(cls, pieces: "Sequence[Encoded]") -> "Encoded":
@@ -174,14 +171,12 @@ class Encoded:
         if len(pieces) == 1:
             return pieces[0]
         kept = [[array.cast(arrays[0].type) for array in arrays] for arrays in zip(*(piece.kept for piece in pieces))]
-        sessions = [piece.sessions for piece in pieces if piece.sessions is not None]
         return cls(
             np.concatenate([piece.labels for piece in pieces]),
             np.concatenate([piece.dense for piece in pieces]),
             [Column.concat(columns) for columns in zip(*(piece.ids for piece in pieces))],
             np.concatenate([piece.places for piece in pieces]),
             kept=[pa.concat_arrays(arrays) for arrays in kept],
-            sessions=np.concatenate(sessions) if sessions else None,
         )
 
     def batch(self, rows: np.ndarray, names: list[str]) -> Batch:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.types as pt
 
-from skirl.data.files.find import WrongTime
 from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, hash_texts, parse_hex, seed_of
 from skirl.tools.jit import read_only
 
@@ -59,12 +58,7 @@ def kinds_of(column: pa.Array) -> np.ndarray:
     """Return uint8 [n]: GOOD, or NONE where a value is missing."""
     if column.null_count == 0:
         return np.zeros(len(column), np.uint8)
-    if pt.is_null(column.type):
-        return np.full(len(column), NONE, np.uint8)
-    bits = np.frombuffer(column.buffers()[0], np.uint8)[column.offset // 8 :]
-    begin = column.offset % 8
-    valid = np.unpackbits(bits, count=begin + len(column), bitorder="little")[begin:]
-    return (valid ^ 1) * np.uint8(NONE)
+    return column.is_null().to_numpy(zero_copy_only=False) * np.uint8(NONE)
 
 
 def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -96,10 +90,8 @@ def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.nd
 
 
 def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 [n], and the kind of each value. One that is not whole, or does not fit, is malformed.
-
-    A uint64 keeps its bits. points: texts may be floats, "7.0" for 7.
-    """
+    """Return whole numbers [n], without copying integers, and the kind of each value. One that is not whole, or does not fit
+    into int64, is malformed; a uint64 keeps its bits. points: texts may be floats, "7.0" for 7."""
     kinds = kinds_of(column)
     if is_text(column.type):
         values = _numpy(_cast(column, kinds, pa.int64(), _WHOLE))
@@ -114,14 +106,8 @@ def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tup
         whole = _whole(floats := floats.astype(np.float64))
         kinds[~whole & (kinds == GOOD)] = BAD
         return np.where(whole, floats, 0).astype(np.int64), kinds
-    return numbers_in(column if pt.is_integer(column.type) else column.cast(pa.int64())), kinds
-
-
-def numbers_in(column: pa.Array) -> np.ndarray:
-    """Return the values of a column of whole numbers without copying. A uint64 keeps its bits; the slot of a missing value
-    may hold anything."""
-    values = _numpy(column)
-    return values.view(np.int64) if pt.is_uint64(column.type) else values
+    values = _numpy(column if pt.is_integer(column.type) else column.cast(pa.int64()))
+    return values.view(np.int64) if pt.is_uint64(column.type) else values, kinds
 
 
 def _whole(floats: np.ndarray) -> np.ndarray:
@@ -210,21 +196,6 @@ class Span(NamedTuple):
     high: float
     dated: bool = False
     """True if the times are dates; `low` and `high` are then seconds since 1970."""
-
-    def has(self, file: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, str]:
-        """Return whether each time is in the span (bool [n]), the kind of each value, and what was expected of it."""
-        holds_dates = is_date(column.type)
-        if not self.dated and holds_dates:
-            raise WrongTime(
-                f"{file}: time column {self.column!r} holds dates: set valid to one, such as time>=2026-03-01"
-            )
-        if self.dated and not holds_dates and not is_text(column.type):
-            raise WrongTime(
-                f"{file}: time column {self.column!r} holds numbers ({column.type}), and valid names a date: set valid to "
-                "time>=NUMBER"
-            )
-        values, kinds = seconds_of(column) if self.dated else floats_of(column, False)
-        return (values >= self.low) & (values < self.high), kinds, DATE if self.dated else NUMBER
 
 
 def is_date(kind: pa.DataType) -> bool:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from skirl.data.files import columns as arrow
 from skirl.data.files.column import Column, Encoded, offsets_of
 from skirl.data.files.columns import Span, is_list, is_text, kinds_of, one, pc, plain, value_at
-from skirl.data.files.find import BadRow, BadSchema, shown
+from skirl.data.files.find import BadRow, BadSchema, WrongTime, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.tools.jit import kernel, read_only
@@ -45,24 +45,13 @@ class Raw:
         if self.places is None:
             self.places = np.arange(self.rows)
 
-    def between(self, low: int, high: int | None) -> "Raw":
-        """Return only the rows low <= row < high of the piece."""
-        if low <= 0 and high is None:
-            return self
-        high = self.rows + len(self.broken) if high is None else high
-        begin, end = map(int, np.searchsorted(self.places, (low, high)))
-        columns = {name: column.slice(begin, end - begin) for name, column in self.columns.items()}
-        broken = [each for each in self.broken if low <= each[0] < high]
-        return replace(self, columns=columns, rows=end - begin, broken=broken, places=self.places[begin:end])
-
     def only(self, rows: np.ndarray) -> "Raw":
         """Return only these rows (int64, ascending) of the piece."""
-        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-            return self.between(int(rows[0]), int(rows[-1]) + 1)
         at = np.flatnonzero(np.isin(self.places, rows))
-        columns = {name: column.take(pa.array(at)) for name, column in self.columns.items()}
+        n, whole = len(at), len(at) > 0 and at[-1] - at[0] + 1 == len(at)
+        columns = {name: c.slice(at[0], n) if whole else c.take(pa.array(at)) for name, c in self.columns.items()}
         broken = [each for each in self.broken if each[0] in rows]
-        return replace(self, columns=columns, rows=len(at), broken=broken, places=self.places[at])
+        return replace(self, columns=columns, rows=n, broken=broken, places=self.places[at])
 
 
 class RowsOf(Protocol):
@@ -143,12 +132,8 @@ class Encoder:
     """Leave malformed rows out instead of raising."""
     keep: Span | None = None
     """If set, keep only rows whose time lies in this span."""
-    kept: tuple[str, ...] = ()
-    """Columns to keep unchanged, except that a time in text becomes a timestamp or a number."""
     all_there: bool = False
-    """Treat a row as malformed if a kept column is missing or NaN, or is no valid time in its unit."""
-    session: str | None = None
-    """The column that says which rows belong together, if the order depends on it."""
+    """Treat a row as malformed if a column that the schema keeps is missing or NaN, or is no valid time in its unit."""
 
     def __call__(self, raw: Raw) -> Encoded:
         """Return the encoded piece. Raise `BadRow` if a row is malformed, unless such rows are to be skipped."""
@@ -172,20 +157,16 @@ class Encoder:
             ids.append(read(raw, seen[column.column or column.name], column, marks))
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
-            wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
-        kept = [self._kept(seen[name], name, marks) for name in self.kept]
+            wanted = self._in_time(raw.file, seen[self.keep.column], self.keep, marks)
+        kept = [self._kept(seen[name], name, marks) for name in schema.also]
         if self.all_there:
-            for name, column in zip(self.kept, kept):
+            for name, column in zip(schema.also, kept):
                 self._check_there(column, name, marks)
-        sessions = None
-        if self.session is not None:
-            sessions, known = arrow.sessions_of(column := seen[self.session])
-            marks.add_values(f"session column {self.session}", column, known != GOOD, EACH)
         if not self.skip:
             marks.refuse()
         broken = len(raw.broken)
         bad = int(marks.bad.sum()) + broken
-        done = Encoded(labels, dense, ids, raw.places, raw.rows + broken, bad, marks.at, kept=kept, sessions=sessions)
+        done = Encoded(labels, dense, ids, raw.places, raw.rows + broken, bad, marks.at, kept)
         wanted &= ~marks.bad
         return done if wanted.all() else done.take(np.flatnonzero(wanted))
 
@@ -255,10 +236,8 @@ class Encoder:
         return Column(values, offsets, inverse)
 
     def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """Return the row of each value, a mask of malformed values (None if there are none), and what was expected of
-        them."""
+        """Return the row of each value, a mask of malformed ones (None if there are none), and what was expected of them."""
         table = spec.table or spec.name
-        nan = self.schema.nan_is_missing
         if spec.type == "string" and is_text(column.type):
             fingerprints = np.empty(len(column), np.uint64)
             hash_texts(*arrow.texts_of(column), seed_of(table), fingerprints)
@@ -274,12 +253,9 @@ class Encoder:
             values, kinds = arrow.hex_of(column)
             why = "1 to 16 hexadecimal digits, or nothing"
         else:
-            sure = pa.types.is_integer(column.type) and not column.null_count
-            values, kinds = (
-                (arrow.numbers_in(column), None) if sure else arrow.ints_of(column, nan, spec.type == "float")
-            )
+            values, kinds = arrow.ints_of(column, self.schema.nan_is_missing, spec.type == "float")
             why = "a whole number of at most 64 bits, or nothing"
-        odd: np.ndarray | None = kinds if kinds is not None and kinds.any() else None
+        odd: np.ndarray | None = kinds if kinds.any() else None
         wrong = None if odd is None else odd == BAD
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
@@ -299,6 +275,7 @@ class Encoder:
         return self.rows_of(table, fingerprints, odd), wrong, why
 
     def _kept(self, column: Any, name: str, marks: Marks) -> pa.Array:
+        """Return a column unchanged, except that a time in text becomes a timestamp or a number."""
         column = one(column)
         if name != self.schema.time or not is_text(column.type):
             return column
@@ -319,12 +296,22 @@ class Encoder:
             none = np.isnan(arrow.since_1970(values.astype(np.float64), unit)) & (kinds == GOOD)
             marks.add_values(f"time column {name}", column, none, arrow.EXPECTED[unit])
 
-    def _in_time(self, raw: Raw, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
-        inside, kinds, expected = keep.has(raw.file, column)
+    def _in_time(self, file: str, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
+        """Return whether each time is in a span (bool [n])."""
+        dates, what = arrow.is_date(column.type), f"time column {keep.column}"
+        if dates and not keep.dated:
+            raise WrongTime(
+                f"{file}: time column {keep.column!r} holds dates: set valid to one, such as time>=2026-03-01"
+            )
+        if keep.dated and not dates and not is_text(column.type):
+            found = f"time column {keep.column!r} holds numbers ({column.type}), and valid names a date"
+            raise WrongTime(f"{file}: {found}: set valid to time>=NUMBER")
+        values, kinds = arrow.seconds_of(column) if keep.dated else arrow.floats_of(column, False)
+        expected = arrow.DATE if keep.dated else arrow.NUMBER
         if not keep.dated and (kinds == BAD).any() and arrow.begins_with_dates(column):
             expected += " (to hold out by date, set valid to one, such as time>=2026-03-01)"
-        marks.add_values(f"time column {keep.column}", column, kinds != GOOD, expected)
-        return inside
+        marks.add_values(what, column, kinds != GOOD, expected)
+        return (values >= keep.low) & (values < keep.high)
 
 
 def is_shared(column: Any) -> bool:

@@ -312,7 +312,7 @@ def _checked(kind: type, where: str, values: Any) -> dict[str, Any]:
 def _hints(kind: type) -> dict[str, Any]:
     """Return the types of a dataclass's fields. Cached: finding them takes longer than the rest of making a column."""
     hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}  # pyright: ignore[reportArgumentType]
+    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def _unknown(name: str, known: list[str]) -> str:

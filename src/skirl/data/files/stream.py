@@ -17,9 +17,9 @@ from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
 from skirl.data.files.column import Encoded
-from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition
+from skirl.data.files.columns import sessions_of
+from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, Windows, in_windows, pieces
 from skirl.data.files.encode import Encoder
-from skirl.data.files.windows import Windows, in_windows, pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, of_batch
 from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
 from skirl.tools.units import malformed
@@ -213,7 +213,9 @@ class Files:
                 empty, n = not skip, 0
                 cut_out = in_windows(self._counted(source, epoch == 0), size, partial=some)
                 for number, (rows, begun, n, place) in enumerate(cut_out, start=windows.number):
-                    sessions = None if rows.sessions is None else rows.sessions[begun : begun + n]
+                    sessions = None
+                    if self.most_rows is not None:
+                        sessions, _ = sessions_of(rows.kept[0].slice(begun, n))
                     steps, samples = windows.samples(number, n, sessions)
                     samples = (np.searchsorted(np.sort(samples), samples) if some else samples) + begun
                     here = {"epoch": epoch, **place._asdict(), "window": number}
@@ -322,13 +324,15 @@ class Files:
         # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do
         # not change what training reads.
         ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
-        by_session = f"{encoder.session}, at most {self.most_rows or 'all'} rows"
+        by_session = "none"
+        if self.most_rows is not None:
+            by_session = f"{encoder.schema.also[0]}, at most {self.most_rows or 'all'} rows"
         return {
             "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
             "reads": reads,
             "rows_of": encoder.rows_of.described,
             "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
-            "sessions": "none" if self.most_rows is None else by_session,
+            "sessions": by_session,
             "repeats": "find" if self.find_repeats else "stored",  # sums by list first may differ in the last bit
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
