@@ -130,32 +130,33 @@ class ParquetFile:
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
     """Raise if a file's columns do not fit the schema."""
     lists = {column.column or column.name for column in schema.ids if column.list}
-    others = {column.column or column.name for column in schema.ids} | {label.name for label in schema.labels}
+    others = {label.name for label in schema.labels} | {column.column or column.name for column in schema.ids}
     others |= {column.column or column.name for column in schema.dense if column.transform != "hour"}
     for name in schema.needed:
         at = stored.get_all_field_indices(name)
         if len(at) != 1:
             what = no_column(name, stored.names) if not at else f"{len(at)} columns {name!r}"
-            raise BadSchema(
-                f"{path}: it has {what}: name the column in the schema as the file does, or write the file again"
+            raise _misfit(
+                path, f"it has {what}", "name the column in the schema as the file does, or write the file again"
             )
         kind = stored.field(at[0]).type
         inner = kind.value_type if pt.is_dictionary(kind) or (is_list(kind) and name in lists) else kind
         if is_list(kind) and name not in lists:
-            raise BadSchema(
-                f"{path}: column {name!r} holds lists: write list = true under its [[id]] in the schema; other columns have "
-                "one value a row"
-            )
+            then = "write list = true under its [[id]] in the schema; other columns have one value a row"
+            raise _misfit(path, f"column {name!r} holds lists", then)
         if is_date(inner) and name in others:
-            raise BadSchema(
-                f"{path}: column {name!r} holds dates ({kind}): they may be the schema's time, or a [[dense]] column with "
-                'transform = "hour"; write others as numbers'
+            then = (
+                'they may be the schema\'s time, or a [[dense]] column with transform = "hour"; write others as numbers'
             )
+            raise _misfit(path, f"column {name!r} holds dates ({kind})", then)
         number = pt.is_integer(inner) or pt.is_floating(inner) or pt.is_boolean(inner) or pt.is_null(inner)
         if not (is_text(inner) or number or is_date(inner)):
-            raise BadSchema(
-                f"{path}: column {name!r} is of type {kind}: the schema takes texts, numbers, or lists of them"
-            )
+            then = "the schema takes texts, numbers, or lists of them"
+            raise _misfit(path, f"column {name!r} is of type {kind}", then)
+
+
+def _misfit(path: str, found: str, then: str) -> BadSchema:
+    return BadSchema(f"{path}: {found}: {then}")
 
 
 def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
@@ -170,10 +171,8 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
     for column in schema.ids:
         run = written.get(column.column or column.name, column).run
         if column.run and not run and column.run not in stored.names:
-            raise BadSchema(
-                f"{path}: lists of column {column.name!r} are stored otherwise than the schema or the first file says: "
-                "convert all files of the data with one command"
-            )
+            found = f"lists of column {column.name!r} are stored otherwise than the schema or the first file says"
+            raise _misfit(path, found, "convert all files of the data with one command")
         if run and run != column.run:
             raise BadSchema(
                 f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and the "

@@ -182,32 +182,28 @@ class FileSchema:
         """Return the number of rows of each table by name: from --rows, the schema or the default."""
         numbers = {column.table or column.name: column.rows for column in self.ids}
         general = DEFAULT_ROWS
-        for part in (rows or "").split(","):
-            name, named, number = part.rpartition("=")
-            if not part.strip() and rows is None:
-                continue
-            if not number.strip().isdigit() or not 2 <= int(number) <= MAX_ROWS:
+        for part in () if rows is None else rows.split(","):
+            name, named, number = map(str.strip, part.rpartition("="))
+            if not number.isdigit() or not 2 <= int(number) <= MAX_ROWS:
                 raise ValueError(f"rows is {rows!r}: set it to a number from 2 to 2**48, or to 100000,C3=2000000")
             if not named:
                 general = int(number)
-                continue
-            if name.strip() not in numbers:
+            elif name not in numbers:
                 raise ValueError(f"rows is {rows!r}: there is no table {name!r}, name one of {', '.join(numbers)}")
-            if any((c.table or c.name) == name.strip() and c.encode == "row" for c in self.ids):
-                raise ValueError(
-                    f"rows is {rows!r}: ids of table {name!r} are rows already (encode is row): set rows in the schema"
-                )
-            numbers[name.strip()] = int(number)
+            elif any((c.table or c.name) == name and c.encode == "row" for c in self.ids):
+                wrong = f"ids of table {name!r} are rows already (encode is row)"
+                raise ValueError(f"rows is {rows!r}: {wrong}: set rows in the schema")
+            else:
+                numbers[name] = int(number)
         return {name: number or general for name, number in numbers.items()}
 
     def tables(self, dim: int, rows: Mapping[str, int]) -> list[Table]:
         """Return the tables that the id columns look up rows in."""
-        made = []
-        for name, number in rows.items():
-            users = [column for column in self.ids if (column.table or column.name) == name]
-            features = tuple(column.name for column in users)
-            made.append(Table(name, rows=number, dim=dim, features=features, pooling=users[0].pooling))
-        return made
+        users = {name: [column for column in self.ids if (column.table or column.name) == name] for name in rows}
+        return [
+            Table(name, rows=rows[name], dim=dim, features=tuple(c.name for c in of), pooling=of[0].pooling)
+            for name, of in users.items()
+        ]
 
     @classmethod
     def load(cls, path: str) -> "FileSchema":
