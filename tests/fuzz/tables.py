@@ -16,7 +16,7 @@ from skirl.dedup.layout import once, with_runs
 from tests.data.logs import criteo_rows, write_tsv
 from tests.fuzz.loop import Target
 from tests.fuzz.mutate import Draw, mutated, mutated_text
-from tests.fuzz.samples import judged_files
+from tests.fuzz.samples import OfFile
 
 SCHEMA = """
 missing = ["", "NULL"]
@@ -131,7 +131,7 @@ def write(draw: Draw, made: pa.Table) -> bytes:
     return out.getvalue()
 
 
-class Columns(Target):
+class Columns(OfFile):
     """A file of columns: odd types in a valid file, or damaged bytes."""
 
     name = "parquet"
@@ -143,14 +143,11 @@ class Columns(Target):
         (folder / "file").write_bytes(data[: 1 << 20])
         (folder / "schema.toml").write_text(SCHEMA)
 
-    def judge(self, folder: Path) -> str:
-        return judged_files(f"parquet:{folder / 'file'}", folder)
 
-
-class Converted(Target):
+class Converted(OfFile):
     """The output of `skirl convert`, with ids as rows or as fingerprints: damaged, or with a changed schema inside."""
 
-    name = "converted"
+    name, rows = "converted", None
 
     def prepare(self, folder: Path) -> None:
         write_tsv(folder / "text", criteo_rows(60, 5))
@@ -172,9 +169,6 @@ class Converted(Target):
             data = mutated(draw, data, self._seeds)
         (folder / "file").write_bytes(data)
 
-    def judge(self, folder: Path) -> str:
-        return judged_files(f"parquet:{folder / 'file'}", folder, rows=None)
-
 
 LISTS = FileSchema.parse(
     '[[label]]\nname = "y"\n[[id]]\nnames = ["seen", "bought"]\ntype = "int"\nlist = true\n'
@@ -182,7 +176,7 @@ LISTS = FileSchema.parse(
 )
 
 
-class Laid(Target):
+class Laid(OfFile):
     """Lists omitted where they equal the row above's, with damaged bytes or changed values."""
 
     name = "layout-once"
@@ -218,14 +212,11 @@ class Laid(Target):
         data = out.getvalue()
         (folder / "file").write_bytes(mutated(draw, data) if draw.random() < 0.4 else data)
 
-    def judge(self, folder: Path) -> str:
-        return judged_files(f"parquet:{folder / 'file'}", folder)
 
-
-class Mind(Target):
+class Mind(OfFile):
     """Impressions with changed fields, changed lines, or damaged bytes."""
 
-    name = "mind"
+    name, kind = "mind", "mind"
 
     def draw(self, draw: Draw, folder: Path) -> None:
         lines = [
@@ -234,9 +225,6 @@ class Mind(Target):
         ]
         data = "\n".join(lines).encode()
         (folder / "file").write_bytes(mutated_text(draw, data, b"\t") if draw.random() < 0.7 else mutated(draw, data))
-
-    def judge(self, folder: Path) -> str:
-        return judged_files(f"mind:{folder / 'file'}", folder)
 
 
 TARGETS: list[Target] = [Columns(), Converted(), Laid(), Mind()]

@@ -46,10 +46,8 @@ class Model(nn.Module):
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has. 0 is allowed.
     """
 
-    name: ClassVar[str]
-    """The model's name in errors."""
-    small: ClassVar[Mapping[str, Any]]
-    """The sizes of `tiny`."""
+    name: ClassVar[str]  # in errors
+    small: ClassVar[Mapping[str, Any]]  # the sizes of `tiny`
     embeddings: Embeddings
     dense_features: int
 
@@ -149,11 +147,11 @@ def linear(n: int, m: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def mlp(*sizes: int, dropout: float = 0.0) -> nn.Sequential:
-    """Make a linear layer and a ReLU for each pair of sizes, each followed by dropout if there is any."""
+def mlp(*sizes: int, dropout: float = 0.0, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Make a linear layer and an activation for each pair of sizes, each followed by dropout if there is any."""
     layers = nn.Sequential()
     for n, m in pairwise(sizes):
-        layers.append(linear(n, m)).append(nn.ReLU())
+        layers.append(linear(n, m)).append(activation())
         if dropout:
             layers.append(nn.Dropout(dropout))
     return layers

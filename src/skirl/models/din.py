@@ -1,7 +1,6 @@
 """Deep Interest Network: past actions count by their relevance to the target (Zhou et al., arXiv 1706.06978)."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import ClassVar, cast
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct
-from skirl.models.base import Embeddings, fit, last, linear
+from skirl.models.base import Embeddings, fit, last, linear, mlp
 from skirl.models.history import OfHistory, SamplesByBag, Seats, owners, sums
 from skirl.models.weighing import interests
 
@@ -65,7 +64,7 @@ class DIN(OfHistory):
         super().__init__(embeddings, dense_features, lists, target)
         self.units = nn.ModuleList(ActivationUnit(self.dim, activation) for _ in range(self.attended))
         width = dense_features + (self.vectors - len(self.history) + self.attended) * self.dim
-        self.deep = prelu_mlp(width, *deep)
+        self.deep = mlp(width, *deep, activation=nn.PReLU)
         self.head = linear(last(deep, width), 1)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -134,11 +133,3 @@ def _interest(unit: ActivationUnit, lists: Distinct, target: Tensor) -> Tensor:
     seats = Seats.of(lists, 0.5)  # a seat costs more than copying a bag
     h = seats.for_tables(rows)
     return seats.leave(unit.of_tables(h, seats.take(target)) @ h)
-
-
-def prelu_mlp(*sizes: int) -> nn.Sequential:
-    """Make a linear layer and a PReLU for each pair of sizes."""
-    layers = nn.Sequential()
-    for n, m in pairwise(sizes):
-        layers.append(linear(n, m)).append(nn.PReLU())
-    return layers

@@ -83,12 +83,6 @@ class Seats(NamedTuple):
         return of_bags if len(self.bag) == self.bags else expand(of_bags, self.bag)
 
 
-def list_sums(lists: Distinct) -> Tensor:
-    """Return the sum of each list's rows, [lists, dim]."""
-    lengths = lists.offsets.diff()
-    return sums(lists.rows, owners(lengths, lists.rows.device), len(lengths))
-
-
 def owners(lengths: Tensor, at: torch.device) -> Tensor:
     """Return the sample (or bag) of each id, on device `at`; lengths may be on the host."""
     return moved(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), at)
@@ -180,7 +174,7 @@ class OfHistory(Model):
                     "lists: give it one for each sample, or add it to lists"
                 )
             return bags.for_samples(bags.rows)
-        pooled = list_sums(bags)
+        pooled = sums(bags.rows, owners(lengths, bags.rows.device), bags.bags)
         if name in self.means:
             pooled = pooled / moved(lengths.clamp(min=1)[:, None], pooled.device)
         return bags.for_samples(pooled)

@@ -27,7 +27,9 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
     """
-    return _Pairs.apply(x, vectors) if _fits(x, vectors) else by_torch(x, vectors, places)
+    if 0 < x.shape[1] <= WIDEST and fit(x, vectors):
+        return _Pairs.apply(x, vectors)
+    return by_torch(x, vectors, places)
 
 
 def by_torch(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
@@ -41,10 +43,6 @@ def places(n: int) -> Tensor:
     """Return the indices of the pairs of n vectors among all n * n products."""
     first, second = torch.tril_indices(n, n, offset=-1)
     return first * n + second
-
-
-def _fits(x: Tensor, vectors: Tensor) -> bool:
-    return 0 < x.shape[1] <= WIDEST and fit(x, vectors)
 
 
 class _Pairs(torch.autograd.Function):
