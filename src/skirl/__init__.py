@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
     from skirl.core.tables import Table
     from skirl.data.encodings import Default, Grown, Hashed, InVocabulary, Longest
-    from skirl.data.sampler import ShardSampler
+    from skirl.data.share import ShardSampler
     from skirl.nn.bag import EmbeddingBag
     from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
     from skirl.nn.output import Output
@@ -72,7 +72,7 @@ __getattr__ = lazily(
         "core.optim": ("FTRL", "SGD", "Adagrad", "Adam", "RowwiseAdagrad"),
         "core.tables": ("Table",),
         "data.encodings": ("Default", "Grown", "Hashed", "InVocabulary", "Longest"),
-        "data.sampler": ("ShardSampler",),
+        "data.share": ("ShardSampler",),
         "nn.bag": ("EmbeddingBag",),
         "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection"),
         "nn.output": ("Output",),

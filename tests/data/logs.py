@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from skirl.core.batch import Batch
+from skirl.data import DataFlags
 
 CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 MASK = (1 << 64) - 1
@@ -100,3 +101,14 @@ def plain(batch: Batch) -> tuple[list[Any], ...]:
     """Return all that a batch holds, each list in full."""
     sparse = batch.sparse.expanded()
     return tuple(of.tolist() for of in (batch.dense, batch.labels, sparse.values(), sparse.lengths()))
+
+
+INTS = '[[label]]\nname = "y"\nkind = "number"\n[[id]]\nname = "item"\ntype = "int"\n[file]\ncolumns = ["y", "item"]\n'
+"""A schema with two columns and no header."""
+
+
+def ids_of(folder: Path, text: bytes, schema: str, **flags: Any) -> list[int]:
+    (folder / "file").write_bytes(text)
+    (folder / "s.toml").write_text(schema)
+    files = DataFlags(f"csv:{folder / 'file'}", schema=str(folder / "s.toml"), rows="1000", **flags).files()
+    return [row for batch in files for row in batch.sparse.values().tolist()]

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.utils.data import Sampler
 
+import skirl
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.data import DataFlags, Source, Synthetic
 from skirl.data.files.encode import Encoder
@@ -18,7 +21,7 @@ from skirl.data.share import block
 from skirl.data.vocabulary.growing import part_of
 from tests.cases import cases
 from tests.data import logs
-from tests.data.files.read import INTS
+from tests.data.logs import INTS
 
 ROWS = 304
 COLUMNS = ["y", "age", "item", "seen"]
@@ -112,9 +115,8 @@ def check_shards(stream: Source, batch: int, of: int, ranks: int) -> None:
 def test_the_shards_of_all_trainers_are_the_synthetic_batch(
     data: st.DataObject, of: int, each: int, bags: bool
 ) -> None:
-    ranks, start = data.draw(st.integers(1, of)), data.draw(st.integers(0, 2))
-    stream = Synthetic("tiny", of * each, batches=start + 3, start=start, pooling_factor=1 + 2 * bags)
-    check_shards(stream, of * each, of, ranks)
+    stream = Synthetic("tiny", of * each, batches=3, pooling_factor=1 + 2 * bags)
+    check_shards(stream, of * each, of, data.draw(st.integers(1, of)))
 
 
 @given(
@@ -236,3 +238,64 @@ def test_a_malformed_row_is_an_error_of_whose_it_is(tmp_path: Path) -> None:
     assert len(list(stream.sharded(0, 2, 4))) == 4
     with pytest.raises(ValueError, match="line 14"):
         list(stream.sharded(2, 3, 4))
+
+
+# The batch sampler
+
+
+class Backwards(Sampler[int]):
+    """A user-defined sampler without a length."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.epoch = samples, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([(i + self.epoch) % self.samples for i in reversed(range(self.samples))])
+
+
+@given(
+    st.integers(0, 60), st.sampled_from([1, 2, 4, 8]), st.integers(1, 4), st.data(), st.booleans(), st.integers(0, 3),
+    st.integers(0, 2),
+)  # fmt: skip
+@cases(100)
+def test_the_shards_of_a_sampler_are_the_batches_of_one(
+    samples: int, shards: int, each: int, data: st.DataObject, shuffle: bool, epoch: int, begin: int
+) -> None:
+    batch, ranks = shards * each, data.draw(st.integers(1, shards))
+    order = list(range(samples))
+    if shuffle:
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(7 + epoch)).tolist()
+    whole = [order[k : k + batch] for k in range(begin * batch, samples, batch)]
+    whole = [one for one in whole if len(one) == batch or shards == 1]
+    expected = [[one[v * each : (v + 1) * each] for v in range(shards)] for one in whole]
+    found = []
+    for rank in range(ranks):
+        mine = skirl.ShardSampler(range(samples), batch, shards=shards, rank=rank, ranks=ranks, shuffle=shuffle, seed=7)
+        mine.set_epoch(epoch, begin)
+        own = (rank + 1) * shards // ranks - rank * shards // ranks
+        assert len(mine) == own * len(whole)
+        parts = list(mine)
+        found.append([parts[k : k + own] for k in range(0, len(parts), own)])
+    assert [list(itertools.chain.from_iterable(steps)) for steps in zip(*found, strict=True)] == expected
+
+
+def test_a_sampler_gives_its_indices() -> None:
+    theirs = Backwards(9)
+    mine = skirl.ShardSampler(theirs, 4, shards=2, rank=1, ranks=2)
+    assert list(mine) == [[6, 5], [2, 1]]
+    mine.set_epoch(1)
+    assert list(mine) == [[7, 6], [3, 2]]
+    with pytest.raises(TypeError, match="the sampler in data has no length"):
+        len(mine)
+
+
+def test_it_asks_torch_which_trainer_it_is(tmp_path: Path) -> None:
+    assert len(skirl.ShardSampler(range(8), 4)) == 2, "alone: two whole batches"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert list(skirl.ShardSampler(range(8), 4, shards=2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    finally:
+        dist.destroy_process_group()

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from skirl import cli
 from skirl.cli import data as commands
 from skirl.cli.data import Convert
-from skirl.data.files.column import Column, offsets_of
-from skirl.data.files.encoded import Encoded
+from skirl.data.files.column import Column, Encoded, offsets_of
 from skirl.data.files.find import BadFile
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.flags import DataFlags

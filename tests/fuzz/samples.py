@@ -6,7 +6,7 @@ from typing import Any
 
 from skirl.data import DataFlags
 from skirl.data.files.find import BadFile, BadRow, BadSchema
-from tests.fuzz.loop import READ, REFUSED, clean
+from tests.fuzz.loop import READ, REFUSED, Target, clean
 
 ERRORS = (BadFile, BadRow, BadSchema)
 ROWS = 1000
@@ -42,12 +42,21 @@ def samples_of(files: Any) -> list[Sample]:
     return found
 
 
-def judged_files(data: str, folder: Path, *, rows: str | None = str(ROWS), parts: tuple[int, ...] = PARTS) -> str:
-    """Return READ or REFUSED, if all ways to read agree. Any error names its file."""
+class OfFile(Target):
+    """A data file, which has to be read the same in all ways. Any error names it."""
+
+    kind = "parquet"
+    rows: str | None = str(ROWS)
+
+    def judge(self, folder: Path) -> str:
+        return judged_files(f"{self.kind}:{folder / 'file'}", folder, self.rows)
+
+
+def judged_files(data: str, folder: Path, rows: str | None) -> str:
     flags = {"schema": str(folder / "schema.toml")} if (folder / "schema.toml").exists() else {}
     found: dict[tuple[str, int], tuple[list[Sample] | None, int]] = {}
     for bad_rows in ("refuse", "skip"):
-        for part in parts:
+        for part in PARTS:
             try:
                 files = DataFlags(data, rows=rows, bad_rows=bad_rows, batch=7, **flags).files(part)
                 found[bad_rows, part] = samples_of(files), files.bad_rows
@@ -56,7 +65,7 @@ def judged_files(data: str, folder: Path, *, rows: str | None = str(ROWS), parts
                 if "there are no rows left to read" not in str(error):
                     clean(error, folder, *ERRORS)
     for bad_rows, part in found:
-        assert found[bad_rows, part] == found[bad_rows, parts[0]], "read otherwise in parts"
-    refuse, skip = (found[bad_rows, parts[0]] for bad_rows in ("refuse", "skip"))
+        assert found[bad_rows, part] == found[bad_rows, PARTS[0]], "read otherwise in parts"
+    refuse, skip = (found[bad_rows, PARTS[0]] for bad_rows in ("refuse", "skip"))
     assert refuse[0] is None or refuse == skip == (refuse[0], 0), "a malformed row was read"
     return REFUSED if skip[0] is None else READ

@@ -8,7 +8,7 @@ from skirl.data.files.schema import BUILT_IN, FileSchema
 from tests.data.logs import criteo_rows
 from tests.fuzz.loop import Target
 from tests.fuzz.mutate import TEXTS, Draw, mutated, mutated_text
-from tests.fuzz.samples import PARTS, judged_files
+from tests.fuzz.samples import OfFile
 
 CSV = """
 time = "hour"
@@ -56,6 +56,19 @@ type = "float"
 """
 
 
+QUOTED = """
+file = { columns = ["y", "a", "b"], quotes = true }
+[[label]]
+name = "y"
+kind = "number"
+[[id]]
+name = "a"
+[[id]]
+name = "b"
+type = "int"
+"""
+
+
 def csv_text(draw: Draw, n: int, header: bool) -> bytes:
     """Return valid CSV text."""
     out = ["y,hour,x,z,item,seen,user,ratio,note"] if header else []
@@ -79,11 +92,20 @@ def criteo_text(draw: Draw, n: int, header: bool) -> bytes:
     return ("\n".join(names + lines) + "\n").encode()
 
 
-class Text(Target):
+def quoted_text(draw: Draw, n: int, header: bool) -> bytes:
+    """Return CSV with values in quotes."""
+    out = []
+    for _ in range(n):
+        fields = [str(draw.randrange(2)), draw.choice(TEXTS).replace('"', ""), str(draw.randrange(9))]
+        out.append(",".join(f'"{x}"' if draw.random() < 0.5 and "\n" not in x else x for x in fields))
+    return "\n".join(out).encode() + b"\n"
+
+
+class Text(OfFile):
     """One text file. packed: compressed with gzip, before or after it is mutated."""
 
     def __init__(self, name: str, kind: str, made: Any, *, packed: bool = False, toml: str | None = None) -> None:
-        self.name, self._kind, self._made, self._packed, self._toml = name, kind, made, packed, toml
+        self.name, self.kind, self._made, self._packed, self._toml = name, kind, made, packed, toml
         self._schema = FileSchema.parse(toml) if toml is not None else BUILT_IN[kind]
         self._delimiter = b"\t" if self._schema.text.delimiter == "tab" else b","
 
@@ -101,35 +123,10 @@ class Text(Target):
         if self._toml is not None:
             (folder / "schema.toml").write_text(self._toml)
 
-    def judge(self, folder: Path) -> str:
-        return judged_files(f"{self._kind}:{folder / 'file'}", folder)
-
-
-class Quoted(Target):
-    """Quoted CSV."""
-
-    name = "csv-in-quotes"
-
-    def draw(self, draw: Draw, folder: Path) -> None:
-        out = []
-        for _ in range(draw.choice([1, 3, 9])):
-            fields = [str(draw.randrange(2)), draw.choice(TEXTS).replace('"', ""), str(draw.randrange(9))]
-            quoted = [f'"{x}"' if draw.random() < 0.5 and "\n" not in x else x for x in fields]
-            out.append(",".join(quoted))
-        data = "\n".join(out).encode() + b"\n"
-        (folder / "file").write_bytes(mutated(draw, data) if draw.random() < 0.5 else data)
-        (folder / "schema.toml").write_text(
-            '[file]\ncolumns = ["y", "a", "b"]\nquotes = true\n[[label]]\nname = "y"\nkind = "number"\n'
-            '[[id]]\nname = "a"\n[[id]]\nname = "b"\ntype = "int"\n'
-        )
-
-    def judge(self, folder: Path) -> str:
-        return judged_files(f"csv:{folder / 'file'}", folder, parts=PARTS)
-
 
 TARGETS: list[Target] = [
     Text("criteo", "criteo", criteo_text),
     Text("criteo-gz", "criteo", criteo_text, packed=True),
     Text("csv", "csv", csv_text, toml=CSV),
-    Quoted(),
+    Text("csv-in-quotes", "csv", quoted_text, toml=QUOTED),
 ]

@@ -1,6 +1,7 @@
 """A model over skirl's rows, trained in step with its formula in plain PyTorch over nn.EmbeddingBag tables."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +118,11 @@ def mlp(p: dict[str, Tensor], name: str, x: Tensor, relu_at_end: bool = True) ->
     return x
 
 
-def sizes(layers: nn.Module) -> list[tuple[int, int]]:
-    """Return (in, out) of each linear layer."""
-    return [(layer.in_features, layer.out_features) for layer in layers.modules() if isinstance(layer, nn.Linear)]
+def on_threads(threads: int, work: Callable[[], Any]) -> Any:
+    """Return what `work` does with so many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return work()
+    finally:
+        torch.set_num_threads(before)

@@ -11,7 +11,7 @@ import skirl
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.find import find
 from skirl.core.once import Distinct
-from skirl.models import DCAT, DIN, dcat, din, loops
+from skirl.models import DCAT, DIN, base, dcat, din
 from skirl.models.base import Model
 from skirl.models.history import Seats
 from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp, weights_of
@@ -156,17 +156,13 @@ def test_a_history_is_encoded_once() -> None:
     for of in (ids, repeated):
         model.eval()(replace(data, sparse=of))
     lengths = ids.lengths_by_sample()["clicked"][:2].clamp(max=NEWEST)
-    ours = int(lengths.sum()) if loops.fit(torch.zeros(1)) else 2  # our loops take ids without padding
+    ours = int(lengths.sum()) if base.fit(torch.zeros(1)) else 2  # our loops take ids without padding
     assert counted == [ours, 12, 12, 12]  # histories, then targets
 
 
 def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="width is 8 and heads is 3: set width to a multiple of 6"):
         DCAT(collection(D, pooled=False), DENSE, lists=["user", "clicked"], width=8, heads=3)
-    with pytest.raises(
-        ValueError, match="DCAT attends to the lists clicked id by id: set embeddings to an EmbeddingColl"
-    ):
-        DCAT.tiny(collection(D), DENSE, lists=["clicked"])
     data = batches(1, one=["bought"])[0]
     weighted = skirl.KeyedJagged(
         FEATURES, data.sparse.values(), offsets=data.sparse.offsets(), weights=torch.ones(len(data.sparse.values()))

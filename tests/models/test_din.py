@@ -75,13 +75,3 @@ def test_embeddings_that_do_not_fit_are_refused() -> None:
         DIN.tiny(collection(D, pooled=False), DENSE)
     with pytest.raises(ValueError, match="no feature 'genre': set target to one of user, clicked, bought"):
         DIN(collection(D), DENSE, target="genre")
-
-
-def test_weights_of_ids_are_refused_over_a_history() -> None:
-    data = batches(1, one=["bought", "user"])[0]
-    ids = data.sparse
-    data.sparse = skirl.KeyedJagged(
-        ids.keys(), ids.values(), offsets=ids.offsets(), weights=torch.ones(len(ids.values()))
-    )
-    with pytest.raises(ValueError, match="pass a batch without weights"):
-        DIN.tiny(collection(D, pooled=False), DENSE, lists=["clicked"])(data)

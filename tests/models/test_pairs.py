@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from numba import config
 from torch import Tensor
 
-from skirl.models import loops
+from skirl.models import base
 from skirl.models import pairs as module
 from skirl.models.pairs import by_torch, pairs, places
+from tests.models.plain import on_threads
 
 COMPILED = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -58,12 +59,7 @@ def test_bits_are_those_of_sums_written_out(
     seed: int, batch: int, n: int, dim: int, dtype: torch.dtype, threads: int
 ) -> None:
     x, vectors, grad = drawn(seed, batch, n, dim, dtype)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found = results(pairs, x, vectors, grad)
-    finally:
-        torch.set_num_threads(before)
+    found = on_threads(threads, lambda: results(pairs, x, vectors, grad))
     expected = written_out(*(part.detach().numpy() for part in (x, vectors, grad)))
     for mine, its in zip(found, expected, strict=True):
         assert mine.numpy().tobytes() == its.tobytes()
@@ -103,10 +99,10 @@ def test_lanes_that_cannot_be_built_leave_torchs_operations(monkeypatch: pytest.
     def broken() -> None:
         raise RuntimeError("no vectors here")
 
-    monkeypatch.setattr(loops, "check", broken)
-    loops._lanes.cache_clear()
+    monkeypatch.setattr(base, "check", broken)
+    base._lanes.cache_clear()
     try:
         x, vectors, _ = (part.detach() for part in drawn(7, 4, 3, 8, torch.float32))
         assert torch.equal(pairs(x, vectors, places(4)), by_torch(x, vectors, places(4)))
     finally:
-        loops._lanes.cache_clear()
+        base._lanes.cache_clear()

@@ -91,7 +91,7 @@ class Vocab(FileFlags):
             )
 
     def run(self) -> dict[str, Any]:
-        from skirl.data.vocab import count
+        from skirl.data.vocabulary.counting import count
 
         folder = None if self.folder is None else Path(self.folder)
         return timed(

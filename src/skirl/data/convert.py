@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from skirl.data.files.column import Encoded
+from skirl.data.files.columnar import KEY, SLICE
 from skirl.data.files.encode import Fingerprints
-from skirl.data.files.encoded import Encoded
 from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
@@ -23,8 +26,6 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool) -> dict[
 
     as_rows: write ids as rows of their tables, otherwise as fingerprints.
     """
-    from skirl.data.files.columnar import SLICE
-
     files, schema, kept = as_written(files, as_rows)
     samples = 0
     with progress_of("convert") as progress:
@@ -52,18 +53,15 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
     wider = replace(files.encoder.schema, also=columns)
     return replace(
         files,
-        dataset=replace(files.dataset.anew(), schema=wider),
-        encoder=replace(files.encoder, schema=wider, kept=columns, all_there=all_there),
+        dataset=replace(files.dataset, schema=wider),
+        encoder=replace(files.encoder, schema=wider, all_there=all_there),
     )
 
 
 def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
     """Return the schema of a converted file, and its unchanged columns: the name in the source file by the new name."""
-    dense = []
-    for column in schema.dense:
-        dense.append(Dense(column.name))
-        if column.indicator:
-            dense.append(Dense(f"{column.name} is missing"))
+    names = [(column.name, f"{column.name} is missing")[: 1 + column.indicator] for column in schema.dense]
+    dense = [Dense(name) for some in names for name in some]
     ids = []
     for column in schema.ids:
         table = column.table or column.name
@@ -95,11 +93,9 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
     """Return rows, with a list for each, as an Arrow table with the columns of a converted file."""
-    import pyarrow as pa
-
     arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]
     arrays += [pa.array(np.ascontiguousarray(rows.dense[:, k])) for k in range(len(schema.dense))]
-    for column in rows.expanded().ids:
+    for column in (ids.expanded() for ids in rows.ids):
         if (offsets := column.offsets) is None:
             arrays.append(pa.array(column.values))
             continue
@@ -114,10 +110,6 @@ def write(
     path: str, schema: FileSchema, kept_names: list[str], groups: Iterator[Encoded], compression: str
 ) -> Iterator[int]:
     """Write row groups, and yield the size of each once it is written. The file appears when complete."""
-    import pyarrow.parquet as pq
-
-    from skirl.data.files.columnar import KEY
-
     place = Path(path)  # drops a trailing slash
     unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None

@@ -42,9 +42,8 @@ class Encoding:
         return self._encoder.rows[self.table]
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self._spec.name!r}, {self._spec.type}: {self.rows:,} rows of table {self.table!r})"
-        )
+        of = self._spec
+        return f"{type(self).__name__}({of.name!r}, {of.type}: {self.rows:,} rows of table {self.table!r})"
 
     def __call__(self, values: Any) -> Any:
         """Return the row of a value, or the rows of several."""
@@ -69,6 +68,7 @@ class Encoding:
         return text.split(self._spec.separator)
 
     def _rows(self, values: Any) -> torch.Tensor:
+        """Return the rows of a list, an array or a tensor of values."""
         spec, column = self._spec, plain(self._column(values), self._encoder.schema.missing)
         if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
             kind = "float" if pa.types.is_floating(column.type) else "int"
@@ -81,7 +81,6 @@ class Encoding:
         return torch.from_numpy(rows.astype(np.int64))
 
     def _column(self, values: Any) -> pa.Array | pa.ChunkedArray:
-        """Return the values as an Arrow array."""
         if isinstance(values, torch.Tensor):
             values = values.detach().cpu().numpy()
         try:
@@ -121,10 +120,8 @@ class Hashed(Encoding):
         separator: str = "",
     ) -> None:  # fmt: skip
         if not isinstance(rows, int | np.integer) or not isinstance(table, str):
-            raise TypeError(
-                f"Hashed({rows!r}, {table!r}): the number of rows comes first, then the table's name: "
-                'write Hashed(1000, "item")'
-            )
+            order = "the number of rows comes first, then the table's name"
+            raise TypeError(f'Hashed({rows!r}, {table!r}): {order}: write Hashed(1000, "item")')
         super().__init__(*_encoder(table, ByHash({table: rows}), rows, type, missing, nan_is_missing, separator))
 
 
@@ -145,9 +142,8 @@ class InVocabulary(Encoding):
     ) -> None:  # fmt: skip
         vocabulary = load_vocabulary(str(path))
         if table not in vocabulary.rows:
-            raise ValueError(
-                f"vocabulary {path}: it has no table {table!r}: there are {', '.join(map(repr, vocabulary.rows))}"
-            )
+            there = ", ".join(map(repr, vocabulary.rows))
+            raise ValueError(f"vocabulary {path}: it has no table {table!r}: there are {there}")
         known = _TYPES.get(vocabulary.facts.types[table])
         if type is None and known is None:
             raise ValueError(f"vocabulary {path}: it does not say what the values of {table!r} were: set type")
@@ -196,7 +192,7 @@ class Grown(Encoding):
             raise RuntimeError(_ONE_PROCESS)
         self._calls += 1
         self._growth.age(self._calls, self._stale)
-        return self._called(values, lambda raw: self._of(raw, lambda prints: self._growth.grow(prints, self._calls)))
+        return self._of(values, lambda prints: self._growth.grow(prints, self._calls))
 
     def look_up(self, values: Any) -> Any:
         """Return the same rows without counting, for evaluation.
@@ -205,10 +201,10 @@ class Grown(Encoding):
 
         - `values`: as in a call.
         """
-        return self._called(values, lambda raw: self._of(raw, self._growth.look_up))
+        return self._of(values, self._growth.look_up)
 
-    def _of(self, raw: Any, rows_of: Any) -> torch.Tensor:
-        return torch.from_numpy(rows_of(self._rows(raw).numpy().view(np.uint64)))
+    def _of(self, values: Any, rows_of: Any) -> Any:
+        return self._called(values, lambda raw: torch.from_numpy(rows_of(self._rows(raw).numpy().view(np.uint64))))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(_ONE_PROCESS)
@@ -220,12 +216,8 @@ class Grown(Encoding):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the vocabulary as it is now, for a checkpoint."""
-        return {
-            **self._about,
-            "calls": self._calls,
-            "grown": self._growth.state_dict(),
-            "admitted": self._growth.admitted,
-        }
+        grown = {"grown": self._growth.state_dict(), "admitted": self._growth.admitted}
+        return {**self._about, "calls": self._calls, **grown}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. Raise if it was taken with other arguments.
@@ -236,9 +228,8 @@ class Grown(Encoding):
         """
         for name, value in self._about.items():
             if (was := state.get(name)) != value:
-                raise ValueError(
-                    f"the vocabulary was grown with {name}={was!r}, here it is {value!r}: set it to what it was"
-                )
+                what = f"the vocabulary was grown with {name}={was!r}, here it is {value!r}"
+                raise ValueError(f"{what}: set it to what it was")
         self._growth.load_state_dict(state["grown"], state["admitted"])
         self._calls = state["calls"]
 
@@ -273,9 +264,8 @@ class Longest:
 
     def __call__(self, values: Any) -> Any:
         """Return the entries to keep of a list, an array or a tensor."""
-        if values is None:
-            return None
-        return values[: self.length] if self.keep == "first" else values[-self.length :]
+        kept = slice(self.length) if self.keep == "first" else slice(-self.length, None)
+        return None if values is None else values[kept]
 
 
 class Default:

@@ -17,25 +17,15 @@ FILE_KINDS = ("criteo", "avazu", "mind", "csv", "parquet")
 OF_ORDER = ("session_order", "most_rows", "mix")
 """The flags that shuffle sessions."""
 _OF_FILES = (
-    "epochs",
-    "schema",
-    "rows",
-    "vocab",
-    "admit",
-    "stale",
-    "shuffle",
-    "workers",
-    "bad_rows",
-    "repeats",
-    *OF_ORDER,
-)
-_OF_SYNTHETIC = ("rows_scale", "pooling_factor")
+    "epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows", "repeats", *OF_ORDER
+)  # fmt: skip
 _OF_SESSIONS = ("per_session", "change", "lists")
 SESSIONS = "sessions"
 """Name of the synthetic data whose samples repeat their lists."""
 OPEN = "open"
 """Value of `vocab` that means a vocabulary that grows."""
-KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH"
+_LEAST = {"shuffle": 0, "workers": 0}
+_LEAST |= dict.fromkeys(("batch", "epochs", "steps", "admit", "stale", "most_rows", "mix"), 1)
 
 
 @dataclass(frozen=True)
@@ -110,17 +100,7 @@ class DataFlags:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, least in (
-            ("batch", 1),
-            ("epochs", 1),
-            ("steps", 1),
-            ("shuffle", 0),
-            ("workers", 0),
-            ("admit", 1),
-            ("stale", 1),
-            ("most_rows", 1),
-            ("mix", 1),
-        ):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value != "all" and value < least:
                 raise ValueError(f"{name} is {value}: set it to {least} or more")
@@ -129,49 +109,72 @@ class DataFlags:
                 raise ValueError(f"{name} is {getattr(self, name)}: set it between 0 and 2**63 - 1")
         if self.kind == "synthetic" and self.steps is None:
             object.__setattr__(self, "steps", SYNTHETIC_STEPS)
+        if self.kind not in (*FILE_KINDS, "synthetic"):
+            kinds = "synthetic:NAME, criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH"
+            raise ValueError(f"data is {self.data!r}: set it to {kinds}")
         self._refuse_unread()
         self.stream()
 
-    def stream(self) -> "Source":
-        """Return the source of the run's batches."""
-        if self.kind in FILE_KINDS:
-            return self._grown()
-        if self.kind != "synthetic":
-            raise ValueError(f"data is {self.data!r}: set it to {KINDS}")
-        from skirl.data.sessions import Sessions
-        from skirl.data.synthetic import Synthetic  # imports torch (1.4 s), not needed for help or a wrong flag
+    @property
+    def kind(self) -> str:
+        """The part of `data` before the colon."""
+        return self.data.partition(":")[0]
 
-        shape: dict[str, Any] = {
-            "batch_size": self.batch,
-            "batches": self.steps,
-            "seed": self.stream_seed,
-            "rows_scale": self.rows_scale,
-            "pooling_factor": self.pooling_factor,
-            "held_out_batches": self._synthetic_held_out(),
-        }
-        if self.path != SESSIONS:
-            return Synthetic(self.path, **shape)
-        return Sessions(**shape, per_session=self.per_session, change=self.change, histories=self.lists)
+    @property
+    def path(self) -> str:
+        """The part of `data` after the colon: for files, their paths."""
+        return self.data.partition(":")[2]
 
     @property
     def stream_seed(self) -> int:
         """The seed that a synthetic stream or a shuffle is drawn from."""
         return self.seed if self.data_seed is None else self.data_seed
 
+    def stream(self) -> "Source":
+        """Return the source of the run's batches."""
+        if self.kind == "synthetic":
+            return self._synthetic()
+        files: Any = self.files()
+        if self.vocab != OPEN:
+            return files
+        from skirl.data.vocabulary.growing import Growing
+
+        return Growing(files, self.admit, self.stale)  # type: ignore[return-value]
+
     def files(self, part_bytes: int | None = None) -> "Files":
         """Return the source of batches from files, before an open vocabulary maps ids to rows."""
-        from skirl.data.open import open_files
+        from skirl.data.open import open_files  # imports Arrow, which only files need
 
         return open_files(self, part_bytes)
 
+    def _synthetic(self) -> "Source":
+        from skirl.data.sessions import Sessions
+        from skirl.data.synthetic import Synthetic  # imports torch (1.4 s), not needed for help or a wrong flag
+
+        held_out = 0
+        if self.valid is not None:
+            if (share := share_of(self.valid)) is None:
+                wrong = "a synthetic stream has no time, set it to a share such as 20%"
+                raise ValueError(f"valid is {self.valid!r}: {wrong}")
+            held_out = max(1, round(share * (self.steps or SYNTHETIC_STEPS)))
+        shape: dict[str, Any] = {
+            "batch_size": self.batch,
+            "batches": self.steps,
+            "seed": self.stream_seed,
+            "rows_scale": self.rows_scale,
+            "pooling_factor": self.pooling_factor,
+            "held_out_batches": held_out,
+        }
+        if self.path != SESSIONS:
+            return Synthetic(self.path, **shape)
+        return Sessions(**shape, per_session=self.per_session, change=self.change, histories=self.lists)
+
     def _refuse_unread(self) -> None:
         """Raise if a flag is set that this data does not read: the run would use other data than the user meant."""
-        files = self.kind in FILE_KINDS
-        if not files and self.kind != "synthetic":
-            return
+        files = self.kind != "synthetic"
         for unread, names, of in (
             (not files, _OF_FILES, "files, and data is synthetic: leave it out"),
-            (files, (*_OF_SYNTHETIC, *_OF_SESSIONS), "synthetic data, and data is files: leave it out"),
+            (files, ("rows_scale", "pooling_factor", *_OF_SESSIONS), "synthetic data, and data is files: leave it out"),
             (self.vocab != OPEN, ("admit", "stale"), "an open vocabulary: set vocab to open, or leave it out"),
             (self.path != SESSIONS, _OF_SESSIONS, f"synthetic:{SESSIONS}, and data is {self.data}: leave it out"),
             (self.session_order == "keep", OF_ORDER[1:], "session_order shuffle: set that, or leave it out"),
@@ -187,37 +190,9 @@ class DataFlags:
                 "`skirl vocab`, or leave repeats out"
             )
 
-    @property
-    def path(self) -> str:
-        """The part of `data` after the colon: for files, their paths."""
-        return self.data.partition(":")[2]
-
-    @property
-    def kind(self) -> str:
-        """The part of `data` before the colon."""
-        return self.data.partition(":")[0]
-
-    def _grown(self) -> Any:
-        from skirl.data.vocabulary.growing import Growing  # imports Arrow, which only files need
-
-        files = self.files()
-        return Growing(files, self.admit, self.stale) if self.vocab == OPEN else files
-
-    def _synthetic_held_out(self) -> int:
-        if self.valid is None:
-            return 0
-        share = share_of(self.valid)
-        if share is None:
-            raise ValueError(f"valid is {self.valid!r}: a synthetic stream has no time, set it to a share such as 20%")
-        return max(1, round(share * (self.steps or SYNTHETIC_STEPS)))
-
 
 def share_of(text: str) -> float | None:
-    """Return the share that a text such as 20% means, or None if the text is not a share.
-
-    >>> share_of("20%"), share_of("time>=3")
-    (0.2, None)
-    """
+    """Return the share that a text such as 20% means, or None if the text is not a share."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     if match is None:
         return None
@@ -235,12 +210,7 @@ class Unlabelled(DataFlags):
 
 
 def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:
-    """Raise unless `data` names files and `out` is a path that can be written. folder: the output is a folder, not a file.
-
-    >>> check_in_and_out("synthetic:tiny", "out.parquet")
-    Traceback (most recent call last):
-    ValueError: data is 'synthetic:tiny': set it to files, one of criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH
-    """
+    """Raise unless `data` names files and `out` is a path that can be written. folder: of a folder, not of a file."""
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
     if not Path(out).absolute().parent.is_dir():

@@ -6,17 +6,16 @@ from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skirl.data.files.columnar import embedded_schema, stored_schema
+from skirl.data.files.columns import Span, second_of
 from skirl.data.files.dataset import Dataset, RowPosition
 from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
 from skirl.data.files.find import BadSchema, find, kind_of
-from skirl.data.files.mind import MIND
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.text import PART, TextFile
-from skirl.data.files.times import Span, second_of
 from skirl.data.flags import share_of
 from skirl.data.vocabulary.vocabulary import Vocabulary, load
 
@@ -29,24 +28,31 @@ INF = float("inf")
 def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
     """Open files as a source. part_bytes: bytes of text to read at a time."""
     paths = find(flags.path)
-    columns = schema_of(flags.kind, flags.schema, paths[0])
+    schema = schema_of(flags.kind, flags.schema, paths[0])
     if not flags.labelled:
-        columns = as_labelled(columns, paths[0])
-    table_rows, rows_of, means = encoding_of(columns, flags.rows, flags.vocab)
-    by_session = flags.session_order == "shuffle"
+        schema = as_labelled(schema, paths[0])
+    rows, rows_of, means = encoding_of(schema, flags.rows, flags.vocab)
+    session = most_rows = None
+    if flags.session_order == "shuffle":
+        if (session := schema.session) is None:
+            raise ValueError(
+                "session_order is 'shuffle', and the schema names no session: write session = \"COLUMN\" at its top, write "
+                "the files again with `skirl convert --by session`, or set session_order to keep"
+            )
+        schema = replace(schema, also=(session,))
+        most_rows = 0 if flags.most_rows == "all" else flags.most_rows
     files = Files(
-        Dataset(paths, columns, PART if part_bytes is None else part_bytes),
-        Encoder(columns, rows_of, table_rows, means, skip=flags.bad_rows == "skip"),
+        Dataset(paths, schema, PART if part_bytes is None else part_bytes),
+        Encoder(schema, rows_of, rows, means, skip=flags.bad_rows == "skip", all_there=session is not None),
         flags.batch,
         epochs=flags.epochs,
         batches=flags.steps,
-        shuffle=flags.mix if by_session else flags.shuffle,
+        shuffle=flags.shuffle if session is None else flags.mix,
+        most_rows=most_rows,
         seed=flags.stream_seed,
         workers=flags.workers,
         find_repeats=flags.repeats == "find",
     )
-    if by_session:
-        files = _by_session(files, 0 if flags.most_rows == "all" else flags.most_rows)
     return files if flags.valid is None else _split(files, flags.valid)
 
 
@@ -61,25 +67,13 @@ def as_labelled(schema: FileSchema, path: str) -> FileSchema:
         stored = stored_schema(path)
         return schema if stored is None or names & set(stored.names) else bare
     with closing(TextFile(path, bare, kind == "gzip")) as file:
-        columns, first = file.named()
+        columns, first = file.names, file.first_width()
     if not names & set(columns):
         return bare
     others = tuple(name for name in schema.text.columns if name not in names)
     if tuple(columns) == schema.text.columns and first == len(others) < len(columns):
         return replace(bare, text=replace(schema.text, columns=others))
     return schema
-
-
-def _by_session(files: Files, most_rows: int) -> Files:
-    """Return the same files, with chunks of sessions shuffled instead of single rows."""
-    if (column := files.encoder.schema.session) is None:
-        raise ValueError(
-            "session_order is 'shuffle', and the schema names no session: write session = \"COLUMN\" at its top, write the "
-            "files again with `skirl convert --by session`, or set session_order to keep"
-        )
-    wider = replace(files.dataset.schema, also=(column,))
-    encoder = replace(files.encoder, schema=wider, session=column)
-    return replace(files, dataset=replace(files.dataset, schema=wider), encoder=encoder, most_rows=most_rows)
 
 
 def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: int, skip: bool) -> Files:
@@ -99,15 +93,15 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     """Return the schema: the given one, else the one stored in the first file, else the built-in one."""
     if schema is not None:
         read = FileSchema.load(schema)
-        return replace(read, text=MIND.text) if kind == "mind" else read
+        return replace(read, text=BUILT_IN[kind].text) if kind == "mind" else read
     found = embedded_schema(path) if kind_of(path) == "parquet" else None
     if found is not None:
         try:
             return FileSchema.parse(found)
         except BadSchema as error:
             raise BadSchema(f"{path}: the schema in it {error}") from None
-    if kind in BUILT_IN or kind == "mind":
-        return MIND if kind == "mind" else BUILT_IN[kind]
+    if kind in BUILT_IN:
+        return BUILT_IN[kind]
     raise BadSchema(
         f"{path}: nothing says what its columns mean: set schema to a TOML file that does, docs/data.md has an example"
     )
@@ -144,38 +138,28 @@ def encoding_of(
 
 def _split(files: Files, valid: str) -> Files:
     """Return the source without the held-out rows, which become its `held_out`."""
-    share = share_of(valid)
-    if share is not None:
-        total, place = _last(
-            tuple(files.dataset.paths),
-            files.dataset.schema,
-            _stamps(files.dataset.paths),
-            share,
-            files.dataset.part_bytes,
-        )
-        held = replace(files, begin=place, rows_of_epoch=total - _first(total, share))
-        files = replace(files, end=place, rows_of_epoch=_first(total, share))
+    data, encoder = files.dataset, files.encoder
+    if (share := share_of(valid)) is not None:
+        stats = [Path(path).stat() for path in data.paths]
+        stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+        total, first, place = _last(tuple(data.paths), data.schema, stamps, share, data.part_bytes)
+        held = replace(files, begin=place, rows_of_epoch=total - first)
+        files = replace(files, end=place, rows_of_epoch=first)
     else:
         name, limit, dated = _moment(valid)
-        schema = files.encoder.schema
-        if name not in ("time", schema.time) or schema.time is None:
+        if (time := encoder.schema.time) is None or name not in ("time", time):
             named = 'the schema names no time column: write time = "COLUMN" at its top'
-            if schema.time:
+            if time:
                 since = valid.partition(">=")[2].strip()
-                named = f"the time column of the schema is {schema.time!r}: set valid to time>={since}"
+                named = f"the time column of the schema is {time!r}: set valid to time>={since}"
             raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
-        held = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, limit, INF, dated)))
-        files = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, -INF, limit, dated)))
-    held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0, most_rows=None)
-    return replace(files, held_out=held)
+        held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated)))
+        files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated)))
+    return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, most_rows=None))
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:
-    """Return the column that --valid names, the time to hold out from, and whether it is a date (in seconds since 1970).
-
-    >>> _moment("time>=14102900"), _moment("when >= 1970-01-02")
-    (('time', 14102900.0, False), ('when', 86400.0, True))
-    """
+    """Return the column that --valid names, the time to hold out from, and whether it is a date (in seconds since 1970)."""
     name, found, since = (part.strip() for part in valid.partition(">="))
     if found and name and not re.search(r"[\s<>=]", name):
         if re.fullmatch(r"-?\d+(?:\.\d+)?", since):
@@ -185,17 +169,6 @@ def _moment(valid: str) -> tuple[str, float, bool]:
     raise ValueError(
         f"valid is {valid!r}: set it to a share such as 20%, or to a time such as time>=14102900 or time>=2026-03-01"
     )
-
-
-def _first(total: int, share: float) -> int:
-    """Return the number of rows before those held out."""
-    return total - max(1, round(total * share))
-
-
-def _stamps(paths: list[str]) -> tuple[tuple[int, int], ...]:
-    """Return the size and modification time of each file: they change when the files do."""
-    stats = [Path(path).stat() for path in paths]
-    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 def load_vocabulary(path: str) -> Vocabulary:
@@ -214,17 +187,15 @@ def _loaded(path: str, file: int, size: int, time: int) -> Vocabulary:
 
 @lru_cache(maxsize=8)
 def _last(
-    paths: tuple[str, ...], schema: FileSchema, stamps: tuple[tuple[int, int], ...], share: float, part_bytes: int
-) -> tuple[int, RowPosition]:
-    """Return the number of rows in all files, and the place where the last share begins.
+    paths: tuple[str, ...], schema: FileSchema, stamps: Any, share: float, part_bytes: int
+) -> tuple[int, int, RowPosition]:
+    """Return the number of rows in all files, how many are before the last share, and the place where it begins.
 
-    Cached, since a command opens its data several times.
+    Cached, since a command opens its data several times. stamps: change when the files do.
     """
     dataset = Dataset(list(paths), schema, part_bytes)
-    try:
-        total = dataset.count()
-        if total < 2:
-            raise ValueError(f"{paths[0]}: there are {total} rows: too few to hold some out, set valid to none")
-        return total, dataset.place(_first(total, share))
-    finally:
-        dataset.close()
+    total = dataset.rows()
+    if total < 2:
+        raise ValueError(f"{paths[0]}: there are {total} rows: too few to hold some out, set valid to none")
+    first = total - max(1, round(total * share))
+    return total, first, dataset.place(first)

@@ -13,7 +13,7 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.find import find
 from skirl.core.tables import Table
-from skirl.data.skew import bits_for, fold, mass_of, named, rank_at, scatter, unit
+from skirl.data.files.hashing import fold, named, unit
 from skirl.data.synthetic import (
     _DENSE,
     _HEAT,
@@ -23,10 +23,15 @@ from skirl.data.synthetic import (
     _ROWS,
     DENSE_SIGNAL,
     SPARSE_SIGNAL,
+    Drawn,
     Shape,
     Synthetic,
     _draw_dense,
     _draw_labels,
+    bits_for,
+    mass_of,
+    rank_at,
+    scatter,
 )
 from skirl.tools.jit import kernel
 
@@ -82,12 +87,6 @@ class Sessions(Synthetic):
         features = {"item": ("item", self.lists[0])}
         return [Table(name, rows=rows, dim=dim, features=features.get(name, ())) for name, rows in self.rows.items()]
 
-    def begins(self, first: int, samples: int) -> np.ndarray:
-        """Return a bool array that says which samples of the stream, from `first` on, begin a session."""
-        out = np.empty(samples, np.bool_)
-        _begins(named(named(self.seed, _IDS), _STARTS), first, 1 / self.per_session, out)
-        return out
-
     def _samples_of(self, i: int, low: int, high: int) -> Batch:
         stream, first = named(self.seed, _IDS), i * self.batch_size + low
         dense, lengths, values, logits = self._draw_from(stream, first, high - low)
@@ -95,14 +94,10 @@ class Sessions(Synthetic):
         ids = KeyedJagged(["user", "item", *self.lists], torch.from_numpy(values), lengths=torch.from_numpy(lengths))
         return Batch(torch.from_numpy(dense), find(ids) if self.once else ids, torch.from_numpy(labels))
 
-    def _draw(
-        self, stream: np.uint64, samples: int, low: int, high: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _draw(self, stream: np.uint64, samples: int, low: int, high: int) -> Drawn:
         return self._draw_from(stream, low, high - low)
 
-    def _draw_from(
-        self, stream: np.uint64, first: int, samples: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _draw_from(self, stream: np.uint64, first: int, samples: int) -> Drawn:
         """Return dense features, bag lengths, ids and logits of samples first .. first + samples - 1 of a stream."""
         mean = self.pooling_factor if self.pooling_factor > 1 else LENGTH
         lengths = np.ones((2 + self.histories, samples), np.int64)
@@ -120,12 +115,6 @@ class Sessions(Synthetic):
         signal, heat, hidden = SPARSE_SIGNAL / len(rows) ** 0.5, named(self._world, _HEAT), named(self._world, _ROWS)
         _fill(named(stream, _ROWS), heat, hidden, rows, lengths, begin, signal, values, logits)
         return dense, lengths.reshape(-1), values, logits
-
-
-@kernel
-def _begins(starts, first, start, out):
-    for i in range(out.size):
-        out[i] = first + i == 0 or unit(starts, np.uint64(first + i)) < start
 
 
 @kernel

@@ -49,14 +49,8 @@ class Source(Protocol):
 
     @property
     def first_epoch(self) -> int | None:
-        """Steps of the first epoch, before which nobody trained on its samples. None until they are counted, at the latest
-        when a step of the second is yielded."""
+        """Steps of the first epoch, before which nobody trained on its samples. None until they are counted."""
         return None
-
-    @property
-    def left_out(self) -> int:
-        """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
-        return 0
 
     @property
     def held_out(self) -> "Source | None":
@@ -78,16 +72,10 @@ class Source(Protocol):
         return None
 
     def sharded(self, first: int, last: int, of: int) -> "Source":
-        """Return the same stream cut to shards first .. last - 1 of each batch: one micro-batch each, for `lookahead`.
+        """Return the same stream cut to shards first .. last - 1 of the `of` shards of each batch, a micro-batch each.
 
         With n = samples of a batch / of, shard v holds samples v * n .. (v + 1) * n - 1. A smaller last batch of an epoch is
-        left out; with one shard it is not, and nothing changes. A position in the stream counts whole batches, so it is the
-        same for any shards.
-
-        **Arguments**
-
-        - `first`, `last`: the first shard, and the one after the last; `skirl.data.share.block` returns those of a trainer.
-        - `of`: number of shards of a batch, a divisor of its samples.
+        left out; with one shard it is not, and nothing changes. A position counts whole batches, so it fits any shards.
         """
         ...
 

@@ -14,21 +14,29 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
-from skirl.core.initial import mix
+from skirl.core.initial import _MIX1, _MIX2, mix
 from skirl.core.tables import Table
-from skirl.data.share import WHOLE, Cut, Share, Turn, shards
-from skirl.data.skew import GOLDEN, bits_for, fold, mass_of, named, rank_at, scatter, unit
+from skirl.data.files.hashing import GOLDEN, fold, named, unit
+from skirl.data.share import WHOLE, Cut, Share, Turn, of_batch
 from skirl.data.source import Source
 from skirl.tools.jit import kernel
 
+EXPONENT = 0.992
+"""Rank x of a table (0 = hottest) is looked up with density proportional to (x + OFFSET) ** -EXPONENT."""
+OFFSET = 1.0
 CLICK_RATE = 0.25
 SPARSE_SIGNAL = 1.3
 """Standard deviation, over samples, of the ids' contribution to the logit."""
 DENSE_SIGNAL = 0.6
 """Standard deviation of the dense features' contribution; alone they allow an AUC of about 0.63."""
 
+_ONE = np.uint64(1)
+
 # Purposes of random streams: each is a word folded into the stream's name.
 _LENGTHS, _IDS, _DENSE, _LABELS, _HEAT, _ROWS, _COLUMNS, _HELD_OUT = range(1, 9)
+
+
+Drawn = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -74,11 +82,9 @@ class Synthetic(Source):
 
     - `name`: the data set whose columns and cardinalities to use: `tiny`, `avazu`, `criteo-kaggle` or `criteo-terabyte`.
     - `batch_size`: samples per batch; 1024 by default, which is small enough for an example.
-    - `batches`: index of the batch before which the stream ends; None for an endless stream.
+    - `batches`: number of batches; None for an endless stream.
     - `seed`: seed of the samples, 0: fixed so that a stream repeats. Which rows are hot, and what a row says about the
       click, do not depend on it.
-    - `start`: index of the first batch, 0 for a whole stream: batches start .. batches - 1 are yielded, so processes can
-      share a stream.
     - `rows_scale`: multiplies the rows of each table; 1 keeps the public set's. Tables of at most 10 rows stay as they
       are.
     - `pooling_factor`: average ids per bag. 1, as in the public sets, means exactly one id; more means bags of 0 to twice
@@ -96,20 +102,17 @@ class Synthetic(Source):
     batch_size: int = 1024
     batches: int | None = None
     seed: int = 0
-    start: int = 0
     rows_scale: float = 1.0
     pooling_factor: int = 1
     held_out_batches: int = 0
 
     yields_fresh: ClassVar[bool] = True
-    """Each batch has its own memory, so it need not be copied to be kept."""
     shapes: ClassVar[dict[str, Shape]] = SHAPES
-    """The data sets by name."""
     _identity: ClassVar[tuple[str, ...]] = ("name", "batch_size", "seed", "rows_scale", "pooling_factor")
 
     _share: Share = field(default=WHOLE, init=False, repr=False)
     _next: int = field(default=0, init=False, repr=False)
-    _resume: int | None = field(default=None, init=False, repr=False)
+    _resume: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.name not in self.shapes:
@@ -117,14 +120,13 @@ class Synthetic(Source):
             hint = f" (did you mean {near[0]}?)" if near else ""
             names = ", ".join((*self.shapes, "sessions"))
             raise ValueError(f"there is no synthetic data set {self.name!r}{hint}: name one of {names}")
-        for what, least in (("batch_size", 1), ("start", 0), ("pooling_factor", 1), ("held_out_batches", 0)):
+        for what, least in (("batch_size", 1), ("pooling_factor", 1), ("held_out_batches", 0)):
             if getattr(self, what) < least:
                 raise ValueError(f"{what} is {getattr(self, what)}, set it to {least} or more")
-        if self.batches is not None and self.batches < self.start:
-            raise ValueError(f"batches, the end, is {self.batches}: set it to start, {self.start}, or more")
+        if self.batches is not None and self.batches < 0:
+            raise ValueError(f"batches is {self.batches}, set it to 0 or more")
         if not 0 < self.rows_scale <= 1000:
             raise ValueError(f"rows_scale is {self.rows_scale}, set it above 0 and to at most 1000")
-        self._next = self.start
 
     @property
     def dense_features(self) -> int:
@@ -136,30 +138,23 @@ class Synthetic(Source):
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids per sample: all or none of them."""
         return tuple(self.rows) if self.pooling_factor > 1 else ()
 
     @property
     def steps(self) -> int | None:
-        """Steps of a whole pass; None for an endless stream."""
-        return None if self.batches is None else -(-(self.batches - self.start) // self._share.batches)
+        return None if self.batches is None else -(-self.batches // self._share.batches)
 
     @property
     def samples(self) -> int | None:
-        """Samples of a whole pass over all trainers; None for an endless stream."""
-        return None if self.batches is None else (self.batches - self.start) * self.batch_size
+        return None if self.batches is None else self.batches * self.batch_size
 
     @property
     def held_out(self) -> "Synthetic | None":
-        """Other samples with the same hot rows and weights, to evaluate on; None without `held_out_batches`.
-
-        >>> Synthetic("tiny", batch_size=4, held_out_batches=2).held_out.samples
-        8
-        """
+        """Other samples with the same hot rows and weights, to evaluate on; None without `held_out_batches`."""
         if not self.held_out_batches:
             return None
         seed = int(named(self.seed, _HELD_OUT)) >> 1
-        return replace(self, batches=self.held_out_batches, start=0, seed=seed, held_out_batches=0)
+        return replace(self, batches=self.held_out_batches, seed=seed, held_out_batches=0)
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -168,19 +163,10 @@ class Synthetic(Source):
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
-        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each; nothing else is drawn.
-
-        >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=2).sharded(1, 3, 4)]
-        [2, 2, 2, 2]
-        """
-        return self._sharing(shards(first, last, of, self.batch_size))
+        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each; nothing else is drawn."""
+        return self._sharing(of_batch(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Synthetic":
-        """Return the stream with every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end.
-
-        >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=3).dealt(1, 2)]
-        [8, 0]
-        """
         return self._sharing(Turn(rank, ranks))
 
     def _sharing(self, share: Share) -> "Synthetic":
@@ -189,24 +175,23 @@ class Synthetic(Source):
         return other
 
     def tables(self, dim: int) -> list[Table]:
-        """Return the tables that the ids look up rows in, one for each feature."""
         return [Table(name, rows=rows, dim=dim) for name, rows in self.rows.items()]
 
     def __len__(self) -> int:
         if self.batches is None:
             raise TypeError("this stream has no end: set batches to give it a length")
-        return sum(len(self._cuts(i)) for i in range(self.start, self.batches, self._share.batches))
+        return sum(len(self._cuts(i)) for i in range(0, self.batches, self._share.batches))
 
     def __iter__(self) -> Iterator[Batch]:
-        i, self._resume = self.start if self._resume is None else self._resume, None
+        i, self._resume = self._resume, 0
         while self.batches is None or i < self.batches:
-            *cuts, (low, high) = self._cuts(i)
+            *cuts, last = self._cuts(i)
             for cut in cuts:
                 yield self._part(i, *cut)
             self._next = i + self._share.batches
-            yield self._part(i, low, high)
+            yield self._part(i, *last)
             i += self._share.batches
-        self._next = self.start
+        self._next = 0
 
     def _cuts(self, i: int) -> list[Cut]:
         """Return the cuts to draw in the step that begins with batch i, counted from that batch's first sample."""
@@ -216,8 +201,8 @@ class Synthetic(Source):
 
     def _part(self, i: int, low: int, high: int) -> Batch:
         """Return samples low .. high - 1, counted from the first of batch i. They must all lie in one batch."""
-        before = low // self.batch_size
-        return self._samples_of(i + before, low - before * self.batch_size, high - before * self.batch_size)
+        before, low = divmod(low, self.batch_size)
+        return self._samples_of(i + before, low, high - before * self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         return {"next": self._next} | {name: getattr(self, name) for name in self._identity}
@@ -234,12 +219,7 @@ class Synthetic(Source):
         self._resume = self._next = int(state["next"])
 
     def batch(self, i: int) -> Batch:
-        """Return batch i of this seed, whatever was drawn before.
-
-        >>> data = Synthetic("tiny", batch_size=4, seed=3)
-        >>> torch.equal(data.batch(7).labels, data.batch(7).labels)
-        True
-        """
+        """Return batch i of this seed, whatever was drawn before."""
         return self._samples_of(i, 0, self.batch_size)
 
     def _samples_of(self, i: int, low: int, high: int) -> Batch:
@@ -247,10 +227,9 @@ class Synthetic(Source):
         stream = named(self.seed, i)
         dense, lengths, values, logits = self._draw(stream, self.batch_size, low, high)
         labels = _draw_labels(named(stream, _LABELS), low, logits + self._bias)
+        jagged: dict[str, Any] = {"lengths": torch.from_numpy(lengths)}
         if self.pooling_factor == 1:  # known offsets need no cumulative sum
-            jagged: dict[str, Any] = {"offsets": torch.arange(values.size + 1)}
-        else:
-            jagged = {"lengths": torch.from_numpy(lengths)}
+            jagged = {"offsets": torch.arange(values.size + 1)}
         sparse = KeyedJagged(list(self.rows), torch.from_numpy(values), **jagged)
         return Batch(torch.from_numpy(dense), sparse, torch.from_numpy(labels))
 
@@ -273,9 +252,7 @@ class Synthetic(Source):
             low, high = (middle, high) if rate < CLICK_RATE else (low, middle)
         return low
 
-    def _draw(
-        self, stream: np.uint64, samples: int, low: int, high: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _draw(self, stream: np.uint64, samples: int, low: int, high: int) -> Drawn:
         """Return dense features, bag lengths, ids and the resulting logits of samples low .. high - 1 of `samples`.
 
         Every draw has its own index in its stream. An id's index is the number of the feature's ids before it, so the
@@ -345,3 +322,45 @@ def _draw_labels(stream, low, logits):
     for b in range(logits.size):
         labels[b] = unit(stream, np.uint64(low + b)) < 1 / (1 + np.exp(-logits[b]))
     return labels
+
+
+@kernel
+def mass_of(rows):
+    """Return the density's integral over a table. Separate from `rank_at`, which would take twice as long with it."""
+    return (1.0 + rows / OFFSET) ** (1.0 - EXPONENT) - 1.0
+
+
+@kernel
+def rank_at(u, rows, mass):
+    """Return the rank at quantile u of a table; 0 is the hottest."""
+    return min(int(OFFSET * ((1.0 + u * mass) ** (1.0 / (1.0 - EXPONENT)) - 1.0)), rows - 1)
+
+
+@kernel
+def bits_for(rows):
+    """Return the smallest number of bits that hold any row of a table."""
+    bits = np.uint64(0)
+    while (_ONE << bits) < np.uint64(rows):
+        bits += _ONE
+    return bits
+
+
+@kernel
+def scatter(rank, rows, bits, table_key):
+    """Return the row of a rank: a bijection of [0, rows) that depends on `table_key`.
+
+    Multiply and xor-shift are bijections of `bits` bits; a result outside the table is mapped again, less than once on
+    average. An affine map modulo `rows` is as cheap, but sends the hottest rows to an arithmetic progression.
+    """
+    mask = (_ONE << bits) - _ONE
+    half = (bits + _ONE) >> _ONE
+    x = np.uint64(rank)
+    while True:
+        x = (x * (table_key | _ONE) + (table_key >> np.uint64(7))) & mask
+        x ^= x >> half
+        x = (x * _MIX2 + table_key) & mask
+        x ^= x >> half
+        x = (x * _MIX1) & mask
+        x ^= x >> half
+        if x < np.uint64(rows):
+            return np.int64(x)

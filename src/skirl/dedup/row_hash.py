@@ -8,12 +8,11 @@ import numpy as np
 
 from skirl.core.initial import mix
 from skirl.data.convert import keeping
-from skirl.data.files.columns import floats_of, plain
+from skirl.data.files.column import Encoded
+from skirl.data.files.columns import floats_of, is_date, plain, seconds_of, sessions_of
 from skirl.data.files.encode import Fingerprints
-from skirl.data.files.encoded import Encoded
 from skirl.data.files.hashing import NONE, seed_of
 from skirl.data.files.schema import FileSchema
-from skirl.data.files.times import is_date, seconds_of, sessions_of
 from skirl.tools.jit import kernel
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def _sum(files: "Files", schema: FileSchema, kept: Mapping[str, str]) -> tuple[i
     """Return the number of rows, and the sum of their hashes."""
     count, total = 0, 0
     for piece in files.pieces():
-        columns = {name: piece.kept[files.encoder.kept.index(of)] for name, of in kept.items()}
+        columns = {name: piece.kept[files.encoder.schema.also.index(of)] for name, of in kept.items()}
         total += int(row_hashes(piece, schema, columns).sum())
         count += len(piece)
     return count, total & ((1 << 64) - 1)

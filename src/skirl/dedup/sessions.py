@@ -9,13 +9,12 @@ import pyarrow as pa
 from pyarrow.types import is_dictionary
 
 from skirl.data.convert import converted, keeping, table_of
-from skirl.data.files.columns import plain
+from skirl.data.files.columns import is_date, plain, since_1970
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.find import BadSchema
 from skirl.data.files.hashing import hash_numbers, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.stream import Files
-from skirl.data.files.times import is_date, since_1970
 from skirl.dedup.row_hash import session_hashes, time_bits
 from skirl.tools.units import parse_seconds
 

@@ -44,7 +44,7 @@ class SparkFailed(RuntimeError):
 def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> dict[str, Any]:
     """Write the rows of shaped files by session to `work`/parts, and return counts. All of Spark's processes see `work`."""
     work, paths = work.absolute(), list(map(os.path.abspath, files.dataset.paths))
-    files = replace(files, dataset=replace(files.dataset.anew(), paths=paths))
+    files = replace(files, dataset=replace(files.dataset, paths=paths))
     with closing(keyed(files, columns)) as tables:  # type: ignore[type-var]
         if (first := next(tables, None)) is None:
             raise ValueError(f"{paths[0]}: there are no rows to write: set data to files that have some")
@@ -54,7 +54,7 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-            part = replace(files, dataset=files.dataset.anew(), begin=RowPosition(number), end=RowPosition(number + 1))
+            part = replace(files, begin=RowPosition(number), end=RowPosition(number + 1))
             rows = 0
             for table in keyed(part, columns, number * ROWS_OF_A_FILE, schema):
                 yield from physical(table).combine_chunks().to_batches()

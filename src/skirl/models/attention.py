@@ -33,9 +33,8 @@ class _Attention(torch.autograd.Function):
         out = torch.empty(batch, width, dtype=own.dtype)
         bags = len(by_bag.begins)
         run(
-            _forward, bags, own.numpy(), of_ids.numpy(), by_bag.begins, by_bag.ends, by_bag.first, by_bag.order,
-            heads,
-            weights.numpy(), out.numpy(), threads=torch.get_num_threads(), work=by_bag.first,
+            _forward, bags, own.numpy(), of_ids.numpy(), *by_bag[:4], heads, weights.numpy(), out.numpy(),
+            threads=torch.get_num_threads(), work=by_bag.first,
         )  # fmt: skip
         ctx.save_for_backward(own, of_ids, weights)
         ctx.by_bag, ctx.heads = by_bag, heads
@@ -48,9 +47,8 @@ class _Attention(torch.autograd.Function):
         by_bag = ctx.by_bag
         of_own, of_bags, bags = torch.empty_like(own), torch.zeros_like(of_ids), len(by_bag.begins)
         run(
-            _backward, bags, own.numpy(), of_ids.numpy(), by_bag.begins, by_bag.ends, by_bag.first, by_bag.order,
-            ctx.heads,
-            weights.numpy(), grad.contiguous().numpy(), of_own.numpy(), of_bags.numpy(),
+            _backward, bags, own.numpy(), of_ids.numpy(), *by_bag[:4], ctx.heads, weights.numpy(),
+            grad.contiguous().numpy(), of_own.numpy(), of_bags.numpy(),
             threads=torch.get_num_threads(), work=by_bag.first,
         )  # fmt: skip
         return of_own, of_bags, None, None

@@ -1,15 +1,21 @@
-"""The base of all models: what they require of embeddings, layers with their initial values, and the loss."""
+"""The base of all models: what they require of embeddings, layers with their initial values, the loss, and whether loops
+of our own fit."""
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache as remember
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol, Self
 
+import torch
+from numba import config
 from torch import Tensor, nn
 from torch.nn import functional
 
 from skirl.core.batch import Batch, moved
 from skirl.core.tables import Table
+from skirl.tools.lanes import check
 
 
 class Embeddings(Protocol):
@@ -40,10 +46,8 @@ class Model(nn.Module):
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has. 0 is allowed.
     """
 
-    name: ClassVar[str]
-    """The model's name in errors."""
-    small: ClassVar[Mapping[str, Any]]
-    """The sizes of `tiny`."""
+    name: ClassVar[str]  # in errors
+    small: ClassVar[Mapping[str, Any]]  # the sizes of `tiny`
     embeddings: Embeddings
     dense_features: int
 
@@ -56,69 +60,36 @@ class Model(nn.Module):
                 f"{self.name} takes vectors of one dim, tables have dims {sorted(dims)}: set one dim for all tables"
             )
         self.dim = dims.pop()
-        """Length of a vector."""
-        self.vectors = sum(len(table.features) for table in embeddings.tables)
-        """Number of vectors of a sample, one for each feature."""
+        self.vectors = sum(len(table.features) for table in embeddings.tables)  # of a sample, one for each feature
 
     @classmethod
     def row_dim(cls, dim: int) -> int:
-        """Return the dim that the model's tables need.
-
-        **Arguments**
-
-        - `dim`: length of a vector.
-        """
+        """Return the dim that the model's tables need for vectors of length `dim`."""
         return dim
 
     @classmethod
     def pools(cls, tables: Sequence[Table], lists: Sequence[str]) -> bool:
-        """Return whether the model takes one vector per sample and feature, rather than one per id.
-
-        **Arguments**
-
-        - `tables`: those of the embeddings.
-        - `lists`: the features with any number of ids per sample.
-        """
+        """Return whether the model takes one vector per sample and feature, rather than one per id. lists: the features with
+        any number of ids per sample."""
         return True
 
     @classmethod
     def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
-        """Make the model with the sizes of its paper, which are the defaults of its class.
-
-        **Arguments**
-
-        - `embeddings`, `dense_features`: as for the class.
-        - `sizes`: arguments of the class that should differ from the paper.
-        """
+        """Make the model with the sizes of its paper, which are the defaults of its class, but for those in `sizes`."""
         return cls(embeddings, dense_features, **sizes)
 
     @classmethod
     def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
-        """Make a model so small that a step of 1,024 samples takes milliseconds on one core, for tests and first tries.
-
-        **Arguments**
-
-        - `embeddings`, `dense_features`: as for the class.
-        - `sizes`: arguments of the class that should differ from `small`.
-        """
+        """Make a model so small that a step of 1,024 samples takes milliseconds on one core. sizes: what should differ from
+        `small`."""
         return cls(embeddings, dense_features, **{**cls.small, **sizes})
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch].
-
-        **Arguments**
-
-        - `batch`: ids and dense features.
-        """
+        """Return the logit of each sample's click, [batch]."""
         raise NotImplementedError
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean binary cross-entropy of a batch.
-
-        **Arguments**
-
-        - `batch`: as for `forward`, with a label for each sample.
-        """
+        """Return the mean binary cross-entropy of a batch, which has a label for each sample."""
         logits = self(batch)
         if batch.labels.shape != logits.shape:
             raise ValueError(
@@ -176,20 +147,11 @@ def linear(n: int, m: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def mlp(*sizes: int, dropout: float = 0.0) -> nn.Sequential:
-    """Make a linear layer and a ReLU for each pair of sizes, each followed by dropout if there is any.
-
-    >>> mlp(4, 8, 2)
-    Sequential(
-      (0): Linear(in_features=4, out_features=8, bias=True)
-      (1): ReLU()
-      (2): Linear(in_features=8, out_features=2, bias=True)
-      (3): ReLU()
-    )
-    """
+def mlp(*sizes: int, dropout: float = 0.0, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Make a linear layer and an activation for each pair of sizes, each followed by dropout if there is any."""
     layers = nn.Sequential()
     for n, m in pairwise(sizes):
-        layers.append(linear(n, m)).append(nn.ReLU())
+        layers.append(linear(n, m)).append(activation())
         if dropout:
             layers.append(nn.Dropout(dropout))
     return layers
@@ -198,3 +160,23 @@ def mlp(*sizes: int, dropout: float = 0.0) -> nn.Sequential:
 def last(sizes: Sequence[int], otherwise: int) -> int:
     """Return the width of the last layer, or that of the input if there are no layers."""
     return sizes[-1] if sizes else otherwise
+
+
+def fit(*tensors: Tensor) -> bool:
+    """Return whether our loops can take these tensors: on a CPU, of one dtype, and while no graph is captured."""
+    dtype = tensors[0].dtype
+    return (
+        all(type(each) is Tensor and each.device.type == "cpu" and each.dtype == dtype for each in tensors)
+        and dtype in (torch.float32, torch.float64)
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"))
+        and _lanes()
+    )
+
+
+@remember
+def _lanes() -> bool:
+    """Return whether kernels can use lanes here. If not, the engine logs why."""
+    with suppress(Exception):
+        check()
+        return not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
+    return False

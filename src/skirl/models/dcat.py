@@ -10,9 +10,8 @@ from torch.nn import functional
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct, expand
 from skirl.models.attention import attend
-from skirl.models.base import Embeddings, last, linear, mlp
+from skirl.models.base import Embeddings, fit, last, linear, mlp
 from skirl.models.history import OfHistory, SamplesByBag, Seats
-from skirl.models.loops import fit
 
 
 class DCAT(OfHistory):
@@ -25,10 +24,9 @@ class DCAT(OfHistory):
     So t gets the same state as at the end of [h_1 .. h_n, t]: no h sees it, and all candidates of a history share the
     work. Each vector is added to sines of its age, which is 0 for t and 1 for the newest h.
 
-    A list is the history of the single feature that has the same table, such as `table = "item"` for both `item` and
-    `clicked` in a schema, oldest first. Each list has a transformer of its own. Lists without a target are pooled here,
-    as their table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are its
-    history.
+    A list, oldest first, is the history of the single feature that has the same table, such as `table = "item"` for both
+    `item` and `clicked` in a schema, and has a transformer of its own; other lists are pooled as their table says. Without
+    such a pair, as in Criteo and Avazu, one feature is the target and the others are its history.
 
     The defaults are smaller than the paper's, whose transformer is pretrained.
 
@@ -81,7 +79,6 @@ class DCAT(OfHistory):
         self.head = linear(last(deep, inputs), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch]."""
         dense = self._dense(batch)
         if self.history:
             by_name, histories = self._of_lists(batch.sparse)
@@ -192,7 +189,6 @@ class Ids(NamedTuple):
 
     @classmethod
     def of(cls, bags: Distinct) -> "Ids":
-        """Take the histories of a batch."""
         begins, lengths = bags.offsets[:-1], bags.offsets.diff()
         longest, every = int(lengths.max()), torch.arange(len(bags.rows), device=lengths.device)
         shifts = torch.arange(bags.bags, device=lengths.device) * longest - begins
@@ -214,11 +210,7 @@ def joined(of_heads: Tensor) -> Tensor:
 
 
 def sines(ages: int, width: int, like: Tensor) -> Tensor:
-    """Return a vector for each age from 0, [ages, width]: sines and cosines of wavelengths from 2 pi to 20,000 pi.
-
-    >>> sines(2, 4, torch.zeros(1))[0].tolist()
-    [0.0, 0.0, 1.0, 1.0]
-    """
+    """Return a vector for each age from 0, [ages, width]: sines and cosines of wavelengths from 2 pi to 20,000 pi."""
     rates = 10_000 ** -(torch.arange(width // 2, device=like.device, dtype=like.dtype) / max(1, width // 2))
     angles = torch.arange(ages, device=like.device, dtype=like.dtype)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)

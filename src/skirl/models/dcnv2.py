@@ -13,11 +13,7 @@ Structure = Literal["stacked", "parallel"]
 
 
 class CrossNetwork(nn.Module):
-    """Cross layers over vectors of one width.
-
-    >>> CrossNetwork(width=6, layers=2, rank=3)(torch.ones(5, 6)).shape
-    torch.Size([5, 6])
-    """
+    """Cross layers over vectors of one width."""
 
     def __init__(self, width: int, layers: int, rank: int | None = None) -> None:
         super().__init__()
@@ -80,7 +76,6 @@ class DCNv2(Model):
         self.head = linear(last(deep, width) + (width if structure == "parallel" else 0), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch]."""
         x0 = torch.cat([self._dense(batch), self.embeddings(batch.sparse).stacked().flatten(1)], dim=1)
         crossed = self.cross(x0)
         if self.structure == "stacked":

@@ -53,7 +53,6 @@ class DeepCross(Model):
         self.top = mlp(width, *top, 1)[:-1]  # no ReLU after the logit
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch]."""
         x = self.bottom(self._dense(batch))
         x0 = torch.cat([x, self.embeddings(batch.sparse).stacked().flatten(1)], dim=1)
         return self.top(self.cross(x0)).squeeze(1)

@@ -47,7 +47,6 @@ class DeepFM(FirstOrder):
         self.head = linear(last(deep, width), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch]."""
         vectors, weights = self._rows(batch)
         dense = self._dense(batch)
         fields = torch.cat([vectors, dense[:, :, None] * self.dense_vectors], dim=1)

@@ -1,7 +1,6 @@
 """Deep Interest Network: past actions count by their relevance to the target (Zhou et al., arXiv 1706.06978)."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import ClassVar, cast
 
 import torch
@@ -9,9 +8,8 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct
-from skirl.models.base import Embeddings, last, linear
+from skirl.models.base import Embeddings, fit, last, linear, mlp
 from skirl.models.history import OfHistory, SamplesByBag, Seats, owners, sums
-from skirl.models.loops import fit
 from skirl.models.weighing import interests
 
 
@@ -24,8 +22,8 @@ class DIN(OfHistory):
         logit            [dense, all vectors, the interests] -> MLP with PReLU -> linear
 
     A list is the behaviour of the single feature that has the same table, such as `table = "item"` for both `item` and
-    `clicked` in a schema. Each list has an activation unit of its own. Lists without a target are pooled here, as their
-    table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
+    `clicked` in a schema, and has an activation unit of its own; other lists are pooled as their table says. Without such a
+    pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
 
     If samples share bags, the targets of a bag share a product: (A + C t) h for all of them at once.
 
@@ -66,11 +64,10 @@ class DIN(OfHistory):
         super().__init__(embeddings, dense_features, lists, target)
         self.units = nn.ModuleList(ActivationUnit(self.dim, activation) for _ in range(self.attended))
         width = dense_features + (self.vectors - len(self.history) + self.attended) * self.dim
-        self.deep = prelu_mlp(width, *deep)
+        self.deep = mlp(width, *deep, activation=nn.PReLU)
         self.head = linear(last(deep, width), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch]."""
         dense = self._dense(batch)
         if self.history:
             by_name, histories = self._of_lists(batch.sparse)
@@ -87,11 +84,7 @@ class DIN(OfHistory):
 
 
 class ActivationUnit(nn.Module):
-    """Computes how much each past action counts for a target.
-
-    >>> ActivationUnit(dim=4, width=8)(torch.ones(5, 3, 4), torch.ones(5, 1, 4)).shape
-    torch.Size([5, 3, 1])
-    """
+    """Computes how much each past action counts for a target."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -140,11 +133,3 @@ def _interest(unit: ActivationUnit, lists: Distinct, target: Tensor) -> Tensor:
     seats = Seats.of(lists, 0.5)  # a seat costs more than copying a bag
     h = seats.for_tables(rows)
     return seats.leave(unit.of_tables(h, seats.take(target)) @ h)
-
-
-def prelu_mlp(*sizes: int) -> nn.Sequential:
-    """Make a linear layer and a PReLU for each pair of sizes."""
-    layers = nn.Sequential()
-    for n, m in pairwise(sizes):
-        layers.append(linear(n, m)).append(nn.PReLU())
-    return layers

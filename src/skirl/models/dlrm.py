@@ -52,6 +52,5 @@ class DLRM(Model):
         self.register_buffer("places", places(vectors), persistent=False)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Return the logit of each sample's click, [batch]."""
         x = self.bottom(self._dense(batch))
         return self.top(pairs(x, self.embeddings(batch.sparse).stacked(), self.places)).squeeze(1)

@@ -32,19 +32,16 @@ class ModelFlags:
 
     @property
     def tiny(self) -> bool:
-        """True for the small version."""
         return self.model.endswith("-tiny")
 
     @property
     def kind(self) -> "type[Model]":
-        """The model's class."""
         from skirl.models.by_name import MODELS
 
         return MODELS[self.name]
 
     @property
     def row_dim(self) -> int:
-        """Length of a row of the tables."""
         return self.kind.row_dim(self.dim)
 
 

@@ -17,12 +17,10 @@ TILE = 16
 
 
 class SamplesByBag(NamedTuple):
-    """The samples of each bag, and where the ids of each bag are."""
+    """The samples of each bag, and where the ids of each bag begin and end (int64 [bags])."""
 
     begins: np.ndarray
-    """int64 [bags]: where the ids of each bag begin,"""
     ends: np.ndarray
-    """and where they end."""
     first: np.ndarray
     """int64 [bags + 1]: where the samples of each bag begin in `order`."""
     order: np.ndarray
@@ -32,7 +30,6 @@ class SamplesByBag(NamedTuple):
 
     @classmethod
     def of(cls, bags: Distinct) -> "SamplesByBag":
-        """Sort the samples of a batch by bag."""
         offsets, inverse = bags.offsets.numpy(), bags.inverse.numpy()
         begins, ends = offsets[:-1], offsets[1:]
         first = np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=bags.bags))])
@@ -86,12 +83,6 @@ class Seats(NamedTuple):
         return of_bags if len(self.bag) == self.bags else expand(of_bags, self.bag)
 
 
-def list_sums(lists: Distinct) -> Tensor:
-    """Return the sum of each list's rows, [lists, dim]."""
-    lengths = lists.offsets.diff()
-    return sums(lists.rows, owners(lengths, lists.rows.device), len(lengths))
-
-
 def owners(lengths: Tensor, at: torch.device) -> Tensor:
     """Return the sample (or bag) of each id, on device `at`; lengths may be on the host."""
     return moved(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), at)
@@ -103,11 +94,7 @@ def sums(rows: Tensor, sample: Tensor, samples: int) -> Tensor:
 
 
 class OfHistory(Model):
-    """A model whose target (the item shown) attends to a history (past actions).
-
-    A list is the history of the single feature that has the same table, such as `table = "item"` for both `item` and
-    `clicked` in a schema. Lists without a target are pooled here, as their table says. Without such a pair, as in
-    Criteo and Avazu, one feature is the target and the others are its history.
+    """A model whose target (the item shown) attends to a history (past actions): DIN and DCAT say which features are which.
 
     If samples share bags, what depends on a bag alone is computed once per bag.
     """
@@ -120,14 +107,13 @@ class OfHistory(Model):
         self.lists = frozenset(lists)
         self.means = {name for table in embeddings.tables if table.pooling == "mean" for name in table.features}
         self.history = self.pairs(embeddings.tables, lists)
+        self.attended = len(self.history) or 1  # number of histories
         if getattr(embeddings, "pooled", not self.history) == bool(self.history):
-            raise ValueError(
-                f"{self.name} attends to the lists {', '.join(self.history)} id by id: set embeddings to an "
-                "EmbeddingCollection, which does not pool"
-                if self.history
-                else f"{self.name} has no list whose table a single feature shares: set embeddings to an "
-                "EmbeddingBagCollection"
-            )
+            wrong = "has no list whose table a single feature shares: set embeddings to an EmbeddingBagCollection"
+            if self.history:
+                wrong = f"attends to the lists {', '.join(self.history)} id by id: set embeddings to an "
+                wrong += "EmbeddingCollection, which does not pool"
+            raise ValueError(f"{self.name} {wrong}")
         attends = self.target_of(embeddings.tables, lists, target)
         if attends is not None:
             self.target = self.features.index(attends)
@@ -163,11 +149,6 @@ class OfHistory(Model):
             raise ValueError(f"{cls.name} has no feature {wanted!r}: set target to one of {', '.join(features)}")
         return wanted
 
-    @property
-    def attended(self) -> int:
-        """Number of histories."""
-        return len(self.history) or 1
-
     def _of_features(self, sparse: Sparse) -> tuple[Tensor, Tensor, Tensor]:
         """Return all vectors [B, F, dim], the target's [B, 1, dim] and those of the other features [B, F - 1, dim]."""
         vectors: Tensor = self.embeddings(sparse).stacked()
@@ -193,7 +174,7 @@ class OfHistory(Model):
                     "lists: give it one for each sample, or add it to lists"
                 )
             return bags.for_samples(bags.rows)
-        pooled = list_sums(bags)
+        pooled = sums(bags.rows, owners(lengths, bags.rows.device), bags.bags)
         if name in self.means:
             pooled = pooled / moved(lengths.clamp(min=1)[:, None], pooled.device)
         return bags.for_samples(pooled)

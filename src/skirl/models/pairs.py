@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.models.loops import fit
+from skirl.models.base import fit
 from skirl.tools.jit import Kernel, kernel
 from skirl.tools.lanes import load, store, zeros
 from skirl.tools.threads import run
@@ -26,11 +26,10 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
 
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
-
-    >>> pairs(torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]]), places(3))
-    tensor([[ 1.,  2., 11., 17., 39.]])
     """
-    return _Pairs.apply(x, vectors) if _fits(x, vectors) else by_torch(x, vectors, places)
+    if 0 < x.shape[1] <= WIDEST and fit(x, vectors):
+        return _Pairs.apply(x, vectors)
+    return by_torch(x, vectors, places)
 
 
 def by_torch(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
@@ -44,10 +43,6 @@ def places(n: int) -> Tensor:
     """Return the indices of the pairs of n vectors among all n * n products."""
     first, second = torch.tril_indices(n, n, offset=-1)
     return first * n + second
-
-
-def _fits(x: Tensor, vectors: Tensor) -> bool:
-    return 0 < x.shape[1] <= WIDEST and fit(x, vectors)
 
 
 class _Pairs(torch.autograd.Function):

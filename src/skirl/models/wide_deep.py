@@ -45,7 +45,6 @@ class WideDeep(FirstOrder):
         self.head = linear(last(deep, dense_features + before) + behind, 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logit of each sample's click, [batch]."""
         vectors, weights = self._rows(batch)
         dense, vectors = self._dense(batch), vectors.flatten(1)
         if self.rows_in_deep:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.inverse import pays
-from skirl.data.files.column import Column, offsets_of
-from skirl.data.files.encoded import Encoded
+from skirl.data.files.column import Column, Encoded, offsets_of
 from tests.cases import cases
 
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data import DataFlags
+from skirl.data.files.column import Encoded
 from skirl.data.files.encode import ByHash, Encoder, Raw
-from skirl.data.files.encoded import Encoded
 from skirl.data.files.find import BadRow
 from skirl.data.files.schema import FileSchema
 from tests.cases import cases
 from tests.data import logs
 from tests.data.corpus import SCHEMA, parquet
-from tests.data.files.read import INTS, ids_of
 from tests.data.files.test_column import lists_of
+from tests.data.logs import INTS, ids_of
 
 MIXED = FileSchema.parse(
     """
@@ -107,7 +107,7 @@ def test_the_first_malformed_row_is_the_error(rows: list[tuple[str, ...]]) -> No
 @cases(100)
 def test_a_stretch_of_a_piece_is_encoded_like_the_whole(rows: list[tuple[str, ...]], low: int, size: int) -> None:
     whole = encoder(skip=True)(piece(rows))
-    part = encoder(skip=True)(piece(rows).between(low, low + size))
+    part = encoder(skip=True)(piece(rows).only(np.arange(low, low + size)))
     within = np.flatnonzero((whole.places >= low) & (whole.places < low + size))
     same(part, whole.take(within))
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from skirl.data.files.find import BadRow
-from skirl.data.files.mind import MIND, MindFile
+from skirl.data.files.schema import BUILT_IN
+from skirl.data.files.text import MindFile
 from skirl.data.flags import DataFlags
 
 LINES = [
@@ -21,7 +22,7 @@ def test_a_sample_a_shown_item(tmp_path: Path) -> None:
     path = tmp_path / "behaviors.tsv"
     path.write_text("".join(LINES))
     found, again = [], []
-    file = MindFile(str(path), replace(MIND, also=("impression",)), False, part=60)
+    file = MindFile(str(path), replace(BUILT_IN["mind"], also=("impression",)), False, part=60)
     for part in range(3):
         raw = file.read(part)
         assert raw.rows == file.rows(part)

@@ -1,7 +1,6 @@
 """Text files: lines, parts, and the beginning and end of a line."""
 
 import gzip
-import math
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data import DataFlags
-from skirl.data.files.find import BadFile, BadRow
+from skirl.data.files.find import BadRow
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.text import TextFile
 from tests.cases import cases
 from tests.data import logs
 from tests.data.corpus import CRITEO, ROWS, text
-from tests.data.files.read import INTS, ids_of
+from tests.data.logs import INTS, ids_of
 
 PAIRS = FileSchema.parse(
     '[[label]]\nname = "y"\n[[id]]\nname = "item"\n[file]\ncolumns = ["y", "item"]\nheader = "no"\n'
@@ -69,57 +68,6 @@ def test_what_looks_odd_and_is_right(tmp_path: Path) -> None:
         path.write_bytes(data)
         found = logs.samples_of(list(DataFlags(f"criteo:{path}", rows="1000").files()))
         assert [ids for _, _, ids in found] == [ids for _, _, ids in expected], name
-
-
-GOOD_TEXT = text()
-
-
-@given(at=st.integers(0, len(GOOD_TEXT)), cut=st.integers(0, 200), put=st.binary(max_size=40), packed=st.booleans())
-@cases(60)
-def test_mutated_text(tmp_path_factory: pytest.TempPathFactory, at: int, cut: int, put: bytes, packed: bool) -> None:
-    data = GOOD_TEXT[:at] + put + GOOD_TEXT[at + cut :]
-    path = tmp_path_factory.getbasetemp() / "fuzzed"
-    path.write_bytes(gzip.compress(data, 1) if packed else data)
-    try:
-        batches = list(DataFlags(f"criteo:{path}", rows="100", bad_rows="skip").files(700))
-    except ValueError as error:
-        assert isinstance(error, BadFile) or "there are no rows left to read" in str(error)
-    else:
-        assert sum(len(batch.labels) for batch in batches) == plain_count(data)
-
-
-def plain_count(data: bytes) -> int:
-    """Count the valid lines of Criteo text with plain Python."""
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    lines = data.split(b"\n")
-    if lines[-1] in (b"", b"\r"):
-        lines.pop()
-    if set(lines[0].rstrip(b"\r").split(b"\t")) >= {name.encode() for name in CRITEO}:
-        lines = lines[1:]
-    return sum(map(is_right, lines))
-
-
-def is_right(line: bytes) -> bool:
-    fields = line.removesuffix(b"\r").split(b"\t")
-    if len(fields) != 40 or b"\r" in line.removesuffix(b"\r") or fields[0] == b"":
-        return False
-    try:
-        numbers = [float(field.decode("ascii")) for field in fields[:14] if field]
-    except ValueError:
-        return False
-    if not is_utf8(line):
-        return False
-    plain = not any(set(field) & set(b" _\x0b\x0c\x1c\x1d\x1e\x1f") for field in fields[:14])
-    hexes = all(len(f) <= 16 and set(f) <= set(b"0123456789abcdefABCDEF") for f in fields[14:])
-    return plain and hexes and all(map(math.isfinite, numbers)) and float(fields[0]) in (0, 1)
-
-
-def is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def test_a_byte_order_mark_is_refused_in_any_line(tmp_path: Path) -> None:

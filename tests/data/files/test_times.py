@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data.convert import convert
+from skirl.data.files.columns import seconds_of, since_1970
 from skirl.data.files.find import BadRow, BadSchema
 from skirl.data.files.hashing import BAD, GOOD, NONE
-from skirl.data.files.times import seconds_of, since_1970
 from skirl.data.flags import DataFlags
 
 SCHEMA = """

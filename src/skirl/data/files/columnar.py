@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from skirl.data.files.columns import is_list, is_number, is_text, kinds_of, one, pc
+from skirl.data.files.columns import is_date, is_list, is_text, kinds_of, one, pc
 from skirl.data.files.encode import Raw
 from skirl.data.files.find import BadFile, BadSchema, no_column
 from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
-from skirl.data.files.times import is_date
 
 SLICE = 1 << 16
 BUFFER = 1 << 17
@@ -26,45 +25,58 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 class ParquetFile:
-    """A Parquet file: row groups, read in slices."""
+    """A Parquet file: row groups, read in slices. Where lists are left out, groups are read as a whole: only the first row
+    of one is sure to store its lists."""
 
     def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE, whole_bytes: int | None = None) -> None:
-        self.path = path
-        self._schema = schema
-        self._most, self._whole_bytes = slice_rows, whole_bytes
-        self._whole = any(column.run for column in schema.ids)
-        """Lists are left out, so row groups are read as a whole: only a group's first row is sure to store its lists."""
-        self._file: Any = None
-        self._slice: list[int] = []
+        self.path, self._schema = path, schema
+        try:
+            self._file: Any = pq.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
+            meta, stored = self._file.metadata, self._file.schema_arrow
+            groups = [
+                (meta.row_group(g).num_rows, meta.row_group(g).total_byte_size) for g in range(meta.num_row_groups)
+            ]
+            _ = stored.names, [str(kind) for kind in stored.types]  # Arrow reads names lazily, so errors show up here
+        except _DAMAGED as error:
+            raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
+        check_runs(path, stored, schema)
+        check_columns(path, stored, schema)
+        whole = any(column.run for column in schema.ids)
+        for number, (_, size) in enumerate(groups, start=1):
+            if whole and whole_bytes is not None and size > whole_bytes:
+                found = f"takes about {size >> 20:,} MiB, and is read as a whole: it leaves lists out"
+                raise BadFile(path, f"row group {number:,} {found}", "write it with smaller row groups")
+        self._slice = [max(1, rows) if whole else slice_rows for rows, _ in groups]
         """Rows per part, for each group."""
-        self._parts: list[tuple[int, int, int]] = []
+        self._parts = [
+            (group, first, min(self._slice[group], rows - first))
+            for group, (rows, _) in enumerate(groups)
+            for first in range(0, rows, self._slice[group])
+        ]
         """For each part: its group, its first row in the group, and its number of rows."""
-        self._going: tuple[int, Iterator[Any]] | None = None
-        """The next part, and the iterator over slices that yields it."""
+        self._going: tuple[int, int, Iterator[Any]] | None = None
+        """A group, the row in it that comes next, and the iterator over slices that yields it."""
 
     def close(self) -> None:
-        self._file, self._going = None, None
+        self._file = self._going = None
 
     def has(self, part: int) -> bool:
-        self._open()
         return part < len(self._parts)
 
     def share(self, part: int) -> int:
         return self._parts[part][0]
 
     def rows(self, part: int) -> int:
-        self._open()
         return self._parts[part][2]
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        self._open()
         group, first, there = self._parts[part]
         try:
-            batch = self._batch(part)
-            columns = {name: batch.column(batch.schema.get_field_index(name)) for name in self._schema.needed}
+            table = self._read(part)
+            columns = {name: table.column(name) for name in self._schema.needed}
         except _DAMAGED as error:
             raise self._damaged(f"row group {group + 1:,} cannot be read ({_short(error)})") from None
-        if batch.num_rows != there:
+        if table.num_rows != there:
             raise self._damaged(f"row group {group + 1:,} has fewer rows than its header says")
         if wrong := share_lists(columns, self._schema):
             row, found = wrong
@@ -72,47 +84,20 @@ class ParquetFile:
         raw = Raw(columns, there, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
         return raw if rows is None else raw.only(rows)
 
-    def _open(self) -> None:
-        if self._file is not None:
-            return
-        try:
-            self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
-            meta, schema = self._file.metadata, self._file.schema_arrow
-            groups = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
-            _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names lazily, so errors show up here
-        except _DAMAGED as error:
-            self._file = None
-            raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
-        check_runs(self.path, schema, self._schema)
-        check_columns(self.path, schema, self._schema)
-        if self._whole and self._whole_bytes is not None:
-            for group in range(meta.num_row_groups):
-                if (size := meta.row_group(group).total_byte_size) > self._whole_bytes:
-                    found = f"takes about {size >> 20:,} MiB, and is read as a whole: it leaves lists out"
-                    raise BadFile(self.path, f"row group {group + 1:,} {found}", "write it with smaller row groups")
-        self._slice = [max(1, rows) if self._whole else self._most for rows in groups]
-        self._parts = [
-            (group, first, min(self._slice[group], rows - first))
-            for group, rows in enumerate(groups)
-            for first in range(0, rows, self._slice[group])
-        ]
-
-    def _batch(self, part: int) -> Any:
+    def _read(self, part: int) -> Any:
         """Return the slice of a part. Going back within a group reads the group again from its start."""
         group, first, _ = self._parts[part]
-        going = self._going
-        if going is not None and self._parts[going[0]][0] == group and going[0] <= part:
-            skipped, slices = part - going[0], going[1]
-        else:
-            skipped, slices = first // self._slice[group], self._slices(group)
-        for _ in range(skipped):
-            next(slices, None)
-        batch = next(slices, None)
-        if batch is None:
-            raise ValueError("it ends early")
+        at, row, slices = self._going or (-1, 0, iter(()))
+        if at != group or row > first:
+            row, slices = 0, self._slices(group)
+        table = None
+        while row <= first:
+            table, row = next(slices, None), row + self._slice[group]
+            if table is None:
+                raise ValueError("it ends early")
         follows = part + 1 < len(self._parts) and self._parts[part + 1][0] == group
-        self._going = (part + 1, slices) if follows else None
-        return batch
+        self._going = (group, row, slices) if follows else None
+        return table
 
     def _truncated(self) -> str | None:
         """Return a message if the file ends early, else None. The format ends with the bytes that it begins with."""
@@ -133,7 +118,8 @@ class ParquetFile:
             return
         left = None
         for batch in self._file.iter_batches(rows, row_groups=[group], columns=names, use_threads=False):
-            left = batch if left is None else pa.Table.from_batches([*_batches(left), batch])
+            table = pa.Table.from_batches([batch])
+            left = table if left is None else pa.concat_tables([left, table])
             while left is not None and left.num_rows >= rows:  # Arrow may end a batch early
                 yield left.slice(0, rows)
                 left = left.slice(rows) if left.num_rows > rows else None
@@ -144,31 +130,33 @@ class ParquetFile:
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
     """Raise if a file's columns do not fit the schema."""
     lists = {column.column or column.name for column in schema.ids if column.list}
-    others = {column.column or column.name for column in schema.ids} | {label.name for label in schema.labels}
+    others = {label.name for label in schema.labels} | {column.column or column.name for column in schema.ids}
     others |= {column.column or column.name for column in schema.dense if column.transform != "hour"}
     for name in schema.needed:
         at = stored.get_all_field_indices(name)
         if len(at) != 1:
             what = no_column(name, stored.names) if not at else f"{len(at)} columns {name!r}"
-            raise BadSchema(
-                f"{path}: it has {what}: name the column in the schema as the file does, or write the file again"
+            raise _misfit(
+                path, f"it has {what}", "name the column in the schema as the file does, or write the file again"
             )
         kind = stored.field(at[0]).type
         inner = kind.value_type if pt.is_dictionary(kind) or (is_list(kind) and name in lists) else kind
         if is_list(kind) and name not in lists:
-            raise BadSchema(
-                f"{path}: column {name!r} holds lists: write list = true under its [[id]] in the schema; other columns have "
-                "one value a row"
-            )
+            then = "write list = true under its [[id]] in the schema; other columns have one value a row"
+            raise _misfit(path, f"column {name!r} holds lists", then)
         if is_date(inner) and name in others:
-            raise BadSchema(
-                f"{path}: column {name!r} holds dates ({kind}): they may be the schema's time, or a [[dense]] column with "
-                'transform = "hour"; write others as numbers'
+            then = (
+                'they may be the schema\'s time, or a [[dense]] column with transform = "hour"; write others as numbers'
             )
-        if not (is_text(inner) or is_number(inner) or is_date(inner)):
-            raise BadSchema(
-                f"{path}: column {name!r} is of type {kind}: the schema takes texts, numbers, or lists of them"
-            )
+            raise _misfit(path, f"column {name!r} holds dates ({kind})", then)
+        number = pt.is_integer(inner) or pt.is_floating(inner) or pt.is_boolean(inner) or pt.is_null(inner)
+        if not (is_text(inner) or number or is_date(inner)):
+            then = "the schema takes texts, numbers, or lists of them"
+            raise _misfit(path, f"column {name!r} is of type {kind}", then)
+
+
+def _misfit(path: str, found: str, then: str) -> BadSchema:
+    return BadSchema(f"{path}: {found}: {then}")
 
 
 def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
@@ -183,10 +171,8 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
     for column in schema.ids:
         run = written.get(column.column or column.name, column).run
         if column.run and not run and column.run not in stored.names:
-            raise BadSchema(
-                f"{path}: lists of column {column.name!r} are stored otherwise than the schema or the first file says: "
-                "convert all files of the data with one command"
-            )
+            found = f"lists of column {column.name!r} are stored otherwise than the schema or the first file says"
+            raise _misfit(path, found, "convert all files of the data with one command")
         if run and run != column.run:
             raise BadSchema(
                 f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and the "
@@ -228,11 +214,7 @@ def share_lists(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] 
 
 
 def runs_of(written: np.ndarray) -> np.ndarray:
-    """Return how many rows above each row its list is stored (int32 [n]).
-
-    >>> runs_of(np.array([True, False, False, True])).tolist()
-    [0, 1, 2, 0]
-    """
+    """Return how many rows above each row its list is stored (int32 [n])."""
     rows = np.arange(len(written))
     return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
 
@@ -249,10 +231,6 @@ def embedded_schema(path: str) -> str | None:
     """Return the schema that `skirl convert` stored in a Parquet file, as TOML; None if there is none."""
     raw = (getattr(stored_schema(path), "metadata", None) or {}).get(KEY)
     return None if raw is None else raw.decode("utf-8", "replace")
-
-
-def _batches(table: Any) -> list[Any]:
-    return table.to_batches() if isinstance(table, pa.Table) else [table]
 
 
 def _short(error: BaseException) -> str:

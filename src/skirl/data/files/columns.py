@@ -1,14 +1,14 @@
-"""Turns Arrow columns into NumPy arrays: numbers and texts, and which values are missing or malformed."""
+"""Turns Arrow columns into NumPy arrays: numbers, texts, times and sessions, and which values are missing or malformed."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.types as pt
 
-from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, parse_hex
+from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, hash_texts, parse_hex, seed_of
 from skirl.tools.jit import read_only
 
 pc: Any = pyarrow.compute
@@ -54,21 +54,11 @@ def is_list(kind: pa.DataType) -> bool:
     return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
 
 
-def is_number(kind: pa.DataType) -> bool:
-    """Return whether values of this type are numbers that convert to float64 or int64."""
-    return pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_null(kind)
-
-
 def kinds_of(column: pa.Array) -> np.ndarray:
     """Return uint8 [n]: GOOD, or NONE where a value is missing."""
     if column.null_count == 0:
         return np.zeros(len(column), np.uint8)
-    if pt.is_null(column.type):
-        return np.full(len(column), NONE, np.uint8)
-    bits = np.frombuffer(column.buffers()[0], np.uint8)[column.offset // 8 :]
-    begin = column.offset % 8
-    valid = np.unpackbits(bits, count=begin + len(column), bitorder="little")[begin:]
-    return (valid ^ 1) * np.uint8(NONE)
+    return column.is_null().to_numpy(zero_copy_only=False) * np.uint8(NONE)
 
 
 def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -100,10 +90,8 @@ def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.nd
 
 
 def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 [n], and the kind of each value. One that is not whole, or does not fit, is malformed.
-
-    A uint64 keeps its bits. points: texts may be floats, "7.0" for 7.
-    """
+    """Return whole numbers [n], without copying integers, and the kind of each value. One that is not whole, or does not fit
+    into int64, is malformed; a uint64 keeps its bits. points: texts may be floats, "7.0" for 7."""
     kinds = kinds_of(column)
     if is_text(column.type):
         values = _numpy(_cast(column, kinds, pa.int64(), _WHOLE))
@@ -114,21 +102,12 @@ def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tup
             values[odd[some == GOOD]] = floats[some == GOOD].astype(np.int64)
         return values, kinds
     if pt.is_floating(column.type):
-        floats = _numpy(column).astype(np.float64)
-        whole = _whole(floats)
-        wrong = ~whole & (kinds == GOOD)
-        kinds[wrong] = BAD
-        if nan_is_missing:
-            kinds[wrong & np.isnan(floats)] = NONE
+        floats, kinds = floats_of(column, nan_is_missing)
+        whole = _whole(floats := floats.astype(np.float64))
+        kinds[~whole & (kinds == GOOD)] = BAD
         return np.where(whole, floats, 0).astype(np.int64), kinds
-    return numbers_in(column if pt.is_integer(column.type) else column.cast(pa.int64())), kinds
-
-
-def numbers_in(column: pa.Array) -> np.ndarray:
-    """Return the values of a column of whole numbers without copying. A uint64 keeps its bits; the slot of a missing value
-    may hold anything."""
-    values = _numpy(column)
-    return values.view(np.int64) if pt.is_uint64(column.type) else values
+    values = _numpy(column if pt.is_integer(column.type) else column.cast(pa.int64()))
+    return values.view(np.int64) if pt.is_uint64(column.type) else values, kinds
 
 
 def _whole(floats: np.ndarray) -> np.ndarray:
@@ -157,23 +136,24 @@ def value_at(column: pa.Array, i: int) -> Any:
 def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa.Array:
     """Parse texts as numbers. What Arrow's cast rejects is marked malformed in `kinds`, and null in the result."""
     x = pt.is_int64(to) and _has_x(column)  # Arrow would read 0x1f as 31
-    try:
-        if not x:
-            return column.cast(to)
-    except pa.ArrowInvalid:
-        pass
+    if not x and (whole := _tried(column, to)) is not None:
+        return whole
     bytes_ = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
-    sure = pc.fill_null(pc.match_substring_regex(bytes_, good), False).to_numpy(zero_copy_only=False)
-    sure = sure.copy()
+    sure = pc.fill_null(pc.match_substring_regex(bytes_, good), False).to_numpy(zero_copy_only=False).copy()
     for i in np.flatnonzero(~sure & (kinds == GOOD)):  # few: they miss the pattern, but the cast may still accept them
-        try:
-            column.slice(i, 1).cast(to)
-            sure[i] = not (x and _has_x(column.slice(i, 1)))
-        except pa.ArrowInvalid:
-            pass
+        some = column.slice(i, 1)
+        sure[i] = _tried(some, to) is not None and not (x and _has_x(some))
         if not sure[i]:
             kinds[i] = BAD
     return pc.if_else(pa.array(sure), column, None).cast(to)
+
+
+def _tried(column: pa.Array, to: pa.DataType) -> Any:
+    """Return a column of another type, None if a value has no such form."""
+    try:
+        return column.cast(to)
+    except pa.ArrowInvalid:
+        return None
 
 
 def _has_x(column: pa.Array) -> bool:
@@ -192,3 +172,118 @@ def _numpy(column: pa.Array) -> np.ndarray:
         return np.zeros(len(column), column.type.to_pandas_dtype())
     kind = np.dtype(column.type.to_pandas_dtype())
     return np.frombuffer(data, kind, len(column), column.offset * kind.itemsize)
+
+
+NUMBER = "a finite number"
+DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
+_PER_SECOND = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
+_LATEST = 1e11  # seconds from 1970 to the year 5138: a larger number must be in another unit
+EXPECTED = {
+    "seconds": 'seconds since 1970, 1e11 at most (if it counts others, write time_unit = "milliseconds" in the schema)',
+    "milliseconds": "milliseconds since 1970, 1e14 at most, as time_unit in the schema says",
+    "microseconds": "microseconds since 1970, 1e17 at most, as time_unit in the schema says",
+    "YYMMDDHH": "a day and an hour as YYMMDDHH, as time_unit in the schema says",
+}
+"""The expected form of a time, by unit, for error messages."""
+_NAIVE, _ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
+
+
+class Span(NamedTuple):
+    """A span of time, from `low` to before `high`. Only rows whose time is in it are read."""
+
+    column: str
+    low: float
+    high: float
+    dated: bool = False
+    """True if the times are dates; `low` and `high` are then seconds since 1970."""
+
+
+def is_date(kind: pa.DataType) -> bool:
+    """Return whether values of this type are dates, with or without a time of day."""
+    return pt.is_timestamp(kind) or pt.is_date(kind)
+
+
+def begins_with_dates(column: pa.Array) -> bool:
+    """Return whether a column holds dates, by its type, or by the first text in it that is not missing."""
+    if not is_text(column.type):
+        return is_date(column.type)
+    kinds = kinds_of(column)
+    if not len(kinds) or kinds[first := int(np.argmin(kinds))] != GOOD:
+        return False
+    return seconds_of(column.slice(first, 1))[1][0] == GOOD
+
+
+def second_of(text: str) -> float | None:
+    """Return the seconds from 1970 to a date, or None if the text is not a date. Without a zone it is in UTC."""
+    values, kinds = seconds_of(pa.array([text]))
+    return float(values[0]) if kinds[0] == GOOD else None
+
+
+def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds from 1970 to each date (float64 [n]), and the kind of each; texts that are no dates are BAD."""
+    kinds = kinds_of(column)
+    if is_text(column.type):
+        column = _parsed(column, kinds)
+    elif not pt.is_timestamp(column.type):
+        column = column.cast(_NAIVE)
+    elif column.type.unit != "us":
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) / 1e6, kinds
+
+
+def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
+    """Return the seconds from 1970 to each time (finite float64 [n]); NaN for a number that is no time in its unit."""
+    if not unit:
+        return numbers
+    if unit != "YYMMDDHH":
+        seconds = numbers / _PER_SECOND[unit]
+        return np.where(np.abs(seconds) <= _LATEST, seconds, np.nan)
+    whole = (numbers >= 0) & (numbers < 1e8) & (np.floor(numbers) == numbers)
+    rest, hours = np.divmod(np.where(whole, numbers, 0).astype(np.int64), 100)
+    rest, days = np.divmod(rest, 100)
+    years, months = np.divmod(rest, 100)
+    begins = ((years + 30) * 12 + months - 1).astype("datetime64[M]")
+    dates = begins.astype("datetime64[D]") + (days - 1)
+    right = whole & (months >= 1) & (months <= 12) & (dates.astype("datetime64[M]") == begins) & (hours < 24)
+    return np.where(right, dates.astype(np.int64) * 86400.0 + hours * 3600.0, np.nan)
+
+
+def hours_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers of the form YYMMDDHH unchanged, or the hour of the day of dates (float64 [n]); and the kind of each."""
+    if not begins_with_dates(column):
+        return floats_of(column, nan_is_missing)
+    seconds, kinds = seconds_of(column)
+    return np.floor(seconds / 3600) % 24, kinds
+
+
+def _parsed(column: pa.Array, kinds: np.ndarray) -> Any:
+    """Parse texts as timestamps. Texts that are none become null, and are marked malformed in `kinds`."""
+    for kind in (_NAIVE, _ZONED):
+        if (whole := _tried(column, kind)) is not None:
+            return whole.cast(_NAIVE)
+    if len(column) == 1:
+        kinds[0] = BAD
+        return pa.nulls(1, _NAIVE)
+    # The piece has dates of several forms, or malformed ones.
+    return pa.concat_arrays([_parsed(column.slice(i, 1), kinds[i : i + 1]) for i in range(len(column))])
+
+
+def sessions_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return a number for each row's session (int64 [n]), and the kind of each value.
+
+    Texts become hashes, 7.0 becomes 7; dates, and floats that are not whole, become their bits.
+    """
+    column = plain(column, ())
+    if is_text(column.type):
+        out = np.empty(len(column), np.uint64)
+        hash_texts(*texts_of(column), seed_of("session"), out)
+        return out.view(np.int64), kinds_of(column)
+    if is_date(column.type):
+        values, kinds = seconds_of(column)
+        return values.view(np.int64), kinds
+    if not pa.types.is_floating(column.type):
+        return ints_of(column, False)
+    floats, kinds = floats_of(column, False)
+    whole = np.floor(floats) == floats
+    values = np.where(whole, floats, 0).astype(np.int64)
+    return np.where(whole, values, floats.astype(np.float64).view(np.int64)), kinds

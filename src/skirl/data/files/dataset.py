@@ -1,18 +1,26 @@
-"""Data files as one data set, and what identifies it."""
+"""Data files as one sequence of rows, read in parts and in windows that are shuffled, by this process or by several."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from skirl.data.files.column import Column, Encoded
 from skirl.data.files.columnar import SLICE, ParquetFile
-from skirl.data.files.encode import Raw
+from skirl.data.files.encode import Encoder
 from skirl.data.files.find import BadFile, kind_of
-from skirl.data.files.mind import MindFile
+from skirl.data.files.hashing import named, unit
 from skirl.data.files.schema import FileSchema
-from skirl.data.files.text import PART, TextFile
+from skirl.data.files.text import PART, MindFile, TextFile
+from skirl.data.share import WHOLE, Cut, Share
+from skirl.tools.jit import kernel
 
 
 class RowPosition(NamedTuple):
@@ -27,45 +35,18 @@ START = RowPosition()
 
 
 class FilePart(NamedTuple):
-    """A part to read, or only its rows low <= row < high."""
+    """A part to read, or only its rows low <= row < high. One worker reads all parts of a share."""
 
     file: int
     part: int
     low: int
     high: int | None
     share: int
-    """One worker reads all parts of a share."""
 
 
-class DataFile(Protocol):
-    """A file whose rows are read in parts."""
-
-    path: str
-
-    def has(self, part: int) -> bool:
-        """Return whether the file has this part."""
-        ...
-
-    def rows(self, part: int) -> int:
-        """Return the number of rows of a part, including malformed ones."""
-        ...
-
-    def share(self, part: int) -> int:
-        """Return the share of a part. One worker reads all parts of a share."""
-        ...
-
-    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """Return a part's columns. rows: the rows to keep, ascending; None for all."""
-        ...
-
-    def close(self) -> None:
-        """Close the file."""
-        ...
-
-
-@dataclass
+@dataclass(frozen=True)
 class Dataset:
-    """Files as one sequence of rows; picklable."""
+    """Files as one sequence of rows; picklable, and open only while parts are read."""
 
     paths: list[str]
     schema: FileSchema
@@ -75,132 +56,302 @@ class Dataset:
     """Most rows of Parquet files to decode at once, unless a file leaves lists out."""
     whole_bytes: int | None = None
     """Most bytes of a row group that leaves lists out, and so is read as a whole; None: any."""
-    _open: dict[int, DataFile] = field(default_factory=dict, repr=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}
+    def opened(self, number: int) -> ParquetFile | TextFile:
+        """Return a file, in the format that its first bytes say it has."""
+        path, text = self.paths[number], self.schema.text
+        kind = kind_of(path)
+        if kind == "parquet":
+            return ParquetFile(path, self.schema, self.slice_rows, self.whole_bytes)
+        if not text.columns and text.header == "no":
+            raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
+        kind_of_text = MindFile if text.samples == "shown" else TextFile
+        return kind_of_text(path, self.schema, kind == "gzip", self.part_bytes)
 
-    def anew(self) -> "Dataset":
-        """Return the same files for another reader: each reader needs an open file of its own."""
-        return Dataset(self.paths, self.schema, self.part_bytes, self.slice_rows, self.whole_bytes)
-
-    def parts(self, begin: RowPosition = START, end: RowPosition | None = None) -> Iterator[FilePart]:
-        """Yield the parts from `begin` to before `end`, or to the last."""
+    def parts(
+        self, begin: RowPosition = START, end: RowPosition | None = None
+    ) -> Iterator[tuple[FilePart, ParquetFile | TextFile]]:
+        """Yield the parts from `begin` to before `end`, or to the last, with their file, open until the next one is."""
         share = -1
         for number in range(begin.file, len(self.paths)):
             if end is not None and (number, 0, 0) >= end:
                 return
-            file = self._file(number)
-            part = begin.part if number == begin.file else 0
-            last = None
-            while file.has(part):
-                if end is not None and (number, part, 0) >= end:
-                    break
-                if (its := file.share(part)) != last:
-                    share, last = share + 1, its
-                low = begin.row if (number, part) == (begin.file, begin.part) else 0
-                high = end.row if end is not None and (number, part) == (end.file, end.part) else None
-                yield FilePart(number, part, low, high, share)
-                part += 1
-            self.close()
+            part, last = begin.part if number == begin.file else 0, None
+            with closing(self.opened(number)) as file:
+                while file.has(part) and (end is None or (number, part, 0) < end):
+                    if (its := file.share(part)) != last:
+                        share, last = share + 1, its
+                    low = begin.row if (number, part) == begin[:2] else 0
+                    high = end.row if end is not None and (number, part) == end[:2] else None
+                    yield FilePart(number, part, low, high, share), file
+                    part += 1
 
-    def read(self, part: FilePart, rows: np.ndarray | None = None) -> Raw:
-        """Return the columns of a part. rows: the rows to keep, ascending and within the part's bounds; None for all."""
-        if rows is not None:
-            return self._file(part.file).read(part.part, rows)
-        return self._file(part.file).read(part.part).between(part.low, part.high)
-
-    def rows(self, part: FilePart) -> int:
-        """Return the number of rows of a whole part, whatever its bounds."""
-        return self._file(part.file).rows(part.part)
-
-    def count(self) -> int:
-        """Return the number of rows of all files, including malformed ones."""
-        return sum(self.rows(part) for part in self.parts())
+    def rows(self, end: RowPosition | None = None) -> int:
+        """Return the number of rows of the parts before `end`, or of all, including malformed ones."""
+        return sum(file.rows(part.part) for part, file in self.parts(end=end))
 
     def place(self, row: int) -> RowPosition:
         """Return the place of a row, counted from the first file's first row; past the last row, the end."""
-        for part in self.parts():
-            rows = self._file(part.file).rows(part.part)
-            if row < rows:
+        for part, file in self.parts():
+            if row < (rows := file.rows(part.part)):
                 return RowPosition(part.file, part.part, row)
             row -= rows
-        return RowPosition(len(self.paths), 0, 0)
+        return RowPosition(len(self.paths))
 
-    def close(self) -> None:
-        """Close the open file."""
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
 
-    def _file(self, number: int) -> DataFile:
-        """Open a file, in the format that its first bytes say it has."""
-        if number not in self._open:
-            self.close()  # keep one open at a time: a folder may hold thousands
-            path, text = self.paths[number], self.schema.text
-            kind = kind_of(path)
-            if kind == "parquet":
-                self._open[number] = ParquetFile(path, self.schema, self.slice_rows, self.whole_bytes)
-            elif not text.columns and text.header == "no":
-                raise BadFile(
-                    path, "is text, and the schema does not say what its columns are", "add columns to [file]"
-                )
+@dataclass(frozen=True)
+class Windows:
+    """Rows from one place to before another, or to the end, cut into windows and samples; picklable."""
+
+    begin: RowPosition
+    end: RowPosition | None
+    share: Share = WHOLE
+    batch: int = 1
+    rows: int = 1
+    """Rows of a window: a whole number of steps."""
+    number: int = 0
+    """Number of the first window in its epoch."""
+    shuffled: tuple[int, int] | None = None
+    """The seed and the epoch that decide the order of rows in a window; None keeps the order of the files."""
+    most_rows: int | None = None
+    """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
+    partial: bool = False
+    """True to read only the rows that are in samples."""
+
+    def samples(self, number: int, rows: int, sessions: np.ndarray | None = None) -> tuple[list[list[Cut]], np.ndarray]:
+        """Return the batches of each step in window `number`, and the row of each sample in them, in order (int64).
+
+        rows: rows in the window. sessions: a number for each row's session, if sessions are shuffled.
+        """
+        steps = self.share.cuts(rows, self.batch)
+        parts = [np.arange(low, high) for cuts in steps for low, high in cuts]
+        samples = np.concatenate([np.empty(0, np.int64), *parts])
+        if self.shuffled is not None:
+            stream = named(*self.shuffled, number)
+            if self.most_rows is None or sessions is None:
+                order = permutation(rows, stream)
             else:
-                kind_of_text = MindFile if text.samples == "shown" else TextFile
-                self._open[number] = kind_of_text(path, self.schema, kind == "gzip", self.part_bytes)
-        return self._open[number]
+                begins = chunks_of(sessions, self.most_rows)
+                order = Column(np.arange(rows), begins).take(permutation(len(begins) - 1, stream)).values
+            samples = order[samples]
+        return steps, samples
+
+    def parts(self, dataset: Dataset) -> Iterator[tuple[FilePart, Any, np.ndarray | None]]:
+        """Yield each part, its file, and the rows of it to read, ascending (int64); None for all of the part's bounds.
+
+        Rows of partial windows are counted, without reading their values, up to the end of the window in which a part ends:
+        the order of a last window depends on its size.
+        """
+        reading = dataset.parts(self.begin, self.end)
+        if not self.partial:
+            yield from ((part, file, None) for part, file in reading)
+            return
+        waiting: deque[tuple[int, int]] = deque()  # of parts that were counted: ends in the part, and from `begin` on
+        known = np.empty(0, np.int64)  # rows to read, counted from `begin`, of the windows before `done`
+        counted, done, number = 0, 0, self.number
+
+        def ready(upto: int) -> Iterator[tuple[FilePart, Any, np.ndarray]]:
+            nonlocal known
+            while waiting and waiting[0][1] <= upto:
+                high, last = waiting.popleft()
+                part, file = next(reading)
+                here = int(np.searchsorted(known, last))
+                yield part._replace(high=high), file, known[:here] - last + high
+                known = known[here:]
+
+        for part, file in dataset.parts(self.begin, self.end):
+            rows = file.rows(part.part)
+            high = max(part.low, rows if part.high is None else min(part.high, rows))
+            counted += high - part.low
+            waiting.append((high, counted))
+            chosen = [known]
+            while counted - done >= self.rows:
+                chosen.append(done + np.sort(self.samples(number, self.rows)[1]))
+                done, number = done + self.rows, number + 1
+            known = np.concatenate(chosen)
+            yield from ready(done)
+        known = np.concatenate([known, done + np.sort(self.samples(number, counted - done)[1])])
+        yield from ready(counted)
 
 
-ORDER = "sessions"
-"""Key for how sessions are shuffled; absent if they are not."""
-REPEATS = "repeats"
-"""Key for searching repeated lists: gradients are then summed by list first, which may change the last bit."""
+class RowWindow(NamedTuple):
+    """Rows that are read as one, which begin at a place, and in a piece at index `first`."""
+
+    piece: Encoded
+    """Its rows, and maybe others."""
+    first: int
+    rows: int
+    """Number of its rows. If only some are in the piece, the others count too."""
+    place: RowPosition
 
 
-_DIFFERS = {
-    "reads": ("that reads {}, not {}", "set valid to what it was"),
-    "rows_of": ("whose ids become rows {}, not {}", "set vocab to what it was"),
-    "schema": ("whose schema has {}, not {}", "set schema and rows to what they were"),
-    ORDER: ("whose sessions are shuffled by {}, not {}", "set session-order and most-rows to what they were"),
-    REPEATS: ("with repeats {!r}, not {!r}", "set repeats to what it was"),
-}
-"""How streams differ, and what to do, in the order of checks."""
-_UNSET = {ORDER: "none", REPEATS: "stored"}
+def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int, *, partial: bool = False) -> Iterator[RowWindow]:
+    """Yield windows of `size` rows, the last one smaller. A window that lies in one piece is not cut out of it.
+
+    partial: pieces have only some of the rows of their parts, and all of these count.
+    """
+    kept: deque[tuple[Encoded, FilePart, int]] = deque()
+    begun = rows = 0  # rows of the first piece that are in windows already; rows that are not in one yet
+
+    def index(piece: Encoded, part: FilePart, row: int) -> int:
+        return int(np.searchsorted(piece.places, part.low + row)) if partial else row
+
+    def window(size: int) -> RowWindow:
+        nonlocal begun
+        piece, part, _ = kept[0]
+        place = RowPosition(part.file, part.part, part.low + begun if partial else int(piece.places[begun]))
+        cuts, left = [], size
+        while left:
+            piece, part, there = kept[0]
+            end = min(begun + left, there)
+            cuts.append((piece, index(piece, part, begun), index(piece, part, end)))
+            left, begun = left - (end - begun), end
+            if end == there:
+                kept.popleft()
+                begun = 0
+        if len(cuts) == 1:
+            return RowWindow(cuts[0][0], cuts[0][1], size, place)
+        some = [piece.slice(low, high) for piece, low, high in cuts if high > low] or [cuts[0][0].slice(0, 0)]
+        return RowWindow(Encoded.concat(some), 0, size, place)
+
+    for piece, part in found:
+        there = len(piece)
+        if partial:
+            assert part.high is not None
+            there = part.high - part.low
+        if there:
+            kept.append((piece, part, there))
+            rows += there
+        while rows >= size:
+            yield window(size)
+            rows -= size
+    if rows:
+        yield window(rows)
 
 
-def check_identity(state: dict[str, Any], stream: dict[str, Any]) -> None:
-    """Raise if the identity in a state is not that of a stream, saying what differs."""
-    if state.get("files") != stream["files"]:
-        raise ValueError(_other_files(state.get("files"), stream["files"]))
-    for name in dict.fromkeys((*_DIFFERS, *stream)):
-        was, now = (of.get(name, _UNSET.get(name)) for of in (state, stream))
-        if name in ("schema", "rows_of") and not isinstance(was, str):
-            raise ValueError(
-                "the state does not say which schema, rows and vocabulary it is of: go on with the skirl that saved it"
-            )
-        if was != now:
-            what, then = _DIFFERS.get(name, (f"with {name}={{!r}}, not {{!r}}", "set it to that"))
-            was, now = _other_lines(was, now) if name == "schema" else (was, now)
-            raise ValueError(f"the state is of a stream {what.format(was, now)}: {then}")
+def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
+    """Return where each chunk of at most `most` rows of a session begins (0: of all), and the end of the last (int64)."""
+    rows, begins = np.arange(len(sessions)), np.ones(len(sessions), np.bool_)
+    begins[1:] = sessions[1:] != sessions[:-1]
+    if most:
+        begins |= (rows - np.maximum.accumulate(np.where(begins, rows, 0))) % most == 0
+    return np.append(np.flatnonzero(begins), len(sessions))
 
 
-def _other_files(was: Any, now: list[str]) -> str:
-    """Return a message that says how the files of a state differ from these."""
-    then = "set data to the files it was taken on"
-    if not isinstance(was, list):
-        return f"the state does not say which files it is of: {then}, with the skirl that saved it"
-    if len(was) != len(now):
-        return f"the state is of a stream with {len(was)} files, not {len(now)}: {then}"
-    number = next(i for i, (a, b) in enumerate(zip(was, now)) if a != b)
-    return f"the state is of other files: file {number} was {was[number]}, and is {now[number]}: {then}"
+@kernel
+def permutation(n, stream):
+    """Return the numbers 0 .. n - 1 in an order that depends only on the stream, not on NumPy's version."""
+    order = np.arange(n)
+    for i in range(n - 1, 0, -1):
+        j = int(unit(stream, np.uint64(i)) * (i + 1))
+        order[i], order[j] = order[j], order[i]
+    return order
 
 
-def _other_lines(state: str, stream: str) -> tuple[str, str]:
-    """Return where the schema of a state, as TOML, first differs from a stream's: both lines, with the column."""
-    column = was = now = ""
-    for was, now in zip_longest(state.splitlines(), stream.splitlines(), fillvalue="nothing"):
-        if was != now:
-            break
-        if was.startswith(("[", "name = ")):
-            column = "" if was.startswith("[") else f" in column {was.removeprefix('name = ')}"
-    return was, now + column
+PATIENCE = 5.0
+"""Seconds to wait for a worker to exit by itself."""
+
+
+class WorkerDied(RuntimeError):
+    """Raised if a worker process ended without an error message."""
+
+
+def pieces(
+    dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], workers: int
+) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
+    """Yield the encoded pieces of each range in turn, with their parts, and None at the end of each range."""
+    if workers:
+        yield from _by_workers(dataset, encoder, ranges, workers)
+        return
+    for stretch in ranges:
+        for part, file, rows in stretch.parts(dataset):
+            yield _read(encoder, part, file, rows), part
+        yield None
+
+
+def _read(encoder: Encoder, part: FilePart, file: Any, rows: np.ndarray | None) -> Encoded:
+    if rows is not None:
+        return encoder(file.read(part.part, rows)) if len(rows) else Encoded.nothing(encoder.schema)
+    raw = file.read(part.part)
+    if part.low or part.high is not None:
+        raw = raw.only(np.arange(part.low, raw.rows + len(raw.broken) if part.high is None else part.high))
+    return encoder(raw)
+
+
+def _by_workers(
+    dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], workers: int
+) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["skirl.data.files.dataset"])  # imports modules once, which takes 2 s
+    team: list[tuple[Any, Connection]] = []
+    try:
+        for number in range(workers):
+            ours, theirs = context.Pipe(duplex=False)
+            what = (theirs, dataset, encoder, ranges, number, workers)
+            process = context.Process(target=_work, args=what, daemon=True, name=f"skirl-reader-{number}")
+            process.start()
+            theirs.close()
+            team.append((process, ours))
+        for _ in ranges:
+            share = 0
+            # A worker that sends None has no such share. Then there is no later one either, and all others send None too.
+            while (message := _receive(*team[share % workers])) is not None:
+                if isinstance(message, BaseException):
+                    raise message
+                piece, part, last = message
+                yield piece, part
+                if last:
+                    share += 1
+            for other in range(workers):
+                if other != share % workers and _receive(*team[other]) is not None:
+                    raise RuntimeError(
+                        "readers disagree about where the data ends: do the files change while they are read?"
+                    )
+            yield None
+    finally:
+        for _, pipe in team:
+            pipe.close()
+        for process, _ in team:
+            process.kill()  # they ignore SIGTERM, and have nothing to save
+        for process, _ in team:
+            process.join()
+            process.close()
+
+
+def _receive(process: Any, pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        process.join(PATIENCE)
+        raise WorkerDied(
+            f"a reader process ended by itself (exit code {process.exitcode}): is there enough memory? Set workers to 0 "
+            "to read in this process"
+        ) from None
+
+
+def _work(
+    pipe: Connection, dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], number: int, workers: int
+) -> None:
+    """Run a worker. It sends (piece, part, whether it ends a share) for each piece, None after each range, or its error."""
+    # Ctrl-C and SIGTERM also reach the training process, which saves and then ends this worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        try:
+            for stretch in ranges:
+                before: tuple[Encoded, FilePart] | None = None
+                for part, file, rows in stretch.parts(dataset):
+                    if part.share % workers != number:
+                        continue
+                    if before is not None:
+                        pipe.send((*before, before[1].share != part.share))
+                    before = _read(encoder, part, file, rows), part
+                if before is not None:
+                    pipe.send((*before, True))
+                pipe.send(None)
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:
+            pipe.send(error)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # nobody reads the pipe any more

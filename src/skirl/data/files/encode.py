@@ -4,49 +4,23 @@ Malformed rows are marked on the way. At the end, the first one is raised, or al
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from skirl.data.files.column import Column, offsets_of
-from skirl.data.files.columns import (
-    floats_of,
-    hex_of,
-    ints_of,
-    is_list,
-    is_text,
-    kinds_of,
-    numbers_in,
-    one,
-    pc,
-    plain,
-    texts_of,
-    value_at,
-)
-from skirl.data.files.encoded import Encoded
-from skirl.data.files.find import BadRow, BadSchema, shown
+from skirl.data.files import columns as arrow
+from skirl.data.files.column import Column, Encoded, offsets_of
+from skirl.data.files.columns import Span, is_list, is_text, kinds_of, one, pc, plain, value_at
+from skirl.data.files.find import BadRow, BadSchema, WrongTime, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
-from skirl.data.files.times import (
-    DATE,
-    EXPECTED,
-    NUMBER,
-    Span,
-    begins_with_dates,
-    hours_of,
-    is_date,
-    seconds_of,
-    sessions_of,
-    since_1970,
-)
 from skirl.tools.jit import kernel, read_only
 
-FITS = "a number that fits a float32"
-"""The expected form of labels and dense values, which a model gets as float32, for error messages."""
-EACH = "a value in each row"
-"""The expected form of sessions, for error messages."""
+FITS, EACH = "a number that fits a float32", "a value in each row"
+"""The expected form of labels and dense values, which a model gets as float32, and of sessions, for error messages."""
 
 
 @dataclass
@@ -71,48 +45,34 @@ class Raw:
         if self.places is None:
             self.places = np.arange(self.rows)
 
-    def between(self, low: int, high: int | None) -> "Raw":
-        """Return only the rows low <= row < high of the piece."""
-        if low <= 0 and high is None:
-            return self
-        begin = int(np.searchsorted(self.places, low))
-        end = self.rows if high is None else int(np.searchsorted(self.places, high))
-        columns = {name: column.slice(begin, end - begin) for name, column in self.columns.items()}
-        broken = [one for one in self.broken if low <= one[0] and (high is None or one[0] < high)]
-        return Raw(columns, end - begin, self.file, self.where, broken, self.places[begin:end], self.nulls)
-
     def only(self, rows: np.ndarray) -> "Raw":
         """Return only these rows (int64, ascending) of the piece."""
-        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-            return self.between(int(rows[0]), int(rows[-1]) + 1)
         at = np.flatnonzero(np.isin(self.places, rows))
-        columns = {name: column.take(pa.array(at)) for name, column in self.columns.items()}
-        broken = [one for one in self.broken if one[0] in rows]
-        return Raw(columns, len(at), self.file, self.where, broken, self.places[at], self.nulls)
+        n, whole = len(at), len(at) > 0 and at[-1] - at[0] + 1 == len(at)
+        columns = {name: c.slice(at[0], n) if whole else c.take(pa.array(at)) for name, c in self.columns.items()}
+        broken = [each for each in self.broken if each[0] in rows]
+        return replace(self, columns=columns, rows=n, broken=broken, places=self.places[at])
 
 
 class RowsOf(Protocol):
-    """Maps fingerprints of a table's values to its rows."""
+    """Maps fingerprints of a table to its rows. kinds: the kind of each; None if they are good, or missing where 0."""
 
     @property
     def described(self) -> str:
         """A description that is equal if the same fingerprints get the same rows, in tables of the same size."""
         ...
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
-        """Return the row of each value. kinds: the kind of each; None if they are good, or missing where 0."""
-        ...
+    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray: ...
 
 
 @dataclass
 class ByHash:
-    """Maps fingerprints to rows by hash."""
+    """Maps missing values to row 0, and all others to a row from 1 on by hash."""
 
     rows: Mapping[str, int]
     described: str = BY_HASH
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
-        """Return row 0 for missing values, and a row from 1 on for all others."""
         rows = self.rows[table]
         out = np.empty(len(fingerprints), np.int32 if rows < 1 << 31 else np.int64)
         rows_by_hash(read_only(fingerprints), kinds, rows, out)
@@ -127,8 +87,7 @@ class Fingerprints:
     """In training, only an open vocabulary resumes from a state of fingerprints."""
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
-        """Return the fingerprints, with 0 for missing values. Copies nothing if no value is missing or malformed."""
-        if kinds is None or not kinds.any():
+        if kinds is None or not kinds.any():  # nothing to copy
             return fingerprints.view(np.int64)
         return np.where(kinds == NONE, 0, fingerprints.view(np.int64))
 
@@ -139,27 +98,20 @@ class Marks:
     def __init__(self, raw: Raw) -> None:
         self._raw = raw
         self.bad = np.zeros(raw.rows, bool)
-        self.at = -1
-        """The index in the part of the first malformed row; -1 if there is none."""
-        self._first = "", ""
-        for at, found, expected in raw.broken:
-            self._note(at, lambda found=found, expected=expected: (found, expected))
+        self.at, *self._first = min(raw.broken, default=(-1, "", ""))
+        """The index in the part of the first malformed row, -1 if there is none; what was found there, and expected."""
 
     def add(self, wrong: np.ndarray, why: Callable[[int], tuple[str, str]]) -> None:
         """Mark rows as malformed. wrong: a bool for each row; why: returns what was found and expected in a row."""
-        if not wrong.any():
-            return
-        i = int(np.argmax(wrong))
-        self._note(int(self._raw.places[i]), lambda: why(i))
-        self.bad |= wrong
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            self.bad |= wrong
+            if self.at < 0 or self._raw.places[i] < self.at:
+                self.at, *self._first = int(self._raw.places[i]), *why(i)
 
     def add_values(self, what: str, column: pa.Array, wrong: np.ndarray, expected: str) -> None:
-        """Mark rows whose value is malformed. what: the column, as an error names it."""
+        """Mark rows with a malformed value. what: the column, as an error names it."""
         self.add(wrong, lambda i: (f"{what} is {shown(value_at(column, i))}", expected))
-
-    def _note(self, place: int, why: Callable[[], tuple[str, str]]) -> None:
-        if self.at < 0 or place < self.at:
-            self.at, self._first = place, why()
 
     def refuse(self) -> None:
         """Raise the error for the first malformed row, if there is one."""
@@ -180,12 +132,8 @@ class Encoder:
     """Leave malformed rows out instead of raising."""
     keep: Span | None = None
     """If set, keep only rows whose time lies in this span."""
-    kept: tuple[str, ...] = ()
-    """Columns to keep unchanged, except that a time in text becomes a timestamp or a number."""
     all_there: bool = False
-    """Treat a row as malformed if a kept column is missing or NaN, or is no valid time in its unit."""
-    session: str | None = None
-    """The column that says which rows belong together, if the order depends on it."""
+    """Treat a row as malformed if a column that the schema keeps is missing or NaN, or is no valid time in its unit."""
 
     def __call__(self, raw: Raw) -> Encoded:
         """Return the encoded piece. Raise `BadRow` if a row is malformed, unless such rows are to be skipped."""
@@ -209,38 +157,32 @@ class Encoder:
             ids.append(read(raw, seen[column.column or column.name], column, marks))
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
-            wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
-        kept = [self._kept(seen[name], name, marks) for name in self.kept]
+            wanted = self._in_time(raw.file, seen[self.keep.column], self.keep, marks)
+        kept = [self._kept(seen[name], name, marks) for name in schema.also]
         if self.all_there:
-            for name, column in zip(self.kept, kept):
+            for name, column in zip(schema.also, kept):
                 self._check_there(column, name, marks)
-        sessions = None
-        if self.session is not None:
-            sessions, known = sessions_of(column := seen[self.session])
-            marks.add_values(f"session column {self.session}", column, known != GOOD, EACH)
         if not self.skip:
             marks.refuse()
-        bad = int(marks.bad.sum()) + len(raw.broken)
-        read = raw.rows + len(raw.broken)
-        done = Encoded(labels, dense, ids, raw.places, read, bad, marks.at, kept=kept, sessions=sessions)
+        broken = len(raw.broken)
+        bad = int(marks.bad.sum()) + broken
+        done = Encoded(labels, dense, ids, raw.places, raw.rows + broken, bad, marks.at, kept)
         wanted &= ~marks.bad
         return done if wanted.all() else done.take(np.flatnonzero(wanted))
 
     def _label(self, column: pa.Array, label: Label, out: np.ndarray, marks: Marks) -> None:
-        values, kinds = floats_of(column, False)
-        wrong = kinds != GOOD
+        values, kinds = arrow.floats_of(column, False)
+        what, wrong, expected = f"label {label.name}", kinds != GOOD, "a finite number"
         if label.kind == "binary":
-            wrong |= (values != 0) & (values != 1)
-        expected = "0 or 1" if label.kind == "binary" else "a finite number"
-        marks.add_values(f"label {label.name}", column, wrong, expected)
+            wrong, expected = wrong | (values != 0) & (values != 1), "0 or 1"
+        marks.add_values(what, column, wrong, expected)
         with np.errstate(all="ignore"):
             out[:] = values
-        large = ~np.isfinite(out) & (kinds == GOOD)
-        marks.add_values(f"label {label.name}", column, large, FITS)
+        marks.add_values(what, column, ~np.isfinite(out) & (kinds == GOOD), FITS)
 
     def _dense(self, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
         """Write a column's dense features from column `k` of `out` on, and return how many there are."""
-        numbers_of = hours_of if dense.transform == "hour" else floats_of
+        numbers_of = arrow.hours_of if dense.transform == "hour" else arrow.floats_of
         values, kinds = numbers_of(column, self.schema.nan_is_missing)
         marks.add_values(f"column {dense.name}", column, kinds == BAD, "a finite number, or nothing")
         with np.errstate(all="ignore"):  # the slot of a missing value may hold anything
@@ -294,13 +236,11 @@ class Encoder:
         return Column(values, offsets, inverse)
 
     def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """Return the row of each value, a mask of malformed values (None if there are none), and what was expected of
-        them."""
+        """Return the row of each value, a mask of malformed ones (None if there are none), and what was expected of them."""
         table = spec.table or spec.name
-        nan = self.schema.nan_is_missing
         if spec.type == "string" and is_text(column.type):
             fingerprints = np.empty(len(column), np.uint64)
-            hash_texts(*texts_of(column), seed_of(table), fingerprints)
+            hash_texts(*arrow.texts_of(column), seed_of(table), fingerprints)
             return self.rows_of(table, fingerprints, kinds_of(column) if column.null_count else None), None, ""
         if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
             # The number 7 and the text "7" have different fingerprints, so different rows; and 10 is not 0x10.
@@ -310,13 +250,12 @@ class Encoder:
                 f"{file}: column {spec.name!r} holds {column.type}, not {texts}: set its type to {kind} in the schema"
             )
         if spec.type == "hex" and is_text(column.type):
-            values, kinds = hex_of(column)
+            values, kinds = arrow.hex_of(column)
             why = "1 to 16 hexadecimal digits, or nothing"
         else:
-            sure = pa.types.is_integer(column.type) and not column.null_count
-            values, kinds = (numbers_in(column), None) if sure else ints_of(column, nan, spec.type == "float")
+            values, kinds = arrow.ints_of(column, self.schema.nan_is_missing, spec.type == "float")
             why = "a whole number of at most 64 bits, or nothing"
-        odd: np.ndarray | None = kinds if kinds is not None and kinds.any() else None
+        odd: np.ndarray | None = kinds if kinds.any() else None
         wrong = None if odd is None else odd == BAD
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
@@ -325,7 +264,7 @@ class Encoder:
             return self.rows_of(table, fingerprints, odd), wrong, why
         if spec.encode == "row":
             rows = self.rows[table]
-            if odd is None and all_within(values, rows):
+            if odd is None and (not len(values) or (values.min() >= 0 and values.max() < rows)):
                 return values, None, ""
             outside = (values < 0) | (values >= rows)
             if odd is not None:
@@ -336,32 +275,43 @@ class Encoder:
         return self.rows_of(table, fingerprints, odd), wrong, why
 
     def _kept(self, column: Any, name: str, marks: Marks) -> pa.Array:
+        """Return a column unchanged, except that a time in text becomes a timestamp or a number."""
         column = one(column)
         if name != self.schema.time or not is_text(column.type):
             return column
-        dated = begins_with_dates(column)
-        values, kinds = seconds_of(column) if dated else floats_of(column, False)
-        marks.add_values(f"time column {name}", column, kinds == BAD, DATE if dated else NUMBER)
+        dated = arrow.begins_with_dates(column)
+        values, kinds = arrow.seconds_of(column) if dated else arrow.floats_of(column, False)
+        marks.add_values(f"time column {name}", column, kinds == BAD, arrow.DATE if dated else arrow.NUMBER)
         if dated:
             return pa.array((values * 1e6).round().astype(np.int64), pa.timestamp("us"), mask=kinds != GOOD)
         return pa.array(np.asarray(values, np.float64), mask=kinds != GOOD)
 
     def _check_there(self, column: Any, name: str, marks: Marks) -> None:
         column = plain(column, ())
-        plain_numbers = not is_text(column.type) and not is_date(column.type)
-        values, kinds = floats_of(column, False) if plain_numbers else (np.empty(0), kinds_of(column))
-        what, expected = ("time", NUMBER) if name == self.schema.time else ("session", EACH)
+        plain_numbers = not is_text(column.type) and not arrow.is_date(column.type)
+        values, kinds = arrow.floats_of(column, False) if plain_numbers else (np.empty(0), kinds_of(column))
+        what, expected = ("time", arrow.NUMBER) if name == self.schema.time else ("session", EACH)
         marks.add_values(f"{what} column {name}", column, kinds != GOOD, expected)
         if what == "time" and plain_numbers and (unit := self.schema.time_unit):
-            none = np.isnan(since_1970(values.astype(np.float64), unit)) & (kinds == GOOD)
-            marks.add_values(f"time column {name}", column, none, EXPECTED[unit])
+            none = np.isnan(arrow.since_1970(values.astype(np.float64), unit)) & (kinds == GOOD)
+            marks.add_values(f"time column {name}", column, none, arrow.EXPECTED[unit])
 
-    def _in_time(self, raw: Raw, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
-        inside, kinds, expected = keep.has(raw.file, column)
-        if not keep.dated and (kinds == BAD).any() and begins_with_dates(column):
+    def _in_time(self, file: str, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
+        """Return whether each time is in a span (bool [n])."""
+        dates, what = arrow.is_date(column.type), f"time column {keep.column}"
+        if dates and not keep.dated:
+            raise WrongTime(
+                f"{file}: time column {keep.column!r} holds dates: set valid to one, such as time>=2026-03-01"
+            )
+        if keep.dated and not dates and not is_text(column.type):
+            found = f"time column {keep.column!r} holds numbers ({column.type}), and valid names a date"
+            raise WrongTime(f"{file}: {found}: set valid to time>=NUMBER")
+        values, kinds = arrow.seconds_of(column) if keep.dated else arrow.floats_of(column, False)
+        expected = arrow.DATE if keep.dated else arrow.NUMBER
+        if not keep.dated and (kinds == BAD).any() and arrow.begins_with_dates(column):
             expected += " (to hold out by date, set valid to one, such as time>=2026-03-01)"
-        marks.add_values(f"time column {keep.column}", column, kinds != GOOD, expected)
-        return inside
+        marks.add_values(what, column, kinds != GOOD, expected)
+        return (values >= keep.low) & (values < keep.high)
 
 
 def is_shared(column: Any) -> bool:
@@ -383,25 +333,15 @@ def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
 
 def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
     """Return what was found and what was expected of an id, with a hint if it is a number with a decimal point."""
-    try:
+    number = float("nan")
+    with suppress(TypeError, ValueError):
         number = float(value)
-    except (TypeError, ValueError):
-        number = np.nan
-    if spec.type in ("int", "float") and np.isfinite(number) and b"." in str(value).encode():
+    if spec.type in ("int", "float") and np.isfinite(number) and "." in str(value):
+        hint = f"numbers with a fraction are not ids: is {spec.name} a [[dense]] column?"
         if number == int(number):
-            expected += f' (write type = "float" at {spec.name} in the schema: it takes 7.0 for 7)'
-        else:
-            expected += f" (numbers with a fraction are not ids: is {spec.name} a [[dense]] column?)"
+            hint = f'write type = "float" at {spec.name} in the schema: it takes 7.0 for 7'
+        expected += f" ({hint})"
     return f"{found} {shown(value)}", expected
-
-
-@kernel
-def all_within(values, rows):
-    """Return whether all values are rows of a table with `rows` rows."""
-    low = high = 0
-    for i in range(values.size):
-        low, high = min(low, values[i]), max(high, values[i])
-    return low >= 0 and high < rows
 
 
 @kernel
@@ -417,8 +357,4 @@ def log_of(values, out):
             out[i] = np.float32(np.log1p(x))
 
 
-def _logs() -> np.ndarray:
-    return np.log1p(np.arange(1024, dtype=np.float64)).astype(np.float32)
-
-
-LOGS = _logs()
+LOGS = np.log1p(np.arange(1024, dtype=np.float64)).astype(np.float32)

@@ -9,37 +9,36 @@ from typing import Literal
 
 from skirl.tools.flags import WrongFlags
 
-MOST_NAMES = 40
-"""Most columns of a file that an error lists."""
-LONGEST = 60
-"""Most characters of a found value that an error shows."""
-MEND = "fix it, or skip such rows with --bad-rows skip"
+MOST_NAMES = 40  # columns of a file that an error lists
+LONGEST = 60  # characters of a found value that an error shows
 
 
-class BadFile(ValueError):
+class _Located(ValueError):
+    """An error that is made of several texts; worker processes send it."""
+
+    def __init__(self, message: str, *parts: str) -> None:
+        super().__init__(message)
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), self.parts
+
+
+class BadFile(_Located):
     """Raised if a file cannot be read in the format that it should have."""
 
     def __init__(self, file: str, found: str, then: str) -> None:
-        super().__init__(f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}")
-        self.file, self.found, self.then = file, found, then
-
-    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
-        return type(self), (self.file, self.found, self.then)
+        super().__init__(f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}", file, found, then)
+        self.found = found
 
 
-class BadRow(ValueError):
-    """Raised if a value in a row is not what its column should hold.
-
-    >>> print(BadRow("day_0", "line 17", "column I3 is 'x'", "a number, or nothing"))
-    day_0, line 17: column I3 is 'x', expected a number, or nothing: fix it, or skip such rows with --bad-rows skip
-    """
+class BadRow(_Located):
+    """Raised if a value in a row is not what its column should hold."""
 
     def __init__(self, file: str, where: str, found: str, expected: str) -> None:
-        super().__init__(f"{file}, {where}: {found}, expected {expected}: {MEND}")
-        self.file, self.where, self.found, self.expected = file, where, found, expected
-
-    def __reduce__(self) -> tuple[type, tuple[str, ...]]:  # worker processes send it
-        return type(self), (self.file, self.where, self.found, self.expected)
+        mend = "fix it, or skip such rows with --bad-rows skip"
+        super().__init__(f"{file}, {where}: {found}, expected {expected}: {mend}", file, where, found, expected)
+        self.where = where
 
 
 class BadSchema(ValueError):
@@ -51,11 +50,7 @@ class WrongTime(BadSchema, WrongFlags):
 
 
 def no_column(name: str, there: Sequence[str]) -> str:
-    """Return a message with the column that a file lacks, a name that may have been meant, and the columns it has.
-
-    >>> no_column("appid", ["app_id", "site_id"])
-    "no column 'appid', did you mean 'app_id'? (there are app_id, site_id)"
-    """
+    """Return a message with the column that a file lacks, a name that may have been meant, and the columns it has."""
     near = difflib.get_close_matches(name, there, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""
     more = f" and {len(there) - MOST_NAMES:,} more" if len(there) > MOST_NAMES else ""
@@ -64,11 +59,7 @@ def no_column(name: str, there: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it.
-
-    >>> shown(b"a\\xff"), shown("x" * 100)[-5:], shown(None)
-    ("'a\\\\xff'", 'x ...', 'nothing')
-    """
+    """Return a value as an error shows it."""
     if value is None:
         return "nothing"
     if isinstance(value, bytes | bytearray):
@@ -83,60 +74,46 @@ Kind = Literal["text", "gzip", "parquet"]
 ENDINGS = {"", ".tsv", ".csv", ".txt", ".gz", ".parquet", ".pq"}
 """Suffixes of the files to take from a folder. A file that is named, or matches a pattern, may have any suffix."""
 HEAD = 4096
+_PACKED, _ARROW, _TEXT = "unpack it, or pack it with gzip", "write it as Parquet", "write it as UTF-8"
 _OTHERS = {
-    b"PK\x03\x04": "a zip archive: unpack it, or pack it with gzip",
-    b"BZh": "packed with bzip2: unpack it, or pack it with gzip",
-    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or pack it with gzip",
-    b"\xfd7zXZ": "packed with xz: unpack it, or pack it with gzip",
-    b"FEA1": "a Feather file: write it as Parquet",
-    b"ARROW1": "an Arrow file: write it as Parquet",
-    b"\xff\xfe": "UTF-16 text: write it as UTF-8",
-    b"\xfe\xff": "UTF-16 text: write it as UTF-8",
-    b"\xff\xff\xff\xff": "an Arrow stream: write it as Parquet",
+    b"PK\x03\x04": ("a zip archive", _PACKED),
+    b"BZh": ("packed with bzip2", _PACKED),
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", _PACKED),
+    b"\xfd7zXZ": ("packed with xz", _PACKED),
+    b"FEA1": ("a Feather file", _ARROW),
+    b"ARROW1": ("an Arrow file", _ARROW),
+    b"\xff\xfe": ("UTF-16 text", _TEXT),
+    b"\xfe\xff": ("UTF-16 text", _TEXT),
+    b"\xff\xff\xff\xff": ("an Arrow stream", _ARROW),
 }
 
 
 def find(paths: str) -> list[str]:
-    """Return the files that PATH,PATH,... means. Each path is a file, a folder or a pattern.
-
-    >>> find("/no/such/file")
-    Traceback (most recent call last):
-    skirl.data.files.find.BadFile: /no/such/file: there is no such file or folder: set data to one that exists
-    """
+    """Return the files that PATH,PATH,... means. Each path is a file, a folder or a pattern."""
     files: list[str] = []
-    for path in paths.split(","):
-        path = path.strip()
+    for path in map(str.strip, paths.split(",")):
         if not path:
             raise ValueError(f"data names {paths!r}: write a path before and after each comma")
-        if Path(path).is_dir():
-            matches = [
-                str(p) for p in Path(path).iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._"
-            ]
-            if not matches:
-                raise BadFile(
-                    path,
-                    "the folder holds no data files",
-                    f"set data to another, or to a pattern like {path}/*/*.parquet",
-                )
-        elif Path(path).exists():
-            matches = [path]
+        place = Path(path)
+        if place.is_dir():
+            matches = [str(p) for p in place.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._"]
+            wrong = "the folder holds no data files", f"set data to another, or to a pattern like {path}/*/*.parquet"
+        elif place.exists():
+            matches, wrong = [path], None
         elif glob.has_magic(path):
             matches = [p for p in glob.glob(path, recursive=True) if Path(p).is_file()]
-            if not matches:
-                raise BadFile(path, "no file matches this pattern", "set data to one that does")
+            wrong = "no file matches this pattern", "set data to one that does"
         else:
-            here = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
-            raise BadFile(path, f"there is no such file or folder{here}", "set data to one that exists")
+            here = "" if place.is_absolute() else f" in {Path.cwd()}"
+            matches, wrong = [], (f"there is no such file or folder{here}", "set data to one that exists")
+        if not matches and wrong:
+            raise BadFile(path, *wrong)
         files += sorted(matches, key=natural)
     return files
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that orders numbers in names as numbers.
-
-    >>> sorted(["day_10", "day_9"], key=natural)
-    ['day_9', 'day_10']
-    """
+    """Return a sort key that orders numbers in names as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -153,9 +130,8 @@ def kind_of(path: str) -> Kind:
         return "parquet"
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
-    for magic, what in _OTHERS.items():
+    for magic, (kind, then) in _OTHERS.items():
         if head.startswith(magic):
-            kind, _, then = what.partition(": ")
             raise BadFile(path, f"is {kind}", then)
     check_text(path, head)
     return "text"
@@ -164,6 +140,5 @@ def kind_of(path: str) -> Kind:
 def check_text(path: str, head: bytes) -> None:
     """Raise if the first bytes of a file are not text."""
     if b"\0" in head:
-        raise BadFile(
-            path, f"is not text: there is a zero byte at {head.index(0)}", "set data to text or Parquet files"
-        )
+        found = f"is not text: there is a zero byte at {head.index(0)}"
+        raise BadFile(path, found, "set data to text or Parquet files")

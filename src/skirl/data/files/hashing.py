@@ -1,16 +1,16 @@
-"""Hashes the value of an id to a fingerprint of 64 bits, and that to a row."""
+"""Hashes the value of an id to a fingerprint of 64 bits, and that to a row; and random streams, which are hashes too."""
 
 import zlib
 
 import numpy as np
 
 from skirl.core.initial import _MIX1, _MIX2, mix
-from skirl.data.skew import GOLDEN, fold
 from skirl.tools.jit import kernel
 
 BY_HASH, BY_OPEN = "by hash", "by an open vocabulary"
 """How ids become rows, as a stream's state stores it and an export reads it."""
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SALT = 0x736B69726C6461
 _S8, _S32 = np.uint64(8), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -23,12 +23,31 @@ GOOD, BAD, NONE = 0, 1, 2
 """Kinds of values: good, malformed, missing."""
 
 
-def seed_of(table: str) -> np.uint64:
-    """Return the seed of a table's hash, which depends only on its name.
+@kernel
+def fold(state, word):
+    """Return the state of a random stream whose name has one more word."""
+    return mix((state ^ word) + GOLDEN)
 
-    >>> int(seed_of("C1")) != int(seed_of("C2"))
-    True
+
+def named(*words: int | np.uint64) -> np.uint64:
+    """Return the random stream named by these words.
+
+    A compiled function returns a plain int, so the state is wrapped again after each step.
     """
+    stream = np.uint64(0)
+    for word in words:
+        stream = np.uint64(fold(stream, np.uint64(int(word) % 2**64)))
+    return stream
+
+
+@kernel
+def unit(stream, i):
+    """Draw i of a stream: a float64 in [0, 1) with 53 random bits."""
+    return np.float64(mix(stream + i * GOLDEN) >> np.uint64(11)) * 2.0**-53
+
+
+def seed_of(table: str) -> np.uint64:
+    """Return the seed of a table's hash, which depends only on its name."""
     raw = table.encode()
     return np.uint64(((zlib.crc32(raw) << 32) | zlib.crc32(raw, 0x5EED)) ^ _SALT)
 
@@ -42,13 +61,7 @@ def hash_numbers(values, seed, out):
 
 
 def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:
-    """Return the int64 numbers that have these uint64 fingerprints, which is possible as the hash of numbers is a bijection.
-
-    >>> out = np.empty(3, np.uint64)
-    >>> hash_numbers(np.array([7, -1, 2**62]), seed_of("C1"), out)
-    >>> numbers_of(out, seed_of("C1")).tolist() == [7, -1, 2**62]
-    True
-    """
+    """Return the int64 numbers that have these uint64 fingerprints, as the hash of numbers is a bijection."""
     z = _unshifted(fingerprints, 31) * _UNMIX2
     z = _unshifted(z, 27) * _UNMIX1
     return (_unshifted(z, 30) ^ seed).view(np.int64)

@@ -6,26 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 from skirl.core.tables import MAX_ROWS, Table
 from skirl.data.files.find import BadSchema
+from skirl.tools.flags import read_as
 
 DEFAULT_ROWS = 1_000_000
-LARGEST_FILE = 1 << 20
-"""Most bytes of a schema file; a larger file is something else."""
+LARGEST_FILE = 1 << 20  # bytes of a schema file; a larger file is something else
 MOST_COLUMNS = 20_000
-LARGEST_FLOAT = 3.4028234663852886e38
-"""The largest float32."""
+LARGEST_FLOAT = 3.4028234663852886e38  # the largest float32
 
 
 @dataclass(frozen=True)
 class Label:
-    """A column to predict."""
+    """A column to predict: 0 or 1 only if it is binary, else any finite number."""
 
     name: str
     kind: Literal["binary", "number"] = "binary"
-    """binary: 0 or 1 only; number: any finite number."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class Id:
     column: str = ""
     """The column to read it from; the same as `name` if not set."""
     type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
-    """How values are read. A float must be a whole number; a fingerprint is one that `skirl convert` wrote. The same value
-    has the same row however a file stores it."""
+    """How values are read. A float must be a whole number; a fingerprint is one that `skirl convert` wrote."""
     of: Literal["", "texts", "hex", "numbers"] = ""
     """For a fingerprint: how the values that it was made from were read; unknown if not set."""
     encode: Literal["hash", "row"] = "hash"
@@ -61,16 +58,14 @@ class Id:
     rows: int | None = None
     """Number of rows of its table; --rows decides if not set."""
     table: str = ""
-    """The table; a table of its own if not set. Columns with the same table share its rows."""
+    """The table, whose rows its columns share; a table of its own if not set."""
     list: bool = False
     """Any number of ids per sample: a list column, or text with a separator."""
     separator: str = ""
-    """Separates the ids of a list in text."""
     pooling: Literal["sum", "mean"] = "sum"
-    """How to combine the vectors of a list into one."""
     run: str = ""
     """For lists that are left out (null) where they equal the row above's: the column that says how many rows above each
-    row's list is stored. If not set, no list is left out."""
+    row's list is stored."""
 
     @property
     def kind(self) -> str:
@@ -116,15 +111,13 @@ class FileSchema:
     dense: tuple[Dense, ...]
     ids: tuple[Id, ...]
     session: str | None = None
-    """The column that says which samples belong together. Training reads it only to shuffle sessions; a converted file
-    keeps it."""
+    """The column that says which samples belong together. Training reads it only to shuffle sessions."""
     time: str | None = None
     time_unit: Literal["", "seconds", "milliseconds", "microseconds", "YYMMDDHH"] = ""
     """Unit of the numbers in the time column, since 1970. If not set, lengths of time are measured in seconds."""
     missing: tuple[str, ...] = ("",)
     """Texts that mean no value."""
     nan_is_missing: bool = False
-    """Whether NaN in a float column means no value, as pandas writes it."""
     text: Text = field(default_factory=Text)
     also: tuple[str, ...] = ()
     """Further columns to read and keep unchanged; a schema file cannot name any."""
@@ -162,11 +155,7 @@ class FileSchema:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """How values are read, for each table that maps ids to rows; "" if a converted file does not say.
-
-        >>> FileSchema((Label("y"),), (), (Id("a"), Id("b", type="float"), Id("c", type="fingerprint", of="hex"))).kinds
-        {'a': 'texts', 'b': 'numbers', 'c': 'hex'}
-        """
+        """How values are read, for each table that maps ids to rows; "" if a converted file does not say."""
         return {c.table or c.name: c.kind for c in self.ids if c.encode == "hash"}
 
     @property
@@ -190,40 +179,31 @@ class FileSchema:
         return tuple(column for column in self.dense if column.transform == "standardise")
 
     def rows_of(self, rows: str | None) -> dict[str, int]:
-        """Return the number of rows of each table by name: from --rows, the schema or the default.
-
-        >>> schema = FileSchema((Label("y"),), (), (Id("a"), Id("b", rows=50)))
-        >>> schema.rows_of("1000"), schema.rows_of("1000,b=70"), schema.rows_of(None)
-        ({'a': 1000, 'b': 50}, {'a': 1000, 'b': 70}, {'a': 1000000, 'b': 50})
-        """
+        """Return the number of rows of each table by name: from --rows, the schema or the default."""
         numbers = {column.table or column.name: column.rows for column in self.ids}
         general = DEFAULT_ROWS
-        for part in (rows or "").split(","):
-            name, named, number = part.rpartition("=")
-            if not part.strip() and rows is None:
-                continue
-            if not number.strip().isdigit() or not 2 <= int(number) <= MAX_ROWS:
+        for part in () if rows is None else rows.split(","):
+            name, named, number = map(str.strip, part.rpartition("="))
+            if not number.isdigit() or not 2 <= int(number) <= MAX_ROWS:
                 raise ValueError(f"rows is {rows!r}: set it to a number from 2 to 2**48, or to 100000,C3=2000000")
             if not named:
                 general = int(number)
-                continue
-            if name.strip() not in numbers:
+            elif name not in numbers:
                 raise ValueError(f"rows is {rows!r}: there is no table {name!r}, name one of {', '.join(numbers)}")
-            if any((c.table or c.name) == name.strip() and c.encode == "row" for c in self.ids):
-                raise ValueError(
-                    f"rows is {rows!r}: ids of table {name!r} are rows already (encode is row): set rows in the schema"
-                )
-            numbers[name.strip()] = int(number)
+            elif any((c.table or c.name) == name and c.encode == "row" for c in self.ids):
+                wrong = f"ids of table {name!r} are rows already (encode is row)"
+                raise ValueError(f"rows is {rows!r}: {wrong}: set rows in the schema")
+            else:
+                numbers[name] = int(number)
         return {name: number or general for name, number in numbers.items()}
 
     def tables(self, dim: int, rows: Mapping[str, int]) -> list[Table]:
         """Return the tables that the id columns look up rows in."""
-        made = []
-        for name, number in rows.items():
-            users = [column for column in self.ids if (column.table or column.name) == name]
-            features = tuple(column.name for column in users)
-            made.append(Table(name, rows=number, dim=dim, features=features, pooling=users[0].pooling))
-        return made
+        users = {name: [column for column in self.ids if (column.table or column.name) == name] for name in rows}
+        return [
+            Table(name, rows=rows[name], dim=dim, features=tuple(c.name for c in of), pooling=of[0].pooling)
+            for name, of in users.items()
+        ]
 
     @classmethod
     def load(cls, path: str) -> "FileSchema":
@@ -249,20 +229,13 @@ class FileSchema:
 
     def toml(self) -> str:
         """Return the schema as TOML text that `parse` reads."""
-        lines = [f"{name} = {_toml(getattr(self, name))}" for name in _TOP[:3] if getattr(self, name)]
+        lines = [f"{name} = {_toml(value)}" for name in _TOP[:3] if (value := getattr(self, name))]
         lines += [f"missing = {_toml(self.missing)}", f"nan_is_missing = {_toml(self.nan_is_missing)}"]
-        given = [
-            f.name for f in fields(Text) if f.name != "samples" or self.text.samples != "lines"
-        ]  # unset, it is left out, as in states of versions without it
-        lines += ["[file]", *(f"{name} = {_toml(getattr(self.text, name))}" for name in given)]
-        for kind, columns in (("label", self.labels), ("dense", self.dense), ("id", self.ids)):
-            for column in columns:
-                lines.append(f"[[{kind}]]")
-                lines += [
-                    f"{f.name} = {_toml(v)}"
-                    for f in fields(column)
-                    if (v := getattr(column, f.name)) is not None and (v or f.name != "run")  # likewise
-                ]
+        parts = [("[file]", self.text), *(("[[label]]", of) for of in self.labels)]
+        parts += [*(("[[dense]]", of) for of in self.dense), *(("[[id]]", of) for of in self.ids)]
+        for title, part in parts:
+            of = {f.name: value for f in fields(part) if (value := getattr(part, f.name)) is not None}
+            lines += [title, *(f"{name} = {_toml(value)}" for name, value in of.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -280,17 +253,8 @@ def _parsed(text: str) -> FileSchema:
         raise BadSchema(_unknown(next(iter(read)), [*FileSchema.KINDS, "file", *_TOP]))
     if not columns["label"]:
         raise BadSchema("the schema names no label: add [[label]] with the name of its column")
-    return _make(
-        FileSchema,
-        "schema",
-        top
-        | {
-            "labels": columns["label"],
-            "dense": columns["dense"],
-            "ids": columns["id"],
-            "text": _make(Text, "[file]", layout),
-        },
-    )
+    parts = {"labels": columns["label"], "dense": columns["dense"], "ids": columns["id"]}
+    return FileSchema(**parts, text=Text(**_checked(Text, "[file]", layout)), **_checked(FileSchema, "schema", top))
 
 
 _TOP = ("session", "time", "time_unit", "missing", "nan_is_missing")
@@ -307,62 +271,44 @@ def _toml(value: Any) -> str:
     return repr(value)
 
 
-T = TypeVar("T")
-
-
 def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise BadSchema(f"{kind} has to be one or more tables: write [[{kind}]] above its name")
     made: list[Any] = []
+    of = FileSchema.KINDS[kind]
     for entry in entries:
         names = entry.pop("names", None)
         if (names is None) == ("name" not in entry):
             raise BadSchema(f"[[{kind}]] needs either name or names, not both")
         for name in [entry["name"]] if names is None else names if isinstance(names, list) else [names]:
-            made.append(_make(FileSchema.KINDS[kind], f"[[{kind}]] {name!r}", entry | {"name": name}))
+            made.append(of(**_checked(of, f"[[{kind}]] {name!r}", entry | {"name": name})))
         if len(made) > MOST_COLUMNS:
             raise BadSchema(f"{kind} has more than {MOST_COLUMNS:,} columns, which is the most")
     return tuple(made)
 
 
-def _make(kind: type[T], where: str, values: Any) -> T:
-    """Return a dataclass made from TOML values, after checking them against the types of its fields."""
+def _checked(kind: type, where: str, values: Any) -> dict[str, Any]:
+    """Return TOML values as the fields of a dataclass take them."""
     if not isinstance(values, dict):
         raise BadSchema(f"{where} has to be a table of fields")
-    hints = _hints(kind)
-    known = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
+    hints, read = _hints(kind), {}
     for name, value in values.items():
-        if name not in known:
-            raise BadSchema(f"{where}: {_unknown(name, known)}")
-        if isinstance(value, list):
-            values = values | {name: (value := tuple(value))}
-        if type(value) is int and hints[name] is float and abs(value) < 1 << 53:
-            values = values | {name: (value := float(value))}
-        if (wanted := _misfit(value, hints[name])) is not None:
-            raise BadSchema(f"{where}: {name} is {value!r}, set it to {wanted}")
-    return kind(**values)
+        if name not in hints:
+            raise BadSchema(f"{where}: {_unknown(name, list(hints))}")
+        try:
+            read[name] = read_as(hints[name], value)
+            if value != value:  # a NaN
+                raise TypeError("a finite number")
+        except (TypeError, OverflowError) as wanted:
+            raise BadSchema(f"{where}: {name} is {value!r}, set it to {wanted}") from None
+    return read
 
 
 @lru_cache
 def _hints(kind: type) -> dict[str, Any]:
     """Return the types of a dataclass's fields. Cached: finding them takes longer than the rest of making a column."""
-    return get_type_hints(kind)
-
-
-_WORDS = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
-
-
-def _misfit(value: Any, hint: Any) -> str | None:
-    """Return in words what a field of this type takes, or None if it takes the value."""
-    choices = get_args(hint)
-    if choices == (str, ...):
-        fits = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-        return None if fits else "a list of texts"
-    if choices and isinstance(choices[0], str):
-        return None if value in choices else " or ".join(choices)
-    kinds = [kind for kind in choices or (hint,) if kind in _WORDS]
-    finite = not isinstance(value, float) or abs(value) < float("inf")
-    return None if not kinds or (type(value) in kinds and finite) else _WORDS[kinds[0]]
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def _unknown(name: str, known: list[str]) -> str:
@@ -420,5 +366,14 @@ BUILT_IN = {
         time_unit="YYMMDDHH",
         text=Text(",", _AVAZU),
     ),
+    "mind": FileSchema(
+        labels=(Label("click"),),
+        dense=(),
+        ids=(Id("user"), Id("item"), Id("history", table="item", list=True, separator=" ")),
+        session="impression",
+        time="time",
+        text=Text("tab", ("impression", "user", "time", "history", "item", "click"), "no", samples="shown"),
+    ),
 }
-"""Criteo (both Kaggle's and Terabyte) as text or Parquet; Avazu as CSV, with or without its header."""
+"""Criteo (both Kaggle's and Terabyte) as text or Parquet; Avazu as CSV, with or without its header; MIND's
+behaviors.tsv."""

@@ -4,8 +4,10 @@ Parts become encoded pieces, these windows of rows, which are permuted, and thes
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -14,16 +16,25 @@ import numpy as np
 from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
-from skirl.data.files.dataset import ORDER, REPEATS, START, Dataset, FilePart, RowPosition, check_identity
+from skirl.data.files.column import Encoded
+from skirl.data.files.columns import sessions_of
+from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, Windows, in_windows, pieces
 from skirl.data.files.encode import Encoder
-from skirl.data.files.encoded import Encoded
-from skirl.data.files.windows import Windows, in_windows
-from skirl.data.files.workers import pieces
-from skirl.data.share import WHOLE, Shards, Share, Turn, shards
-from skirl.tools.sealed_json import ANY, COUNT, misfit
+from skirl.data.share import WHOLE, Shards, Share, Turn, of_batch
+from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
 from skirl.tools.units import malformed
 
 logger = logging.getLogger("skirl")
+
+
+_DIFFERS = {
+    "reads": ("that reads {}, not {}", "set valid to what it was"),
+    "rows_of": ("whose ids become rows {}, not {}", "set vocab to what it was"),
+    "schema": ("whose schema has {}, not {}", "set schema and rows to what they were"),
+    "sessions": ("whose sessions are shuffled by {}, not {}", "set session-order and most-rows to what they were"),
+    "repeats": ("with repeats {!r}, not {!r}", "set repeats to what it was"),
+}
+"""How streams differ, and what to do."""
 
 
 @dataclass
@@ -59,8 +70,7 @@ class Files:
 
     bad_rows: int = field(default=0, init=False)
     """Number of malformed rows that this process has left out so far. Counts the first epoch only: all have the same."""
-    left_out: int = field(default=0, init=False)
-    """Samples left out at the end of the last epoch that ended: with shards, those that do not fill a whole batch."""
+    _warned: bool = field(default=False, init=False, repr=False)
     _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
     first_epoch: int | None = field(default=None, init=False)
@@ -112,11 +122,8 @@ class Files:
         if self._first_bad is None:
             return None
         part, row = self._first_bad
-        dataset = self.dataset.anew()  # counts lines from the start of the file, so it leaves the open file alone
-        try:
-            return f"{dataset.read(part).where(row)} of {dataset.paths[part.file]}"
-        finally:
-            dataset.close()
+        with closing(self.dataset.opened(part.file)) as file:
+            return f"{file.read(part.part).where(row)} of {file.path}"
 
     # Parts for several trainers.
 
@@ -126,10 +133,10 @@ class Files:
         Values of other shards are parsed only if malformed rows are skipped, rows are chosen by time, or sessions are
         shuffled: which row is which sample then depends on all of them.
         """
-        return replace(self, dataset=self.dataset.anew(), share=shards(first, last, of, self.batch_size))
+        return replace(self, share=of_batch(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Files":
-        return replace(self, dataset=self.dataset.anew(), share=Turn(rank, ranks))
+        return replace(self, share=Turn(rank, ranks))
 
     # Iteration.
 
@@ -137,46 +144,31 @@ class Files:
         """Yield the batches of all epochs. The first pass after `load_state_dict` continues where that state was taken."""
         state, self._resume = self._resume or self._start(), None
         self._steps = self.first_epoch = None
-        ahead: tuple[list[Batch], dict[str, int]] | None = None
-        if self.batches is None or state["batches"] < self.batches:
-            for step, after in self._all(state):
-                if ahead is not None:
-                    yield from self._step(*ahead)
-                ahead = step, after
-                if self.batches is not None and after["batches"] >= self.batches:
-                    break
-        if ahead is not None:  # one step is held back, so that `steps` is known when the last one is yielded
-            self._steps = ahead[1]["batches"]
-            yield from self._step(*ahead)
+        steps = self._all(state)
+        ahead = next(steps, None)
+        while ahead is not None:
+            (batches, after), ahead = ahead, next(steps, None)
+            if ahead is None:  # one step is held back, so that `steps` is known when the last one is yielded
+                self._steps = after["batches"]
+            yield from batches[:-1]
+            self._state = after  # counts the step once its last batch is handed out
+            yield batches[-1]
         self._state = self._start()
-
-    def _step(self, batches: list[Batch], after: dict[str, int]) -> Iterator[Batch]:
-        """Yield the batches of a step. The state counts the step once its last batch is handed out."""
-        yield from batches[:-1]
-        self._state = after
-        yield batches[-1]
-
-    def parts(self) -> Iterator[tuple[Encoded, FilePart]]:
-        """Yield the rows of one epoch in order, as files yield them, each piece with its part."""
-        self.bad_rows, self._first_bad = 0, None
-        source = pieces(self.dataset, self.encoder, [Windows(self.begin, self.end)], self.workers)
-        try:
-            yield from self._counted(source, count=True)
-        finally:
-            source.close()
 
     def pieces(self, size: int | None = None) -> Iterator[Encoded]:
         """Yield the rows of one epoch in order, in pieces of `size` rows; None for pieces as files yield them."""
         if size is None:
-            return (piece for piece, _ in self.parts())
-        return (piece.slice(first, first + rows) for piece, first, rows, _ in in_windows(self.parts(), size))
+            return (piece for piece, _ in self._parts())
+        return (piece.slice(first, first + rows) for piece, first, rows, _ in in_windows(self._parts(), size))
 
     def numbered(self) -> Iterator[tuple[Batch, np.ndarray]]:
         """Yield the batches of one epoch that is not shuffled, with the number of each row among all rows of all files."""
 
         def numbers() -> Iterator[tuple[Encoded, FilePart]]:
-            before = self._rows_before()
-            for piece, part in self.parts():
+            before = self.begin.row
+            if self.begin[:2] > (0, 0):
+                before += self.dataset.rows(self.begin._replace(row=0))
+            for piece, part in self._parts():
                 yield replace(piece, places=piece.places + (before - part.low)), part
                 before += piece.read
 
@@ -185,26 +177,22 @@ class Files:
             rows = np.arange(first, first + done)
             yield self.batch_of(piece, rows), piece.places[rows]
         if not done:
-            self.refuse_empty()
-
-    def _rows_before(self) -> int:
-        """Return the number of rows before the first one, over all files."""
-        if not self.begin.file and not self.begin.part:
-            return self.begin.row
-        dataset = self.dataset.anew()
-        before = sum(dataset.rows(part) for part in dataset.parts(end=self.begin._replace(row=0)))
-        dataset.close()
-        return before + self.begin.row
+            self._refuse_empty()
 
     def _start(self) -> dict[str, int]:
-        return {
-            "epoch": 0, "file": self.begin.file, "part": self.begin.part, "row": self.begin.row, "window": 0, "next": 0,
-            "batches": 0,
-        }  # fmt: skip
+        return {"epoch": 0, **self.begin._asdict(), "window": 0, "next": 0, "batches": 0}
+
+    def _parts(self) -> Iterator[tuple[Encoded, FilePart]]:
+        """Yield the rows of one epoch in order, as files yield them, each piece with its part."""
+        self.bad_rows, self._first_bad = 0, None
+        with closing(pieces(self.dataset, self.encoder, [Windows(self.begin, self.end)], self.workers)) as source:
+            yield from self._counted(source, count=True)
 
     def _all(self, state: dict[str, int]) -> Iterator[tuple[list[Batch], dict[str, int]]]:
         """Yield the batches of each step, with the state after it."""
         done, skip, first = state["batches"], state["next"], state["epoch"]
+        if self.batches is not None and done >= self.batches:
+            return
         if first:  # how many steps it had is not in a state; the pass has none of them
             self.first_epoch = done
         together = self.share.batches * self.batch_size
@@ -220,18 +208,17 @@ class Files:
             ranges.append(
                 Windows(begin, self.end, self.share, self.batch_size, size, window, order, self.most_rows, partial=some)
             )
-        source = pieces(self.dataset, self.encoder, ranges, self.workers)
-        try:
+        with closing(pieces(self.dataset, self.encoder, ranges, self.workers)) as source:
             for epoch, windows in enumerate(ranges, start=first):
-                empty, left_out, n = not skip, 0, 0
-                found = self._counted(source, epoch == 0)
-                cut_out = in_windows(found, size, partial=some)
+                empty, n = not skip, 0
+                cut_out = in_windows(self._counted(source, epoch == 0), size, partial=some)
                 for number, (rows, begun, n, place) in enumerate(cut_out, start=windows.number):
-                    sessions = None if rows.sessions is None else rows.sessions[begun : begun + n]
+                    sessions = None
+                    if self.most_rows is not None:
+                        sessions, _ = sessions_of(rows.kept[0].slice(begun, n))
                     steps, samples = windows.samples(number, n, sessions)
-                    left_out = self.share.left_out(n, self.batch_size)
                     samples = (np.searchsorted(np.sort(samples), samples) if some else samples) + begun
-                    here = {"epoch": epoch, "file": place.file, "part": place.part, "row": place.row, "window": number}
+                    here = {"epoch": epoch, **place._asdict(), "window": number}
                     at = 0
                     for index, cuts in enumerate(steps):
                         batches = []
@@ -242,15 +229,15 @@ class Files:
                         if batches:
                             done += 1
                             yield batches, {**here, "next": index + 1, "batches": done}
+                            if done == self.batches:
+                                return
                         empty = False
                     skip = 0
                 if epoch == 0:
                     self.first_epoch = done
-                self._note(left_out)
+                self._warn_of(self.share.left_out(n, self.batch_size))
                 if empty:
-                    self.refuse_empty(n)
-        finally:
-            source.close()
+                    self._refuse_empty(n)
 
     def _counted(
         self, source: Iterator[tuple[Encoded, FilePart] | None], count: bool
@@ -263,30 +250,29 @@ class Files:
                     self._first_bad = part, piece.first_bad
             yield piece, part
 
-    def _note(self, left_out: int) -> None:
-        """Set `left_out`. Warn once, on one trainer, if an epoch does not end with a whole batch."""
-        if left_out and not self.left_out and isinstance(self.share, Shards) and self.share.first == 0:
+    def _warn_of(self, left_out: int) -> None:
+        """Warn once, on one trainer, if an epoch does not end with a whole batch."""
+        if left_out and not self._warned and isinstance(self.share, Shards) and self.share.first == 0:
+            self._warned = True
             logger.warning(
                 "the last %s samples of an epoch are left out: they do not fill the %d shards of a batch of %s samples",
                 f"{left_out:,}",
                 self.share.of,
                 f"{self.batch_size:,}",
             )
-        self.left_out = left_out
 
-    def refuse_empty(self, rows: int = 0) -> NoReturn:
+    def _refuse_empty(self, rows: int = 0) -> NoReturn:
         """Raise because there is nothing to read, or fewer rows than a batch with shards needs."""
         if rows:
             raise ValueError(
                 f"{self.dataset.paths[0]}: there are {rows:,} rows, fewer than the {self.batch_size:,} of a batch, whose "
                 f"shards all have to be there: set batch to {rows:,} or less"
             )
+        bad, fix = "", ""
+        if self.bad_rows:
+            bad, fix = f" (left out: {malformed(self.bad_rows, self.first_bad_row)})", "fix the malformed rows, "
         raise ValueError(
-            f"{self.dataset.paths[0]}: there are no rows left to read"
-            + (f" (left out: {malformed(self.bad_rows, self.first_bad_row)})" if self.bad_rows else "")
-            + ": give other files, "
-            + ("fix the malformed rows, " if self.bad_rows else "")
-            + "or hold out less"
+            f"{self.dataset.paths[0]}: there are no rows left to read{bad}: give other files, {fix}or hold out less"
         )
 
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
@@ -311,10 +297,17 @@ class Files:
             grown = isinstance(state, Mapping) and "tables" in state
             then = "set vocab to open" if grown else "set data to what it was when the state was saved"
             raise ValueError(f"the state is of {'an open vocabulary' if grown else 'no files'}: {then}")
-        form = dict.fromkeys(self._start(), COUNT) | {"stream": {...: ANY}}
-        if (wrong := misfit(state, form)) is not None:
+        stream = dict.fromkeys(self._identity, ANY) | {"files": [TEXT], "schema": TEXT}
+        if (wrong := misfit(state, dict.fromkeys(self._start(), COUNT) | {"stream": stream})) is not None:
             raise ValueError(f"the state is not one of a stream over files ({wrong}): give what state_dict() returned")
-        check_identity(state["stream"], self._identity)
+        for name, now in self._identity.items():
+            if (was := state["stream"][name]) == now:
+                continue
+            if name == "files":
+                raise ValueError(_other_files(was, now))
+            what, then = _DIFFERS.get(name, (f"with {name}={{!r}}, not {{!r}}", "set it to that"))
+            was, now = _other_lines(was, now) if name == "schema" else (was, now)
+            raise ValueError(f"the state is of a stream {what.format(was, now)}: {then}")
         if state["file"] > len(self.dataset.paths):
             raise ValueError(f"the state is in file {state['file']}, of {len(self.dataset.paths)}: use another")
 
@@ -323,25 +316,46 @@ class Files:
         """The identity of the stream, in types that JSON has. Cached, since a state is taken at each batch."""
         encoder, paths = self.encoder, map(Path, self.dataset.paths)
         begin, end = (
-            None if at is None else f"file {at.file} part {at.part} row {at.row}" for at in (self.begin, self.end)
+            "the end" if at is None else f"file {at.file} part {at.part} row {at.row}" for at in (self.begin, self.end)
         )
-        reads = f"from {begin} to {'the end' if end is None else end}"
+        reads = f"from {begin} to {end}"
         if encoder.keep is not None:
-            span = encoder.keep
-            reads += f" where {span.low} <= {span.column} < {span.high}"
+            reads += f" where {encoder.keep.low} <= {encoder.keep.column} < {encoder.keep.high}"
         # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do
-        # not change what training reads; the order of sessions is stored under its own key.
+        # not change what training reads.
         ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
-        identity = {
+        by_session = "none"
+        if self.most_rows is not None:
+            by_session = f"{encoder.schema.also[0]}, at most {self.most_rows or 'all'} rows"
+        return {
             "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
             "reads": reads,
             "rows_of": encoder.rows_of.described,
             "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
+            "sessions": by_session,
+            "repeats": "find" if self.find_repeats else "stored",  # sums by list first may differ in the last bit
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "seed": self.seed if self.shuffle else 0,
             "bad_rows": "skip" if encoder.skip else "refuse",
         }
-        if self.most_rows is not None:
-            identity[ORDER] = f"{encoder.session}, at most {self.most_rows or 'all'} rows"
-        return identity | ({REPEATS: "find"} if self.find_repeats else {})
+
+
+def _other_files(was: list[str], now: list[str]) -> str:
+    """Return a message that says how the files of a state differ from these."""
+    then = "set data to the files it was taken on"
+    if len(was) != len(now):
+        return f"the state is of a stream with {len(was)} files, not {len(now)}: {then}"
+    number = next(i for i, (a, b) in enumerate(zip(was, now)) if a != b)
+    return f"the state is of other files: file {number} was {was[number]}, and is {now[number]}: {then}"
+
+
+def _other_lines(state: str, stream: str) -> tuple[str, str]:
+    """Return where the schema of a state, as TOML, first differs from a stream's: both lines, with the column."""
+    column = was = now = ""
+    for was, now in zip_longest(state.splitlines(), stream.splitlines(), fillvalue="nothing"):
+        if was != now:
+            break
+        if was.startswith(("[", "name = ")):
+            column = "" if was.startswith("[") else f" in column {was.removeprefix('name = ')}"
+    return was, now + column

@@ -6,37 +6,36 @@ Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the tex
 import difflib
 import os
 import re
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 
+from skirl.data.files.columns import pc, plain
 from skirl.data.files.encode import Raw
 from skirl.data.files.find import HEAD, BadFile, BadSchema, check_text, no_column, shown
-from skirl.data.files.schema import FileSchema
+from skirl.data.files.schema import FileSchema, Id, Text
 
 PART = 1 << 21
 LONGEST_LINE = 1 << 20
-BEYOND = 1 << 16
-"""Bytes to read beyond the end of a part, for the rest of its last line."""
+BEYOND = 1 << 16  # bytes to read beyond the end of a part, for the rest of its last line
 _BOM = b"\xef\xbb\xbf"
 
 
 class TextFile:
-    """A text file, opened when it is first read."""
+    """A text file."""
 
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
-        self.path = path
-        self._schema = schema
+        self.path, self._schema, self._part = path, schema, part
         self._delimiter = "\t" if schema.text.delimiter == "tab" else schema.text.delimiter
-        self._part = part
         self._text = (_Unpacked if packed else _Plain)(path)
-        self._names: list[str] | None = None
-        self._skip = 0
-        """Bytes before the first row: the byte order mark and the header."""
-        self._header = False
+        try:
+            self.names, self._skip, self._header = self._named()
+        except ValueError:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._text.close()
@@ -57,7 +56,6 @@ class TextFile:
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
         data = self._lines(part)
-        names = self._columns()
         if data and not data.endswith(b"\n"):
             data += b"\n"
         if rows is not None:
@@ -78,7 +76,7 @@ class TextFile:
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
-                read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+                read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
                 parse_options=csv.ParseOptions(
                     delimiter=self._delimiter,
                     quote_char='"' if text.quotes else False,
@@ -96,9 +94,8 @@ class TextFile:
                 ),
             )
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise BadFile(
-                self.path, f"cannot be split into columns ({error})", "check delimiter and quotes in the schema"
-            ) from None
+            found = f"cannot be split into columns ({error})"
+            raise BadFile(self.path, found, "check delimiter and quotes in the schema") from None
         lines = np.arange(table.num_rows + len(broken))
         if broken:
             lines = np.delete(lines, [line for line, _, _ in broken])
@@ -109,25 +106,22 @@ class TextFile:
         if rows is not None:
             broken, lines = [(int(rows[line]), found, wanted) for line, found, wanted in broken], rows[lines]
         columns = {name: table.column(name) for name in needed}
-        where = partial(self._where, part)
-        return Raw(columns, table.num_rows, self.path, where, broken, lines, nulls=True)
 
-    def _where(self, part: int, row: int) -> str:
-        before = sum(map(self._count, range(part)))
-        return f"line {before + row + 1 + self._header:,}"
+        def where(row: int) -> str:
+            before = sum(map(self._count, range(part)))
+            return f"line {before + row + 1 + self._header:,}"
+
+        return Raw(columns, table.num_rows, self.path, where, broken, lines, nulls=True)
 
     # Names.
 
-    def named(self) -> tuple[list[str], int]:
-        """Return the columns in order, as named by the header or the schema, and the number that the first line has."""
-        names = self._columns()
+    def first_width(self) -> int:
+        """Return the number of columns that the first line has."""
         line = self._at_begin()[self._skip :].partition(b"\n")[0]
-        return names, len(names) if self._header else line.count(self._delimiter.encode()) + 1
+        return len(self.names) if self._header else line.count(self._delimiter.encode()) + 1
 
-    def _columns(self) -> list[str]:
-        """Return the columns in order. Also finds out where the first row begins."""
-        if self._names is not None:
-            return self._names
+    def _named(self) -> tuple[list[str], int, bool]:
+        """Return the columns in order, where the first row begins, and whether a header is before it."""
         data = self._at_begin()
         check_text(self.path, data[:HEAD])
         skip = len(_BOM) if data.startswith(_BOM) else 0
@@ -144,24 +138,18 @@ class TextFile:
 
         if text.header == "yes" or (text.header == "auto" and (not absent or (not text.columns and named()))):
             if absent:
-                raise BadFile(
-                    self.path,
-                    f"its header has {no_column(absent[0], first)}",
-                    "name the column in the schema as the file does, or fix the header",
-                )
+                then = "name the column in the schema as the file does, or fix the header"
+                raise BadFile(self.path, f"its header has {no_column(absent[0], first)}", then)
             if len(set(first)) < len(first):
                 twice = next(name for name in first if first.count(name) > 1)
                 raise BadFile(self.path, f"its header names column {twice!r} twice", "name each column once")
-            self._header, skip, names = True, skip + len(whole) + (end >= 0), first
-        elif text.columns:
-            names = list(text.columns)
-        else:
+            return first, skip + len(whole) + (end >= 0), True
+        if not text.columns:
             raise BadSchema(
                 f"{self.path}: its first line ({shown(line.decode('utf-8', 'replace'))}) is not a header that names "
                 f"column {absent[0]!r}, and the schema does not list the columns: write columns = [...] under [file] in it"
             )
-        self._names, self._skip = names, skip
-        return names
+        return list(text.columns), skip, False
 
     # Lines.
 
@@ -171,7 +159,6 @@ class TextFile:
         These are bytes [a, b) of the text: a follows the first line end from part * PART - 1 on, b the first one from
         (part + 1) * PART - 1 on.
         """
-        self._columns()
         begin = max(0, part * self._part - 1)
         last = (part + 1) * self._part - 1 - begin  # where the search for the end begins
         data = self._text.read(begin, last + 1 + BEYOND)
@@ -188,9 +175,8 @@ class TextFile:
         return data[a if part else self._skip : b + 1 if b >= 0 else None]
 
     def _too_long(self) -> BadFile:
-        return BadFile(
-            self.path, f"a line is longer than {LONGEST_LINE >> 20} MiB", "is it a text file with line ends?"
-        )
+        found = f"a line is longer than {LONGEST_LINE >> 20} MiB"
+        return BadFile(self.path, found, "is it a text file with line ends?")
 
     def _at_begin(self) -> bytes:
         """Return the beginning of the text, with at least its first line."""
@@ -207,54 +193,46 @@ class _Plain:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file: Any = None
+        self._open()
+
+    def _open(self) -> None:
+        self._file: Any = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
 
     def read(self, begin: int, size: int) -> bytes:
         """Return at most `size` bytes from `begin` on; fewer only at the end."""
-        if self._file is None:
-            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
         return os.pread(self._file.fileno(), size, begin)
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        self._file.close()
 
 
 class _Unpacked(_Plain):
     """The text of a file that gzip has packed. Who reads before where the last read began starts again at its beginning."""
 
-    _at, _kept = 0, b""
-    """Where the text that is kept begins, and this text."""
+    def _open(self) -> None:
+        self._file = pa.input_stream(self._path, compression="gzip")
+        self._at, self._kept = 0, b""
+        """Where the text that is kept begins, and this text."""
 
     def read(self, begin: int, size: int) -> bytes:
-        """Return at most `size` bytes from `begin` on; fewer only at the end."""
-        if self._file is None or begin < self._at:
+        if begin < self._at:
             self.close()
-            self._file = pa.input_stream(self._path, compression="gzip")
-            self._at, self._kept = 0, b""
+            self._open()
         more = b"-"
         while more and self._at + len(self._kept) < begin + size:
             try:
                 more = self._file.read(1 << 20)
             except (OSError, pa.ArrowException) as error:
-                raise BadFile(
-                    self._path,
-                    f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
-                    "get it again",
-                ) from None
+                at = self._at + len(self._kept)
+                found = f"is damaged: what follows byte {at:,} of its text cannot be unpacked ({error})"
+                raise BadFile(self._path, found, "get it again") from None
             used = min(begin - self._at, len(self._kept))
             self._at, self._kept = self._at + used, self._kept[used:] + more
         return self._kept[begin - self._at :][:size]
 
 
 def _some(data: bytes, lines: np.ndarray) -> bytes:
-    """Return some lines of a text that consists of whole lines.
-
-    >>> _some(b"a\\nb\\nc\\nd\\n", np.array([0, 2, 3]))
-    b'a\\nc\\nd\\n'
-    """
+    """Return some lines of a text that consists of whole lines."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
     runs = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
     return b"".join(data[ends[run[0] - 1] if run[0] else 0 : ends[run[-1]]] for run in runs)
@@ -308,3 +286,55 @@ def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> by
 
 
 _ASCII = bytes(min(byte, 127) for byte in range(256))
+
+
+# MIND: each line is an impression, and each item that it shows is a sample.
+
+LINE = ("impression", "user", "time", "history", "shown")
+"""The columns. Items are separated by spaces. One shown ends with "-1" if it was clicked and "-0" if not; in the test set it
+has no ending."""
+_LINES = FileSchema((), (), tuple(Id(name) for name in LINE), text=Text("tab", LINE, "no"))
+_WHEN = "%m/%d/%Y %I:%M:%S %p"
+
+
+class MindFile(TextFile):
+    """A behaviors.tsv file. A line that cannot be split into columns counts as one malformed sample."""
+
+    def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
+        super().__init__(path, replace(_LINES, missing=schema.missing), packed, part)
+        self._needed = schema.needed
+
+    def rows(self, part: int) -> int:
+        return int(self._shown(part)[2].sum())
+
+    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+        raw, shown, counts = self._shown(part)
+        ends = np.cumsum(counts)
+        of = np.repeat(np.arange(raw.rows), counts[raw.places])
+        columns = {name: plain(raw.columns[name], ()).take(pa.array(of)) for name in LINE[:2] + LINE[3:4]}
+        moments = pc.strptime(plain(raw.columns["time"], ()), format=_WHEN, unit="s", error_is_null=True)
+        columns["time"] = moments.take(pa.array(of))
+        each = pc.list_flatten(shown) if raw.rows else pa.array([], pa.string())
+        found = pc.extract_regex(each, "^(?P<item>.*)-(?P<click>[^-]*)$")
+        split = found.is_valid()  # items without a click mark, as in the test set, have no label
+        columns["item"] = pc.if_else(split, pc.struct_field(found, "item"), each)
+        columns["click"] = pc.if_else(split, pc.struct_field(found, "click"), None)
+        broken = [(int(ends[line]) - 1, found, expected) for line, found, expected in raw.broken]
+        done = replace(
+            raw,
+            columns={name: columns[name] for name in self._needed},
+            rows=len(of),
+            where=lambda row: raw.where(int(np.searchsorted(ends, row, side="right"))),
+            broken=broken,
+            places=np.delete(np.arange(counts.sum()), [at for at, _, _ in broken]),
+        )
+        return done if rows is None else done.only(rows)
+
+    def _shown(self, part: int) -> tuple[Raw, pa.Array, np.ndarray]:
+        """Return the lines of a part, the items of each that could be split, a missing one if it has none, and the number of
+        samples of each line (int64)."""
+        raw = super().read(part)
+        shown = pc.split_pattern(pc.fill_null(plain(raw.columns["shown"], ()), ""), " ")
+        counts = np.ones(raw.rows + len(raw.broken), np.int64)
+        counts[raw.places] = pc.list_value_length(shown).to_numpy(zero_copy_only=False)
+        return raw, shown, counts

@@ -1,71 +1,120 @@
-"""Counts exactly how often each value occurs, in bounded memory.
-
-When the tables fill their memory, they are sorted and spilled to disk as a run; the runs are merged at the end.
-"""
+"""Makes a vocabulary: after one pass over the data, the ids that occurred often enough get rows of their own."""
 
 import shutil
 import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from skirl.data.vocabulary.vocabulary import SMALLEST, Slots, places_for, probe
-from skirl.tools.jit import kernel
+from skirl.data.open import open_to_count
+from skirl.data.vocabulary.vocabulary import FIRST, MOST, Facts, save
 from skirl.tools.os_errors import writing
+from skirl.tools.progress import progress_of
+from skirl.tools.units import size
 
-ENTRY = 12
-"""Bytes of one table entry: a fingerprint and a count."""
+
+def count(
+    data: str,
+    out: str,
+    *,
+    schema: str | None,
+    valid: str | None,
+    workers: int,
+    skip: bool,
+    min_count: int,
+    memory: int,
+    folder: Path | None,
+) -> dict[str, Any]:
+    """Count ids and write the vocabulary. The arguments are the flags of `skirl vocab`, with `memory` in bytes.
+
+    Rows that `valid` holds out are not counted: a vocabulary that knew them would leak.
+    """
+    files = open_to_count(data, schema, valid=valid, workers=workers, skip=skip)
+    columns = files.encoder.schema
+    types = columns.kinds
+    if not types:
+        raise ValueError(
+            'every id column holds rows already, not ids (encode = "row" in the schema): there is nothing to make a '
+            "vocabulary of, train without one"
+        )
+    moments = {column.name: Moments() for column in columns.standardised}
+    hashed = [(column.table or column.name, k) for k, column in enumerate(columns.ids) if column.encode == "hash"]
+    samples = 0
+    with FingerprintCounts(list(types), memory, folder or Path(out).absolute().parent) as counts:
+        with progress_of("count") as progress:
+            for number, piece in enumerate(files.pieces(), start=1):
+                for table, k in hashed:
+                    counts.add(table, piece.ids[k].expanded().values.view(np.uint64))
+                at = 0
+                for column in columns.dense:
+                    if column.name in moments:
+                        moments[column.name].add(piece.dense[:, at])
+                    at += 1 + column.indicator
+                samples += len(piece)
+                facts = {"samples": f"{samples:,}", "on disk": size(counts.spilled)}
+                progress(number, lambda facts=facts: facts)
+        kept, distinct = {}, {}
+        for table in types:
+            kept[table], distinct[table] = _kept(table, counts.merged(table), min_count)
+    means = {name: moment.result(name) for name, moment in moments.items()}
+    save(out, Facts(types, min_count, samples, means), kept)
+    return {
+        "samples": samples,
+        "bad_rows_skipped": files.bad_rows,
+        "first_bad_row": files.first_bad_row,
+        "distinct": distinct,
+        "rows": {table: len(keys) + FIRST for table, (keys, _) in kept.items()},
+        "means": means,
+        "spilled_bytes": counts.spilled,
+        "runs": counts.runs,
+    }
 
 
-class Counter(Slots):
-    """Counts of one table's fingerprints."""
+def _kept(
+    table: str, merged: Iterator[tuple[np.ndarray, np.ndarray]], min_count: int
+) -> tuple[tuple[np.ndarray, np.ndarray], int]:
+    """Return the fingerprints that occur often enough, the most frequent first (ties by fingerprint), with their counts; and
+    the number of distinct fingerprints."""
+    keys, counts, distinct = [_NONE], [_NONE], 0
+    for some, times in merged:
+        distinct += len(some)
+        often = times >= min_count
+        keys.append(some[often])
+        counts.append(times[often])
+    found, times = np.concatenate(keys), np.concatenate(counts)
+    if len(found) > MOST:
+        raise ValueError(f"table {table!r} would have {len(found):,} rows, more than 2**31: set a larger min_count")
+    order = np.lexsort((found, np.iinfo(np.int64).max - times.astype(np.int64)))
+    return (found[order], times[order]), distinct
 
-    def __init__(self) -> None:
-        super().__init__(counts=np.uint32)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the hash table."""
-        return len(self.keys) * ENTRY
-
-    def grown(self, more: int) -> int:
-        """Return the bytes that the hash table needs to hold `more` further keys."""
-        return max(len(self.keys), places_for(self.used + more)) * ENTRY
-
-    def add(self, fingerprints: np.ndarray) -> None:
-        """Count each occurrence of the fingerprints."""
-        self.reserve(len(fingerprints))
-        self.used += _count(self.keys, self.numbers["counts"], fingerprints)
-
-    def sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the fingerprints in ascending order, and how often each occurred."""
-        held = self.entries()
-        order = np.argsort(held["keys"])
-        return held["keys"][order], held["counts"][order].astype(np.uint64)
+_NONE = np.empty(0, np.uint64)
 
 
 class FingerprintCounts:
-    """Counts of several tables' fingerprints in bounded memory. A context manager, since it may spill to disk.
+    """Exact counts of several tables' fingerprints in bounded memory: what does not fit is spilled to disk as sorted runs.
 
-    >>> with FingerprintCounts(["a"], memory=1 << 20) as counters:
-    ...     counters.add("a", np.array([7, 9, 7], np.uint64))
-    ...     [(keys.tolist(), counts.tolist()) for keys, counts in counters.merged("a")]
+    >>> with FingerprintCounts(["a"], memory=1 << 20) as counts:
+    ...     counts.add("a", np.array([7, 9, 7], np.uint64))
+    ...     [(keys.tolist(), times.tolist()) for keys, times in counts.merged("a")]
     [([7, 9], [2, 1])]
     """
 
     def __init__(self, tables: list[str], memory: int, folder: Path | None = None) -> None:
-        """Set bounds. memory: bytes for all tables together. folder: where to spill runs; None for the system's temporary
-        folder."""
-        self._counters = {table: Counter() for table in tables}
-        self._memory = max(memory, 2 * SMALLEST * ENTRY * len(tables))
-        self._parent = folder
-        self._folder: Path | None = None
-        self._runs: dict[str, list[tuple[Path, Path]]] = {table: [] for table in tables}
-        self.spilled = 0
-        """Bytes written to disk."""
-        self.runs = 0
+        """Set bounds. memory: bytes for all tables together. folder: where to spill; None for the system's temporary one."""
+        self._memory = max(memory, len(tables) << 15)
+        self._new: dict[str, list[np.ndarray]] = {table: [] for table in tables}
+        """Fingerprints as they came,"""
+        self._new_bytes = 0
+        self._counted = dict.fromkeys(tables, (_NONE, _NONE))
+        """and those that were counted: each once in ascending order, and how often it occurred."""
+        self._parent, self._folder = folder, None
+        self._runs: dict[str, list[Path]] = {table: [] for table in tables}
+        self.spilled = self.runs = 0
+        """Bytes and runs written to disk."""
 
     def __enter__(self) -> "FingerprintCounts":
         return self
@@ -74,74 +123,101 @@ class FingerprintCounts:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held between two calls."""
+        return self._new_bytes + sum(keys.nbytes + times.nbytes for keys, times in self._counted.values())
+
     def add(self, table: str, fingerprints: np.ndarray) -> None:
         """Count fingerprints of a table. 0 is not counted."""
-        counter = self._counters[table]
-        # A growing table keeps its old arrays until it has copied them.
-        others = sum(c.nbytes for c in self._counters.values())
-        size = counter.grown(len(fingerprints))
-        if size > counter.nbytes and others + size > self._memory and others > len(self._counters) * SMALLEST * ENTRY:
-            self._spill()
-        counter.add(fingerprints)
+        self._new[table].append(fingerprints.copy())
+        self._new_bytes += fingerprints.nbytes
+        if self._new_bytes > self._memory // 8:  # sorting holds each of them several times
+            self._count()
+            if self.nbytes > self._memory // 4:
+                self._spill()
 
     def merged(self, table: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield all fingerprints of a table in ascending order with their counts, in pieces."""
-        if not self._runs[table]:
-            yield self._counters[table].sorted()
-            return
-        self._spill()
-        runs = [
-            (np.load(keys, mmap_mode="r", allow_pickle=False), np.load(counts, mmap_mode="r", allow_pickle=False))
-            for keys, counts in self._runs[table]
-        ]
+        self._count()
+        runs = [self._counted[table], *(tuple(np.load(run, mmap_mode="r")) for run in self._runs[table])]
         entries = sum(len(keys) for keys, _ in runs)
-        slices = max(1, -(-entries * 64 // self._memory))  # sorting holds each entry about three times
+        slices = max(1, -(-entries * 64 // self._memory)) if len(runs) > 1 else 1
         edges = [int(edge) for edge in np.linspace(0, 2.0**64, slices + 1)]
         for low, high in pairwise(edges):
-            keys, counts = [], []
-            for run_keys, run_counts in runs:
+            keys, times = [], []
+            for run_keys, run_times in runs:
                 begin = int(np.searchsorted(run_keys, np.uint64(low)))
                 end = len(run_keys) if high >= 2**64 else int(np.searchsorted(run_keys, np.uint64(high)))
                 keys.append(run_keys[begin:end])
-                counts.append(run_counts[begin:end])
-            yield _summed(np.concatenate(keys), np.concatenate(counts))
+                times.append(run_times[begin:end])
+            yield _summed(np.concatenate(keys), np.concatenate(times))
+
+    def _count(self) -> None:
+        """Count the fingerprints that came since the last call."""
+        for table, new in self._new.items():
+            if new:
+                keys, times = np.unique(np.concatenate(new), return_counts=True)
+                some, before = slice(int((keys[:1] == 0).sum()), None), self._counted[table]
+                both = zip(before, (keys[some], times[some].astype(np.uint64)), strict=True)
+                self._counted[table] = _summed(*map(np.concatenate, both))
+                new.clear()
+        self._new_bytes = 0
 
     def _spill(self) -> None:
+        """Write what was counted to disk, a run for each table."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="skirl-vocab-", dir=self._parent))
-        for number, (table, counter) in enumerate(self._counters.items()):
-            keys, counts = counter.sorted()
-            paths = (self._folder / f"{self.runs}-{number}-keys.npy", self._folder / f"{self.runs}-{number}-counts.npy")
-            for path, values in zip(paths, (keys, counts)):
+        for number, (table, counted) in enumerate(self._counted.items()):
+            if len(counted[0]):
+                path = self._folder / f"{self.runs}-{number}.npy"
                 with writing(path):
-                    np.save(path, values, allow_pickle=False)
-                self.spilled += values.nbytes
-            self._runs[table].append(paths)
-            counter.clear()
+                    np.save(path, np.stack(counted))
+                self.spilled += 2 * counted[0].nbytes
+                self._runs[table].append(path)
+                self._counted[table] = _NONE, _NONE
         self.runs += 1
 
 
-def _summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _summed(keys: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return each key once, in ascending order, with the sum of its counts."""
     if not len(keys):
-        return keys, counts
-    order = np.argsort(keys)
-    keys, counts = keys[order], counts[order]
+        return keys, times
+    order = np.argsort(keys, kind="stable")  # merges stretches that are sorted
+    keys, times = keys[order], times[order]
     first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    return keys[first], np.add.reduceat(counts, first)
+    return keys[first], np.add.reduceat(times, first)
 
 
-@kernel
-def _count(keys, counts, more):
-    """Count fingerprints in a hash table, and return how many were new. Counts saturate."""
-    new = 0
-    for i in range(more.size):
-        key = more[i]
-        if key == 0:
-            continue
-        place = probe(keys, key)
-        if keys[place] == 0:
-            keys[place] = key
-            new += 1
-        counts[place] = np.uint32(min(np.uint64(counts[place]) + np.uint64(1), np.uint64(0xFFFFFFFF)))
-    return new
+class Moments:
+    """Mean and standard deviation of numbers that arrive in pieces, without NaN; merged as Chan, Golub and LeVeque do.
+
+    >>> moments = Moments()
+    >>> moments.add(np.array([1.0, np.nan]))
+    >>> moments.add(np.array([3.0]))
+    >>> moments.result("x")
+    (2.0, 1.0)
+    """
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Add more numbers."""
+        values = values[~np.isnan(values)].astype(np.float64)
+        n = len(values)
+        if n:
+            mean = float(values.mean())
+            shift = mean - self.mean
+            self.squares += float(((values - mean) ** 2).sum()) + shift * shift * self.count * n / (self.count + n)
+            self.mean += shift * n / (self.count + n)
+            self.count += n
+
+    def result(self, name: str) -> tuple[float, float]:
+        """Return the mean and the standard deviation. Raise if all numbers of column `name` are equal."""
+        deviation = (self.squares / self.count) ** 0.5 if self.count else 0.0
+        if not deviation > 0:
+            raise ValueError(
+                f"dense column {name!r} has one value only: there is nothing to standardise, set transform to none"
+            )
+        return self.mean, deviation

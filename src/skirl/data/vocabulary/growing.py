@@ -11,13 +11,12 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.inverse import is_shared
 from skirl.data.files.stream import Files
-from skirl.data.share import WHOLE, Shards, Share, shards
+from skirl.data.share import WHOLE, Shards, Share, of_batch
 from skirl.data.vocabulary.vocabulary import FIRST, Slots, look_up, probe
 from skirl.tools.jit import kernel
 from skirl.tools.sealed_json import ANY, COUNT, misfit
 
-SNAPSHOT = 64
-"""Batches between two snapshots of the vocabulary."""
+SNAPSHOT = 64  # batches between two snapshots of the vocabulary
 
 
 class Kept(np.ndarray):
@@ -32,17 +31,20 @@ class Growth(Slots):
 
     def __init__(self, rows: int, admit: int) -> None:
         super().__init__(rows=np.int64, counts=np.int64, last=np.int64)
-        self.limit, self.admit = rows, admit
-        self.next = FIRST
-        """The next free row."""
+        self.limit, self.admit, self.next = rows, admit, FIRST
+        """`next` is the next free row."""
         self._admitted = np.zeros(0, np.uint64)
         """The fingerprint of each row given so far, from row 2 on, and room for more. Entries never change."""
 
     def grow(self, fingerprints: np.ndarray, now: int) -> np.ndarray:
         """Count the values of batch `now`, admit those that have now occurred often enough, and return the row of each."""
         self.reserve(len(fingerprints))
+        needed = min(self.next + len(fingerprints), self.limit) - FIRST
+        if needed > len(self._admitted):  # in a new array, since earlier states share the old one
+            room = np.zeros(min(max(needed, 2 * len(self._admitted)), self.limit - FIRST), np.uint64)
+            room[: self.next - FIRST] = self._admitted[: self.next - FIRST]
+            self._admitted = room
         out = np.empty(len(fingerprints), np.int64)
-        self._make_room(len(fingerprints))
         rows, counts, last = self.numbers.values()
         added, self.next = _grow(
             self.keys, rows, counts, last, fingerprints, self.admit, now, self.next, self.limit, self._admitted, out
@@ -71,21 +73,12 @@ class Growth(Slots):
     def forget(self, before: int) -> None:
         """Drop the values whose last batch came before batch `before`."""
         entries = self.entries()
-        stays = entries["last"] >= before
-        self.refill({name: array[stays] for name, array in entries.items()})
+        self.refill({name: array[entries["last"] >= before] for name, array in entries.items()})
 
     @property
     def admitted(self) -> np.ndarray:
         """The fingerprint of each row ever given, from row 2 on, as int64. Includes forgotten values."""
         return self._admitted[: self.next - FIRST].view(np.int64).view(Kept)
-
-    def _make_room(self, more: int) -> None:
-        """Make room for `more` rows in a new array, since earlier states share the old one."""
-        needed = min(self.next + more, self.limit) - FIRST
-        if needed > len(self._admitted):
-            room = np.zeros(min(max(needed, 2 * len(self._admitted)), self.limit - FIRST), np.uint64)
-            room[: self.next - FIRST] = self._admitted[: self.next - FIRST]
-            self._admitted = room
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole vocabulary, in arrays that copies of the state share."""
@@ -117,17 +110,15 @@ class Growing:
     yields_fresh: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.growths: dict[str, Growth] = {}
         self._features = [
-            (column.name, column.table or column.name, column.encode == "hash")
-            for column in self.inner.encoder.schema.ids
+            (column.table or column.name, column.encode == "hash") for column in self.inner.encoder.schema.ids
         ]
         self._resume: dict[str, Any] | None = None
         self._begin()
         self._state = self._snapshot()
 
     def _begin(self) -> None:
-        tables = {table for _, table, hashed in self._features if hashed}
+        tables = {table for table, hashed in self._features if hashed}
         self.growths = {table: Growth(self.inner.encoder.rows[table], self.admit) for table in sorted(tables)}
 
     def __getattr__(self, name: str) -> Any:
@@ -146,7 +137,7 @@ class Growing:
 
     def at(self, state: Any) -> "Growing":
         """Return the same stream with its vocabulary as it was at `state`."""
-        then = replace(self, inner=replace(self.inner, dataset=self.inner.dataset.anew()))
+        then = replace(self, inner=replace(self.inner))
         then.load_state_dict(state)
         batches = iter(then._mapped(then._resume))
         then._again(batches, state["since"])
@@ -163,12 +154,11 @@ class Growing:
 
         Every trainer reads all samples: the row that a value gets depends on all values before it.
         """
-        share = shards(first, last, of, self.inner.batch_size)
+        share = of_batch(first, last, of, self.inner.batch_size)
         whole = share if share is WHOLE else Shards(first, last, of, cut=False)
-        return replace(self, inner=replace(self.inner, dataset=self.inner.dataset.anew(), share=whole), share=share)
+        return replace(self, inner=replace(self.inner, share=whole), share=share)
 
     def dealt(self, rank: int, ranks: int) -> NoReturn:
-        """Raise: only the held-out rows can be dealt for evaluation."""
         raise ValueError("an open vocabulary grows by every batch: deal its held_out, or train on sharded batches")
 
     # Iteration.
@@ -213,7 +203,7 @@ class Growing:
         values = sparse.values().numpy()
         ends = sparse.offsets()[torch.arange(len(self._features) + 1) * len(batch.labels)].tolist()
         out = np.empty(len(values), np.int64)
-        for f, (_, table, hashed) in enumerate(self._features):
+        for f, (table, hashed) in enumerate(self._features):
             part = values[ends[f] : ends[f + 1]]
             out[ends[f] : ends[f + 1]] = rows_of(self.growths[table], part.view(np.uint64)) if hashed else part
         jagged = KeyedJagged(sparse.keys(), torch.from_numpy(out), offsets=sparse.offsets())
@@ -224,30 +214,22 @@ class Growing:
     def _snapshot(self) -> dict[str, Any]:
         """Return the vocabulary as it is now, and the position in the files."""
         tables = {table: growth.state_dict() for table, growth in self.growths.items()}
-        return {
-            "files": self.inner.state_dict(),
-            "tables": tables,
-            "admitted": self._admitted(),
-            "since": 0,
-            "admit": self.admit,
-            "stale": self.stale,
-        }
+        of = {"files": self.inner.state_dict(), "tables": tables, "admitted": self._admitted()}
+        return {**of, "since": 0, "admit": self.admit, "stale": self.stale}
 
     def _admitted(self) -> dict[str, np.ndarray]:
         """Return the fingerprints that each table's rows have been given to so far; `skirl export` reads them."""
         return {table: growth.admitted for table, growth in self.growths.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the pass, counting the batches handed out, with the vocabulary."""
         return self._state
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if `state` is not a state of this stream, saying what is wrong. Change nothing."""
         grown = isinstance(state, Mapping) and "tables" in state
         self.inner.check_state(state.get("files", {}) if grown else state)
-        per_table = dict.fromkeys(self.growths, _TABLE)
-        admitted = dict.fromkeys(self.growths, ANY)
-        expected = {"files": ANY, "tables": per_table, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
+        table = {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}
+        tables, admitted = dict.fromkeys(self.growths, table), dict.fromkeys(self.growths, ANY)
+        expected = {"files": ANY, "tables": tables, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
         if (wrong := misfit(state, expected)) is not None:
             raise ValueError(f"the state is not of an open vocabulary ({wrong}): pass what state_dict() returned")
         for name in ("admit", "stale"):
@@ -255,7 +237,6 @@ class Growing:
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set it to that")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass continue where `state` was taken. Raise if it is of another stream."""
         self.check_state(state)
         self.inner.load_state_dict(state["files"])
         state = copy.deepcopy(state)
@@ -277,9 +258,6 @@ def part_of(batch: Batch, low: int, high: int) -> Batch:
     """Copy samples low .. high - 1 of a batch into a new one."""
     ids = KeyedJagged.of(batch.sparse).samples(low, high)
     return Batch(batch.dense[low:high].clone(), ids, batch.labels[low:high].clone())
-
-
-_TABLE = {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}
 
 
 @kernel

@@ -19,16 +19,10 @@ from skirl.tools.jit import kernel
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 
-SMALLEST = 1 << 10
-
 
 def places_for(keys: int) -> int:
-    """Return the size of a table that `keys` keys fill at most half: a power of two.
-
-    >>> places_for(0), places_for(600)
-    (1024, 2048)
-    """
-    return max(SMALLEST, 1 << (2 * keys - 1).bit_length()) if keys else SMALLEST
+    """Return the size of a table that `keys` keys fill at most half: a power of two."""
+    return max(1 << 10, 1 << (2 * keys - 1).bit_length()) if keys else 1 << 10
 
 
 @kernel
@@ -103,6 +97,10 @@ class BadVocabulary(ValueError):
     """Raised if a vocabulary file is damaged, or was made for another schema."""
 
 
+def _bad(path: str, what: str) -> BadVocabulary:
+    return BadVocabulary(f"vocabulary {path}{what if what.startswith(' is ') else f': {what}'}")
+
+
 @dataclass
 class Facts:
     """The metadata of a vocabulary file."""
@@ -124,8 +122,8 @@ class Vocabulary:
     facts: Facts
     tables: dict[str, tuple[np.ndarray, np.ndarray]] = field(repr=False)
     """The hash table of each table: the fingerprint and the row in each slot."""
-    rows: dict[str, int] = field(default_factory=dict)
-    checksum: str = ""
+    rows: dict[str, int]
+    checksum: str
     """First 16 digits of the SHA-256 of the means and the fingerprints in order."""
 
     @property
@@ -139,9 +137,7 @@ class Vocabulary:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(load(state["path"]).__dict__)
         if self.checksum != state["checksum"]:
-            raise BadVocabulary(
-                f"vocabulary {self.path}: it was changed since the run opened it: put it back as it was"
-            )
+            raise _bad(self.path, "it was changed since the run opened it: put it back as it was")
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return the row of each value."""
@@ -156,40 +152,35 @@ class Vocabulary:
 
     def check(self, schema: FileSchema) -> None:
         """Raise if the vocabulary was not made for this schema."""
-        kinds = schema.kinds
-        if not kinds:
-            raise BadVocabulary(
-                f'vocabulary {self.path}: every id column holds rows already, not ids (encode = "row" in the schema): '
-                "leave vocab out"
-            )
-        for table, kind in kinds.items():
+        if (wrong := self._misfit(schema)) is not None:
+            raise _bad(self.path, wrong)
+
+    def _misfit(self, schema: FileSchema) -> str | None:
+        if not schema.kinds:
+            return 'every id column holds rows already, not ids (encode = "row" in the schema): leave vocab out'
+        for table, kind in schema.kinds.items():
             if table not in self.rows:
-                raise BadVocabulary(
-                    f"vocabulary {self.path}: it has no table {table!r}: make it again with this schema"
-                )
+                return f"it has no table {table!r}: make it again with this schema"
             stored = self.facts.types[table]
             if stored and kind and stored != kind:  # a converted file records how its values were read
-                raise BadVocabulary(
-                    f"vocabulary {self.path}: its ids of {table!r} are {stored}, not {kind}: make it again with this data"
+                return f"its ids of {table!r} are {stored}, not {kind}: make it again with this data"
+        for column in schema.ids:
+            if column.encode == "row" and (table := column.table or column.name) in self.rows:
+                return (
+                    f"it has ids of {table!r}, which is a row in this data already: make it again with this data, or give "
+                    "the data that it was made of"
                 )
-        for table in {column.table or column.name for column in schema.ids if column.encode == "row"} & set(self.rows):
-            raise BadVocabulary(
-                f"vocabulary {self.path}: it has ids of {table!r}, which is a row in this data already: make it again with "
-                "this data, or give the data that it was made of"
-            )
-        for column in schema.standardised:
-            if column.name not in self.facts.means:
-                raise BadVocabulary(
-                    f"vocabulary {self.path}: it has no mean of {column.name!r}: make it with this schema"
-                )
+        missing = [column.name for column in schema.standardised if column.name not in self.facts.means]
+        return f"it has no mean of {missing[0]!r}: make it with this schema" if missing else None
 
 
 def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
     """Write a vocabulary file: each table's fingerprints in order of rows, and their counts."""
-    arrays = {}
-    for table, (keys, counts) in tables.items():
-        arrays[f"{table}.keys"] = np.ascontiguousarray(keys, np.uint64)
-        arrays[f"{table}.counts"] = np.ascontiguousarray(counts, np.uint64)
+    arrays = {
+        f"{table}.{what}": np.ascontiguousarray(array, np.uint64)
+        for table, pair in tables.items()
+        for what, array in zip(("keys", "counts"), pair, strict=True)
+    }
     place = Path(path)  # drops a trailing slash
     unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
@@ -210,22 +201,20 @@ def load(path: str) -> Vocabulary:
                 part = file.get_slice(f"{table}.keys")
                 shape = part.get_shape()
                 if part.get_dtype() != "U64" or len(shape) != 1 or shape[0] > MOST:
-                    raise BadVocabulary(f"vocabulary {path}: {table}.keys is not a list of uint64: make it again")
+                    raise _bad(path, f"{table}.keys is not a list of uint64: make it again")
             keys = {table: file.get_tensor(f"{table}.keys") for table in facts.types}
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
         missing = isinstance(error, FileNotFoundError)
-        mend = "set vocab to one that `skirl vocab` made"
-        problem = ": there is no such file" if missing else f" is not a vocabulary, or is damaged ({error})"
-        raise BadVocabulary(f"vocabulary {path}{problem}: {mend}") from None
-    for table, array in keys.items():
-        if not array.all():
-            raise BadVocabulary(f"vocabulary {path}: {table}.keys has a 0, which is not a fingerprint: make it again")
+        problem = "there is no such file" if missing else f" is not a vocabulary, or is damaged ({error})"
+        raise _bad(path, f"{problem}: set vocab to one that `skirl vocab` made") from None
     tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
     for table, array in sorted(keys.items()):
+        if not array.all():
+            raise _bad(path, f"{table}.keys has a 0, which is not a fingerprint: make it again")
         slots = Slots(rows=np.int32)
         slots.refill({"keys": array, "rows": np.arange(FIRST, FIRST + len(array), dtype=np.int32)})
         if slots.used < len(array):
-            raise BadVocabulary(f"vocabulary {path}: {table}.keys has a fingerprint twice: make it again")
+            raise _bad(path, f"{table}.keys has a fingerprint twice: make it again")
         tables[table] = slots.keys, slots.numbers["rows"]
         checksum.update(f"{table} {len(array)}".encode())
         checksum.update(np.ascontiguousarray(array).data)
@@ -241,26 +230,17 @@ def facts_of(path: str, text: str | None) -> Facts:
     """Parse and check the metadata of a vocabulary file."""
     try:
         read = json.loads(text or "")
+        wrong = misfit(read, {"version": ANY})
     except (ValueError, RecursionError) as error:
         read, wrong = {}, repr(error)
-    else:
-        wrong = misfit(read, {"version": ANY})
-        if wrong is None and read["version"] != VERSION:
-            raise BadVocabulary(
-                f"vocabulary {path} is of version {read['version']!r}, this skirl reads {VERSION}: make it again"
-            )
-        wrong = wrong or misfit(read, _FORM)
-    if wrong is not None:
-        raise BadVocabulary(f"vocabulary {path}: it does not say what it is ({wrong}): make it with `skirl vocab`")
+    if wrong is None and read["version"] != VERSION:
+        raise _bad(path, f" is of version {read['version']!r}, this skirl reads {VERSION}: make it again")
+    if wrong := wrong or misfit(read, _FORM):
+        raise _bad(path, f"it does not say what it is ({wrong}): make it with `skirl vocab`")
     means = {name: (float(mean), float(deviation)) for name, (mean, deviation) in read["means"].items()}
-    facts = Facts(read["types"], read["min_count"], read["samples"], means)
-    if not all(
-        np.isfinite(mean) and np.isfinite(deviation) and deviation > 0 for mean, deviation in facts.means.values()
-    ):
-        raise BadVocabulary(
-            f"vocabulary {path}: a mean in it is not a number, or a deviation not a number above 0: make it again"
-        )
-    return facts
+    if not all(np.isfinite(pair).all() and pair[1] > 0 for pair in means.values()):
+        raise _bad(path, "a mean in it is not a number, or a deviation not a number above 0: make it again")
+    return Facts(read["types"], read["min_count"], read["samples"], means)
 
 
 @dataclass(frozen=True)
