@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     from skirl.models.base import Model
 
-ModelName = Literal[
-    "dlrm", "dlrm-tiny", "wide-deep", "wide-deep-tiny", "deep-cross", "deep-cross-tiny",
-    "deepfm", "deepfm-tiny", "dcnv2", "dcnv2-tiny", "din", "din-tiny",
-    "dcat", "dcat-tiny",
-]  # fmt: skip
+CLASSES = {
+    "dlrm": "dlrm.DLRM",
+    "wide-deep": "wide_deep.WideDeep",
+    "deep-cross": "deep_cross.DeepCross",
+    "deepfm": "deepfm.DeepFM",
+    "dcnv2": "dcnv2.DCNv2",
+    "din": "din.DIN",
+    "dcat": "dcat.DCAT",
+}
+"""The module and class of each model by its name in `--model`; `NAME-tiny` stands for its `tiny`."""
+
+if TYPE_CHECKING:
+    ModelName = str
+else:
+    ModelName = Literal[tuple(f"{name}{size}" for name in CLASSES for size in ("", "-tiny"))]
 
 
 @dataclass(frozen=True)
