@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from skirl.store import Layout, MemoryStore, Record, open_store
-from skirl.store import link as link_module
-from skirl.store.link import LinkStore
 from skirl.tools.units import Link
+from tests.store import links as link_module
 from tests.store.conformance import StoreConformance
+from tests.store.links import LinkStore
 
 
 class TestLinkStore(StoreConformance):

@@ -264,18 +264,6 @@ class Store(ABC):
         """The start values of rows before they are first written, by table: initialiser and seed, an array's digest, or an
         object with a `digest`."""
 
-    def remember(self, about: Mapping[str, Any]) -> None:
-        """Keep in `about` what rows start from. Must be called before the first row is written.
-
-        A store that outlives its process should keep the digests with its rows, although computing one reads the whole
-        array. Without them it is refused when it is opened again to train rows that started from an array.
-
-        **Arguments**
-
-        - `about`: what rows start from, by table, as in the attribute `about`.
-        """
-        self.about = dict(about)
-
     def read(self, keys: NDArray[np.int64], out: Rows) -> NDArray[np.bool_]:
         """Copy the rows that are held to `out`, and leave its other rows alone. Return a mask of those that are held.
 
@@ -316,23 +304,11 @@ class Store(ABC):
         """Implement `write`. Arguments are checked and not empty."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Return how many rows are held."""
-
-    @abstractmethod
-    def keys(self) -> Iterator[NDArray[np.int64]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         """Yield the key of every row held, in arrays of bounded size, each of one kind, in no particular order.
 
         Rows first written during the iteration may be missing.
         """
-
-    def held(self) -> "Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]":
-        """Yield which rows are held, for callers that need only one bit per row. By default this is `keys`.
-
-        A store on another machine overrides it to yield (table, bits) instead of keys where that takes fewer bytes. Row
-        r of the table is bit r % 64 of word r // 64; rows past the last word are not held. Keys and bits may be mixed.
-        """
-        return self.keys()
 
     @abstractmethod
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
@@ -360,13 +336,31 @@ class Store(ABC):
           raises, nothing changes.
         """
 
+    @abstractmethod
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        """Return how many rows are held.
+
+        **Arguments**
+
+        - `about`: if given, kept in the attribute `about`, and all that was written is made to survive a kill, as far as
+          this kind of store can. A store that outlives its process keeps the digests with its rows, although computing
+          one reads the whole array: without them it is refused when it is opened again to train rows that started from
+          an array.
+        """
+
+    def close(self, *, flush: bool = True) -> None:
+        """Release files and memory. Closing again does nothing. `flush`: first make all that was written durable."""
+        self.closed = True
+
+    # Over those
+
+    def __len__(self) -> int:
+        return self.describe()
+
     def flush(self) -> None:
         """Wait until all that was written would survive a kill, as far as this kind of store can ensure that."""
         self._check_open()
-
-    def close(self) -> None:
-        """Release files and memory. Closing again does nothing."""
-        self.closed = True
+        self.describe(self.about)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -378,4 +372,4 @@ class Store(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(flush=kind is None)

@@ -11,7 +11,6 @@ from functools import partial
 from math import lcm
 from pathlib import Path
 from threading import BrokenBarrierError
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -108,11 +107,17 @@ class ShardedStore(Store):
         if self._misplaced is not None:
             raise ValueError(self._misplaced)
 
-    def remember(self, about: Mapping[str, Any]) -> None:
-        self._check_open()
-        for number, store in enumerate(self.stores):
-            store.remember({**about, MARK: self._mark(number)})
-        self._read_about()
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        if about is not None:
+            self._check_open()
+            if self._misplaced is None:
+                new = [{**about, MARK: self._mark(number)} for number in range(len(self.stores))]
+                all_at_once(self._pool, [partial(store.describe, of) for store, of in zip(self.stores, new)])
+                self._read_about()
+            else:  # this list would not find these rows, so they do not get its mark
+                all_at_once(self._pool, [store.flush for store in self.stores])
+            self._take_point()
+        return sum(map(len, self.stores))
 
     # Rows
 
@@ -150,15 +155,7 @@ class ShardedStore(Store):
 
         all_at_once(self._pool, [partial(write, *each) for each in self._by_store(keys)])
 
-    def __len__(self) -> int:
-        return sum(map(len, self.stores))
-
-    def keys(self) -> Iterator[NDArray[np.int64]]:
-        self._check_open()
-        for store in self.stores:
-            yield from store.keys()
-
-    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
         for store in self.stores:
             yield from store.held()
@@ -247,27 +244,13 @@ class ShardedStore(Store):
     def _tell(self, store: Store, about: Mapping[str, Any]) -> None:
         """Have a store remember to which list its rows belong, or that they are being moved."""
         if store.about.get(MARK) != about.get(MARK):
-            store.flush()
-            store.remember(about)
+            store.describe(about)
 
-    def flush(self) -> None:
-        self._check_open()
-        all_at_once(self._pool, [store.flush for store in self.stores])
-        self._take_point()
-
-    def close(self) -> None:
-        """Close all stores."""
-        self.__exit__(None, None, None)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Exit each store as if it were alone. A store on disk does not flush after an exception."""
-        if self.closed:
-            return
-        super().close()
-        self._pool.shutdown()
-        _each([partial(store.__exit__, kind, error, trace) for store in self.stores])
+    def close(self, *, flush: bool = True) -> None:
+        if not self.closed:
+            super().close()
+            self._pool.shutdown()
+            _each([partial(store.close, flush=flush) for store in self.stores])
 
 
 class FrozenShards(Frozen):

@@ -201,7 +201,7 @@ def test_other_tables_are_refused(tmp_path):
 
 def test_a_store_without_rows_takes_other_tables(tmp_path):
     with DiskStore(tmp_path, LAYOUT) as store:
-        store.remember({"t0": "zeros()"})
+        store.describe({"t0": "zeros()"})
     with DiskStore(tmp_path, {0: Record(5)}) as store:
         store.write(np.array([3]), np.ones((1, 5), np.float32))
     with DiskStore(tmp_path, {0: Record(5)}) as store:
@@ -555,7 +555,7 @@ def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
             while not done.is_set():
                 out = np.full((still.size, 8), -1, np.float32)
                 assert store.read(still, out).all() and (out == still[:, None]).all()
-                listed = np.concatenate(list(store.keys()))
+                listed = np.concatenate(list(store.held()))
                 assert np.isin(still, listed).all()
                 reads += 1
         except BaseException as error:

@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -178,11 +177,8 @@ class DiskStore(Store):
                     self._changed = True
                     log.append(piece, words[start * each : (start + piece.size) * each])
 
-    def __len__(self) -> int:
-        return sum(log.index.count for log in self._logs)
-
-    def keys(self) -> Iterator[NDArray[np.int64]]:
-        """See `Store.keys`. The order is that of the rows on disk, so that reading them goes through the files once.
+    def held(self) -> Iterator[NDArray[np.int64]]:
+        """See `Store.held`. The order is that of the rows on disk, so that reading them goes through the files once.
 
         The key of a row written during the iteration may come twice.
         """
@@ -212,19 +208,18 @@ class DiskStore(Store):
 
     # Durable points
 
-    def remember(self, about: Mapping[str, Any]) -> None:
-        """See `Store.remember`. The manifest is written at once."""
-        self._check_open()
-        with self._writing, self._explained():
-            self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
-            self._write_manifest(self.identity, self.generation, self._logs)
-
-    def flush(self) -> None:
-        """Wait until all that was written is durable. If anything has changed, make a durable point of a new generation."""
-        self._check_open()
-        with self._writing, self._explained():
-            if self._changed:
-                self._point()
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        """See `Store.describe`. If any row was written, this makes a durable point of a new generation."""
+        if about is not None:
+            self._check_open()
+            with self._writing, self._explained():
+                before = self.about
+                self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
+                if self._changed:
+                    self._point()
+                elif self.about != before:
+                    self._write_manifest(self.identity, self.generation, self._logs)
+        return sum(log.index.count for log in self._logs)
 
     def _next_generation(self) -> int:
         # Never the same number twice: a point that failed may have reached the disk anyway.
@@ -348,22 +343,14 @@ class DiskStore(Store):
 
     # Closing
 
-    def close(self) -> None:
-        """Flush, then release files and memory."""
+    def close(self, *, flush: bool = True) -> None:
+        """See `Store.close`. Without a flush it stays at the last durable point."""
         if not self.closed:
             try:
-                self.flush()
+                if flush:
+                    self.flush()
             finally:
                 self._let_go()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the store. After an exception, do so without a flush, so that it stays at the last durable point."""
-        if kind is None:
-            self.close()
-        else:
-            self._let_go()
 
     def _let_go(self) -> None:
         if not self.closed and os.getpid() == self._pid:  # in a forked child, the lock's holder may not exist

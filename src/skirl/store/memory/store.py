@@ -130,10 +130,11 @@ class MemoryStore(Store):
             finally:
                 self._gate.copied()
 
-    def __len__(self) -> int:
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        self.about = self.about if about is None else dict(about)
         return sum(kind.directory.count for kind in self._kinds)
 
-    def keys(self) -> Iterator[NDArray[np.int64]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
         for kind in range(len(self._kinds)):
             start = 0
@@ -207,8 +208,7 @@ class MemoryStore(Store):
             self.identity, self.generation = saved.identity, saved.generation
             self._frozen = saved.parts[0].facts["generation"] if whole else None
 
-    def close(self) -> None:
-        """Free the rows."""
+    def close(self, *, flush: bool = True) -> None:
         if not self.closed:
             with self._gate.alone():
                 super().close()

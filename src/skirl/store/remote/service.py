@@ -19,7 +19,7 @@ from skirl.core.placement import Shard
 from skirl.store.base import Frozen, FrozenPart, Layout, SavedRows, Store
 from skirl.store.disk.frozen import named, rows_of
 from skirl.store.disk.os_files import OsFiles
-from skirl.store.remote.wire import NodeError, Taken, held_bits, said
+from skirl.store.remote.wire import NodeError, Taken, said
 
 MOST_BYTES = 256 << 20
 """Most bytes of rows in one call."""
@@ -45,7 +45,6 @@ class Held:
     """A store of a part, with the frozen state, laid rows and walks that its owner has begun."""
 
     store: Store
-    rows: dict[int, int] | None
     taken: Taken
     frozen: Frozen | None = None
     laid: dict[int, list[tuple[NDArray[np.int64], Any]]] = field(default_factory=dict)
@@ -122,7 +121,7 @@ class OwnedPart:
                 place = next(n for n in range(len(self._held) + 1) if n not in self._held)
             store = self._make(place, Layout.from_facts(layout), rows)
             with self._lock:
-                self._held[place] = Held(store, rows, Taken(self.run))
+                self._held[place] = Held(store, Taken(self.run))
         return {"store": place, "about": dict(store.about), "durable": store.durable} | _point(store)
 
     def close(self, number: int) -> None:
@@ -214,19 +213,19 @@ class OwnedPart:
         self._room(rows.numpy().nbytes)
         held.laid.setdefault(part, []).append((keys.numpy(), rows.numpy()))
 
-    def walk(self, number: int, bits: bool) -> int:
+    def walk(self, number: int) -> int:
         """Begin to list what is held. `step` returns the list piece by piece."""
         held = self.held(number)
         with self._lock:
             self._next += 1
             walk = self._next
-        held.walks[walk] = held_bits(held.store, held.rows) if bits else held.store.keys()
+        held.walks[walk] = held.store.held()
         while len(held.walks) > ITERATORS:
             held.walks.pop(next(iter(held.walks)))
         return walk
 
-    def step(self, number: int, walk: int) -> tuple[int | None, torch.Tensor] | None:
-        """Return the next keys, or the bits of a table, or None at the end."""
+    def step(self, number: int, walk: int) -> torch.Tensor | None:
+        """Return the next keys, or None at the end."""
         walks = self.held(number).walks
         if walk not in walks:
             raise NodeError(f"{self.node} has forgotten a list of keys: begin again")
@@ -234,9 +233,7 @@ class OwnedPart:
         if found is None:
             del walks[walk]
             return None
-        if isinstance(found, tuple):
-            return found[0], torch.from_numpy(found[1].view(np.int64))
-        return None, torch.from_numpy(found)
+        return torch.from_numpy(found)
 
     # Jobs that may take long: one call begins them and others ask for the outcome, so that each call is short.
 
@@ -282,14 +279,9 @@ def _write(held: Held) -> dict[str, Any]:
     return held.frozen.write()
 
 
-def _flush(held: Held) -> dict[str, Any]:
-    held.store.flush()
+def _describe(held: Held, about: dict[str, str]) -> dict[str, Any]:
+    held.store.describe(about)
     return _point(held.store)
-
-
-def _remember(held: Held, about: dict[str, str]) -> dict[str, str]:
-    held.store.remember(about)
-    return dict(held.store.about)
 
 
 def _thaw(
@@ -315,7 +307,7 @@ def _check(held: Held, folder: str, parts: list[dict[str, Any]]) -> None:
 
 
 JOBS: dict[str, Callable[..., Any]] = {
-    "write": _write, "flush": _flush, "remember": _remember, "check": _check, "thaw": _thaw,
+    "write": _write, "describe": _describe, "check": _check, "thaw": _thaw,
 }  # fmt: skip
 
 _part: OwnedPart | None = None

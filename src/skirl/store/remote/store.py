@@ -114,43 +114,27 @@ class RemoteStore(Store):
         for node, number in begun:
             self._puts[node].done(number)
 
-    def __len__(self) -> int:
-        return sum(self._nodes.of_all("count", self._each()))
-
-    def keys(self) -> Iterator[NDArray[np.int64]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
-        for _, keys in self._walked(bits=False):
-            yield keys
-
-    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
-        """See `Store.held`. Each node yields its own bits of a table."""
-        self._check_open()
-        for table, found in self._walked(bits=True):
-            yield found if table is None else (table, found.view(np.uint64))
-
-    def _walked(self, *, bits: bool) -> Iterator[tuple[int | None, Any]]:
         for node, store in enumerate(self._stores):
-            walk = self._nodes.call(node, "walk", store, bits)
+            walk = self._nodes.call(node, "walk", store)
             while (found := self._nodes.call(node, "step", store, walk)) is not None:
-                yield found[0], found[1].numpy()
+                yield found.numpy()
 
     # Points
 
-    def remember(self, about: Mapping[str, Any]) -> None:
-        """See `Store.remember`. Nodes are told only if their rows outlive this run."""
-        self._check_open()
-        self.about = dict(about)
-        if self.durable:
-            told = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
-            self.about = self._job("remember", told)[0]
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        """See `Store.describe`. Nodes are told what rows start from only if these outlive this run."""
+        if about is not None:
+            self._check_open()
+            self.about = dict(about)
+            if self.durable:
+                self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
+            self._take_point(self._job("describe", self.about if self.durable else {}))
+        return sum(self._nodes.of_all("count", self._each()))
 
     def _job(self, what: str, *args: Any) -> list[Any]:
         return self._nodes.job_of_all(what, self._stores, [args] * len(self._stores))
-
-    def flush(self) -> None:
-        """See `Store.flush`. All nodes are flushed."""
-        self._check_open()
-        self._take_point(self._job("flush"))
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         """See `Store.freeze`. The nodes write to the folder, so it must have the same path on all machines."""
@@ -199,7 +183,7 @@ class RemoteStore(Store):
             calls.append((node, "lay", args))
         self._nodes.answers(calls)
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:
         """Have the nodes close their stores, which flush if they are on disk. If a node has failed, tell none of them."""
         if not self.closed:
             super().close()
