@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.placement import Placement, Shard
-from skirl.store import cut
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk.frozen import manifest_of
+from skirl.tools.jit import kernel
 
 log = logging.getLogger("skirl")
 
@@ -125,7 +125,7 @@ class ShardedStore(Store):
         """Return each store that has some of these rows, and their indices."""
         self._check_placed()
         starts, order = np.zeros(len(self.stores) + 1, np.int64), np.empty(keys.size, np.int64)
-        cut.by_site(self.placement.site_of(keys), starts, order)
+        by_site(self.placement.site_of(keys), starts, order)
         ends = starts.tolist()
         return [(of, order[ends[s] : ends[s + 1]]) for s, of in enumerate(self.stores) if ends[s + 1] > ends[s]]
 
@@ -139,7 +139,7 @@ class ShardedStore(Store):
             store._read(kind, keys[at], rows, held)
             if not held.all():
                 at, rows = at[held], rows[held]
-            cut.give(rows, at, out)
+            give(rows, at, out)
             found[at] = True
 
         all_at_once(self._pool, [partial(read, *each) for each in self._by_store(keys)])
@@ -150,7 +150,7 @@ class ShardedStore(Store):
                 store._write(kind, keys, rows)
                 return
             part: Any = np.empty((len(at), rows.shape[1]), rows.dtype)
-            cut.take(rows, at, part)
+            take(rows, at, part)
             store._write(kind, keys[at], part)
 
         all_at_once(self._pool, [partial(write, *each) for each in self._by_store(keys)])
@@ -166,7 +166,7 @@ class ShardedStore(Store):
         """See `Store.freeze`. Any store can take all of these rows."""
         self._check_open()
         self._check_placed()
-        parts = None if since is None else cut.own_parts(since, self.placement.digest)
+        parts = None if since is None else own_parts(since, self.placement.digest)
         frozen: list[Frozen] = []
         try:
             for number, store in enumerate(self.stores):
@@ -223,7 +223,7 @@ class ShardedStore(Store):
     def _divided(self, parts: Sequence[FrozenPart]) -> list[list[FrozenPart]]:
         """Return what each store takes of frozen rows."""
         taken: list[list[FrozenPart]] = [[] for _ in self.stores]
-        owns = [cut.own_parts(part.facts, self.placement.digest) for part in parts]
+        owns = [own_parts(part.facts, self.placement.digest) for part in parts]
         if None in owns:
             log.warning("rows move: each of %d stores looks through all that were saved", len(self.stores))
         for part, own in zip(parts, owns, strict=True):
@@ -260,7 +260,7 @@ class FrozenShards(Frozen):
         self._pool, self._placement, self._parts = pool, placement, parts
 
     def write(self) -> Facts:
-        return cut.joined(all_at_once(self._pool, [part.write for part in self._parts]), self._placement)
+        return joined(all_at_once(self._pool, [part.write for part in self._parts]), self._placement)
 
     def release(self) -> None:
         _each([part.release for part in self._parts])
@@ -305,3 +305,71 @@ def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> l
     if errors:  # one that waited for another call says nothing
         raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
     return [*(future.result() for future in futures), *last]
+
+
+@kernel
+def by_site(sites: NDArray[np.int32], starts: NDArray[np.int64], order: NDArray[np.int64]) -> None:
+    """Group row indices by site: those of site s are order[starts[s]:starts[s + 1]], ascending. `starts` begins as zeros.
+
+    >>> starts, order = np.zeros(3, np.int64), np.empty(4, np.int64)
+    >>> by_site(np.array([1, 0, 1, 1], np.int32), starts, order)
+    >>> starts.tolist(), order.tolist()
+    ([0, 1, 4], [1, 0, 2, 3])
+    """
+    for i in range(sites.size):
+        starts[sites[i] + 1] += 1
+    for s in range(1, starts.size):
+        starts[s] += starts[s - 1]
+    at = starts.copy()
+    for i in range(sites.size):
+        order[at[sites[i]]] = i
+        at[sites[i]] += 1
+
+
+@kernel
+def take(rows: Any, order: NDArray[np.int64], out: Any) -> None:
+    """Set out[i] = rows[order[i]] for each i."""
+    for i in range(order.size):
+        for j in range(rows.shape[1]):
+            out[i, j] = rows[order[i], j]
+
+
+@kernel
+def give(rows: Any, order: NDArray[np.int64], out: Any) -> None:
+    """Set out[order[i]] = rows[i] for each i."""
+    for i in range(order.size):
+        for j in range(rows.shape[1]):
+            out[order[i], j] = rows[i, j]
+
+
+def joined(parts: Sequence[Facts], placement: str) -> Facts:
+    """Join the facts of several stores' frozen rows into facts of one store, which any store can take.
+
+    >>> each = [{"identity": i, "generation": 3, "segments": [i], "rows": [4]} for i in "ab"]
+    >>> facts = joined(each, "d")
+    >>> facts["segments"], facts["rows"], own_parts(facts, "d") == each, own_parts(facts, "e")
+    (['a', 'b'], [8], True, None)
+    """
+    own = ("identity", "generation", "segments", "rows", "nodes")
+    points = [{name: part[name] for name in own if name in part} for part in parts]
+    return parts[0] | {
+        "generation": max(part["generation"] for part in parts),
+        "segments": [each for part in parts for each in part["segments"]],
+        "rows": np.sum([part["rows"] for part in parts], axis=0).tolist(),
+        "nodes": {"placement": placement, "points": [p | {"segments": len(p["segments"])} for p in points]},
+    }
+
+
+def own_parts(facts: Facts, placement: str) -> list[Facts] | None:
+    """Return the parts that `joined` put together, or None if rows were split among the stores differently then."""
+    try:
+        if facts["nodes"]["placement"] != placement:
+            return None
+        found, start, common = [], 0, {name: value for name, value in facts.items() if name != "nodes"}
+        for point in facts["nodes"]["points"]:
+            end = start + point["segments"]
+            found.append(common | point | {"segments": facts["segments"][start:end]})
+            start = end
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if start == len(facts["segments"]) else None
