@@ -189,7 +189,7 @@ class Job:
         alive, number = [node for node in self.nodes if not node.lost], signal.SIGSTOP
         if fault.whom == "memory":
             assert self._memory is not None
-            node = self._rng.randrange(self._memory.count)
+            node = self._rng.randrange(len(self._memory.processes))
             pids = self._memory.send(node, signal.SIGSTOP if fault.what in ("stop", "cut") else signal.SIGKILL)
             self._stopped = pids if fault.what in ("stop", "cut") else []
             if fault.what == "lose":

@@ -205,6 +205,12 @@ class Layout:
             raise ValueError(self._refusal(int(keys[stranger]), self.kinds[kind]))
         return kind
 
+    def rows_by_kind(self, rows: Mapping[int, int] | None) -> list[dict[int, int] | None]:
+        """Divide the numbers of rows of all tables by kind. None: not known."""
+        if rows is not None and (missing := self.records.keys() - rows.keys()):
+            raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
+        return [rows and {t: rows[t] for t, of in self.records.items() if of == record} for record in self.kinds]
+
     def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
         """Return the index of the first key whose table does not have such records, or -1.
 

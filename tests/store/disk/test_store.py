@@ -144,6 +144,8 @@ def test_stores_in_memory_and_on_disk_take_each_other_s_rows(tmp_path, store):
     assert contents(store) == contents(memory) and (store.identity, store.generation) == (memory.identity, 1)
     held, again = held_then_reopened(store)
     assert contents(again) == held == contents(memory)
+    again.write(np.array([97]), random_rows(0, 1, seed=9))  # its files now have this row twice
+    held = contents(again)
     before = frozen.save(again, tmp_path / "disk")
     again.close()
     memory = MemoryStore(LAYOUT)

@@ -155,7 +155,7 @@ def _append(
         for keys, rows in pairs:
             if keys.size:
                 log = logs[layout.kind(keys, rows)]
-                if (beyond := log.beyond(keys)) is not None:
+                if (beyond := log.index.beyond(keys)) is not None:
                     raise CheckpointError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
                 log.append(keys, rows.reshape(-1).view(np.uint32))
     finally:

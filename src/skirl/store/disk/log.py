@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.core.keys import row_of, table_of
 from skirl.core.placement import Shard
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
-from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
+from skirl.store.disk.key_index import MOST_PLACED, KeyIndex, named
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
@@ -44,7 +43,6 @@ class Log:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
         self.index = KeyIndex(rows)
-        self._rows = rows or {}
         self._layout = layout or Layout(dict.fromkeys(rows or {0: 0}, record))
         self.stride = stride(record)
         self._words = self.stride // 4 - 1
@@ -105,7 +103,7 @@ class Log:
 
     def _explain(self, segment: Segment, index: int, key: int) -> None:
         """Raise an Unusable that says why a record could not be read."""
-        what = f"{segment.rows_path}: record {index}, {_named(key)},"
+        what = f"{segment.rows_path}: record {index}, {named(key)},"
         at = HEADER + index * self.stride
         try:
             size = len(self._files.read(segment.rows.number, self.stride, at))
@@ -172,7 +170,7 @@ class Log:
                     self._explain(segment, start + bad, int(keys[bad]))
                 if bad >= 0:
                     raise Unusable(
-                        f"{segment.keys_path} is damaged: {_named(keys[bad])} is not the key of record {start + bad}"
+                        f"{segment.keys_path} is damaged: {named(keys[bad])} is not the key of record {start + bad}"
                     )
         if state != self._sums[segment.slot]:
             raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
@@ -186,7 +184,7 @@ class Log:
 
     def append(self, keys: Keys, rows: Words) -> None:
         """Append flat rows, and return when all are readable. After an error some may be held."""
-        if (beyond := self.beyond(keys)) is not None:
+        if (beyond := self.index.beyond(keys)) is not None:
             raise ValueError(f"{beyond}: open the store with as many rows as there are")
         done = 0
         while done < keys.size:
@@ -229,14 +227,6 @@ class Log:
     def seal(self) -> None:
         """Append no more records to the present segments."""
         self.active = None
-
-    def beyond(self, keys: Keys) -> str | None:
-        """Describe the first key that is no row of the tables. Return None if all are."""
-        stranger = self.index.stranger(keys)
-        return self._beyond(keys[stranger]) if stranger >= 0 else None
-
-    def _beyond(self, key: int) -> str:
-        return f"{_named(key)} is beyond the {self._rows.get(table_of(int(key)), 0):,} rows that it has here"
 
     def _begin(self) -> Segment:
         """Begin a new segment to append to, and merge small ones into it."""
@@ -381,10 +371,9 @@ class Log:
             for start in range(0, entry.count, MOST_PLACED):
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
                 if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
-                    other = f"{segment.keys_path} is damaged: {_named(keys[at])} has no such records"
-                stranger = self.index.stranger(keys)
-                if stranger >= 0:
-                    what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
+                    other = f"{segment.keys_path} is damaged: {named(keys[at])} has no such records"
+                if (beyond := self.index.beyond(keys)) is not None:
+                    what = f"{segment.keys_path} is damaged, or {beyond}"
                     raise Unusable(what, "give the table as many rows as it had")
                 self.index.reserve(keys.size)
                 self.index.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
@@ -408,10 +397,6 @@ class Log:
                 segment.behind = 0
 
 
-def _named(key: int) -> str:
-    return f"row {row_of(key)} of table {table_of(key)}"
-
-
 def _flat(rows: Rows) -> Words:
     return rows.reshape(-1).view(np.uint32)
 
@@ -432,11 +417,8 @@ KEY_BYTES = 8
 
 def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
     """Return an empty log for each kind, in order. `rows`: number of rows of each table, None if unknown."""
-    logs: list[Log] = []
-    for record in layout.kinds:
-        of = None if rows is None else {t: rows[t] for t, held in layout.records.items() if held == record}
-        logs.append(Log(folder, record, files, gate, of, layout))
-    return logs
+    of_kinds = zip(layout.kinds, layout.rows_by_kind(rows))
+    return [Log(folder, record, files, gate, of, layout) for record, of in of_kinds]
 
 
 def load(logs: list[Log], manifest: Manifest) -> None:

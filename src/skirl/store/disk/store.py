@@ -61,8 +61,7 @@ class DiskStore(Store):
         files: OsFiles | None = None,
     ) -> None:
         super().__init__(layout)
-        if rows is not None and (missing := self.layout.records.keys() - rows.keys()):
-            raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
+        self.layout.rows_by_kind(rows)
         self._rows = rows
         if room < 1.3:
             raise ValueError(f"room is {room}: set it to 1.3 or more; the less, the more often rows are written again")

@@ -26,7 +26,7 @@ from skirl.store.base import Facts, Frozen, FrozenPart, Layout, SavedRows, Store
 from skirl.store.disk.frozen import named, rows_of
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.store import DiskStore
-from skirl.store.memory.store import MemoryStore
+from skirl.store.memory import MemoryStore
 from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.wire import Address, NodeError, said
@@ -150,7 +150,7 @@ class Part:
             with self._lock:
                 place = next(n for n in range(len(self._held) + 1) if n not in self._held)
             if self._task.rows == "memory":
-                store: Store = MemoryStore(records)
+                store: Store = MemoryStore(records, rows=rows)
             else:
                 folder = Path(self._task.rows.removeprefix("disk:")) / f"rank-{self._task.owner}" / f"rows-{place}"
                 folder.parent.mkdir(parents=True, exist_ok=True)
