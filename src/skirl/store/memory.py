@@ -186,7 +186,7 @@ class MemoryStore(Store):
             self.generation += 1
             self._frozen = None
         earlier = [] if everything else before
-        manifest = Manifest(self.identity, self.generation, self.layout, earlier, tuple(rows))
+        manifest = Manifest(self.identity, self.generation, self.layout, earlier)
         return FrozenRows(folder, manifest, self._take, self._release)
 
     def _take(self, kind: int) -> Taken | None:

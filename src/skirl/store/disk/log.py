@@ -1,6 +1,7 @@
 """The log of a store on disk: segments that are appended to, cleaned and reopened."""
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.core.placement import Shard
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex, named
@@ -142,10 +142,7 @@ class Log:
         return np.frombuffer(data, np.int64)
 
     def _checked(self, segment: Segment, keys: Keys, start: int, picks: np.ndarray, out: Words) -> int:
-        """Read records[start:], check those of `picks`, and copy them to flat `out`. If `out` is empty, only check.
-
-        Return the first of `picks` that is damaged, or -1.
-        """
+        """Read records[start:], and copy those of `picks` to flat `out`. Return the first that is damaged, or -1."""
         first, last = int(picks[0]), int(picks[-1]) + 1
         size, at = (last - first) * self.stride, HEADER + (start + first) * self.stride
         data = np.frombuffer(self._files.read(segment.rows.number, size, at), np.uint8)
@@ -155,25 +152,34 @@ class Log:
         bad = records.decode(words, self._words, keys[first:last], there - first, id, start + first, out)
         return bad + first if bad >= 0 else int(beyond[0]) if beyond.size else -1
 
-    def check(self, segment: Segment) -> None:
-        """Read a segment's keys and records, and raise an Unusable if any differs from what was written."""
-        id, none = int(self._ids[segment.slot]), np.empty(0, np.uint32)
+    def records_of(self, segment: Segment) -> Iterator[tuple[Keys, Words]]:
+        """Yield keys and flat rows of all records, garbage included, in order. Raise an Unusable that names any damage."""
+        id, everything = int(self._ids[segment.slot]), int(self._sums[segment.slot])
         with self._keys_file(segment) as file:
             check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
             check_header(self._files, file, segment.keys_path, self.record, id)
-            state = np.uint64(0)
-            for _, keys in self._all_keys(segment, file):
-                state = np.uint64(records.hash_keys(keys, state))
             for start, keys in self._all_keys(segment, file):
-                bad = self._checked(segment, keys, start, np.arange(keys.size), none)
-                if bad >= 0 and state == self._sums[segment.slot]:
+                rows = np.empty(keys.size * self._words, np.uint32)
+                bad = self._checked(segment, keys, start, np.arange(keys.size), rows)
+                if bad >= 0 and self._hash_of(segment, file) == everything:
                     self._explain(segment, start + bad, int(keys[bad]))
                 if bad >= 0:
                     raise Unusable(
                         f"{segment.keys_path} is damaged: {named(keys[bad])} is not the key of record {start + bad}"
                     )
-        if state != self._sums[segment.slot]:
-            raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
+                yield keys, rows
+            if self._hash_of(segment, file) != everything:
+                raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
+
+    def _hash_of(self, segment: Segment, file: int) -> int:
+        state = np.uint64(0)
+        for _, keys in self._all_keys(segment, file):
+            state = np.uint64(records.hash_keys(keys, state))
+        return int(state)
+
+    def check(self, segment: Segment) -> None:
+        """Read a segment's keys and records, and raise an Unusable if any differs from what was written."""
+        deque(self.records_of(segment), maxlen=0)
 
     def _all_keys(self, segment: Segment, file: int) -> Iterator[tuple[int, Keys]]:
         """Yield all keys of a segment in pieces, each with the index where it starts."""
@@ -270,26 +276,15 @@ class Log:
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
         """Append a segment's live rows again, some at a time. Yield how many records each piece covered."""
-        for dealt, keys, rows in self.live_rows(segment):
-            if keys.size:
-                self.append(keys, rows)
-            yield dealt
-
-    def live_rows(self, segment: Segment, shard: Shard | None = None) -> Iterator[tuple[int, Keys, Words]]:
-        """Yield a segment's live keys and flat rows in pieces, each after the number of records that it covers.
-
-        `shard` tells which of the keys to include. None: all.
-        """
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own handle meanwhile
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
-                if shard is not None and picks.size:
-                    picks = picks[shard(keys[picks])]
-                rows = np.empty(picks.size * self._words, np.uint32)
-                bad = self._checked(segment, keys, start, picks, rows) if picks.size else -1
-                if bad >= 0:
-                    self._explain(segment, start + bad, int(keys[bad]))
-                yield keys.size, keys[picks], rows
+                if picks.size:
+                    rows = np.empty(picks.size * self._words, np.uint32)
+                    if (bad := self._checked(segment, keys, start, picks, rows)) >= 0:
+                        self._explain(segment, start + bad, int(keys[bad]))
+                    self.append(keys[picks], rows)
+                yield keys.size
 
     def sync(self) -> None:
         """Wait until all records are durable. For the names of their files, the folder must be synced."""
@@ -341,26 +336,16 @@ class Log:
                 raise Unusable(f"{self.folder / name} has {found:,} bytes, {size:,} were written")
         slot = next(slot for slot in range(SLOTS) if slot not in self.segments)
         rows, keys = self._opened(paths[0]), Handle(self._files)
-        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)
+        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
         return segment
 
     def scan(self, entry: SegmentEntry) -> Iterator[tuple[Keys, Words]]:
-        """Yield keys and flat rows of all records of a segment, garbage included, in order and without an index."""
+        """Do as `records_of`, for a segment of an earlier process, and without an index."""
         segment = self._registered(entry)
         self.ends[segment.slot], self._sums[segment.slot] = entry.count, entry.keys_hash
-        state = np.uint64(0)
-        with self._keys_file(segment) as file:
-            check_header(self._files, file, segment.keys_path, self.record, entry.id)
-            for start, keys in self._all_keys(segment, file):
-                state = np.uint64(records.hash_keys(keys, state))
-                rows = np.empty(keys.size * self._words, np.uint32)
-                if self._checked(segment, keys, start, np.arange(keys.size), rows) >= 0:
-                    self.check(segment)  # raises an error that names the record
-                yield keys, rows
-        if state != self._sums[segment.slot]:
-            self.check(segment)
+        yield from self.records_of(segment)
 
     def load(self, entry: SegmentEntry) -> None:
         """Load a segment that an earlier process wrote. Call it in the order of the log."""
@@ -412,9 +397,6 @@ def _size(path: Path) -> int:
         raise Unusable(f"{path} is missing") from None
 
 
-KEY_BYTES = 8
-
-
 def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
     """Return an empty log for each kind, in order. `rows`: number of rows of each table, None if unknown."""
     of_kinds = zip(layout.kinds, layout.rows_by_kind(rows))
@@ -423,18 +405,13 @@ def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mappin
 
 def load(logs: list[Log], manifest: Manifest) -> None:
     """Load the segments that a manifest names, after those already there."""
-    for log, count in zip(logs, manifest.rows):
-        names = [entry.name for entry in manifest.segments if entry.record == log.record]
-        log.index.expect(log.index.count + min(count, _most_keys(log.folder, names)))  # a manifest may claim any number
     by_record = {log.record: log for log in logs}
+    for log in logs:
+        paths = {log.folder / f"{e.name}.keys": e for e in manifest.segments if e.record == log.record}
+        most = sum(min(e.count, path.stat().st_size // 8) for path, e in paths.items() if path.is_file())
+        log.index.expect(log.index.count + most * 2 // 3)  # the others may be garbage; a manifest may claim any count
     for entry in manifest.segments:
         by_record[entry.record].load(entry)
-
-
-def _most_keys(folder: Path, names: list[str]) -> int:
-    """Return how many keys the files of these segments can hold at most."""
-    found = [folder / f"{name}.keys" for name in names]
-    return sum(path.stat().st_size // KEY_BYTES for path in found if path.is_file())
 
 
 def paths(logs: list[Log]) -> list[Path]:
@@ -442,17 +419,11 @@ def paths(logs: list[Log]) -> list[Path]:
     return [path for log in logs for s in log.segments.values() for path in (s.rows_path, s.keys_path)]
 
 
-def sync(logs: list[Log], files: OsFiles, *, anew: bool = False) -> None:
-    """Wait until rows and the names of their files are durable. `anew`: sync the folder in any case, and count all names
-    as new, because they were made by other code.
-    """
+def sync(logs: list[Log], files: OsFiles) -> None:
+    """Wait until rows and the names of their files are durable."""
     for log in logs:
         log.sync()
-    new = [s for log in logs for s in log.segments.values() if anew or not s.named]
-    if new:
-        files.sync_folder(logs[0].folder)
-        for segment in new:
-            segment.named = True
+    files.sync_folder(logs[0].folder)
 
 
 SLACK = 4 << 20

@@ -87,8 +87,6 @@ class Segment:
     """Number of records that the disk was asked to start writing."""
     synced: int = 0
     """Number of durable records; -1 for files of an earlier process, whose size may not be durable."""
-    named: bool = False
-    """True if its files' names are durable."""
     suspect: bool = False
     """True if its rows must be written again: a sync failed, so its bytes may never reach the disk, or its name is taken."""
     behind: int = 0
