@@ -142,12 +142,7 @@ class Layout:
 
     @classmethod
     def from_facts(cls, facts: Any) -> "Layout":
-        """Return the layout that `facts` describes. Raise a TypeError or ValueError if it describes none.
-
-        **Arguments**
-
-        - `facts`: number, width and dtype of each table, as the method `facts` returns them.
-        """
+        """Return the layout that the method `facts` described. Raise a TypeError or ValueError if `facts` is none."""
         return cls({table: Record(width, dtype) for table, width, dtype in facts})
 
     def facts(self) -> list[list[Any]]:
@@ -166,28 +161,20 @@ class Layout:
     def against(self, other: "Layout") -> tuple[str, str]:
         """Describe the first difference from another layout: what this one has, and what the other has.
 
-        **Arguments**
-
-        - `other`: the layout to compare with.
-
         >>> Layout({0: Record(5), 1: Record(5)}).against(Layout({0: Record(5), 1: Record(9)}))
         ('of 5 float32 for table 1', 'of 9 float32')
         """
         for table in sorted(self.records.keys() | other.records.keys()):
-            mine, theirs = (found.records.get(table) for found in (self, other))
-            if mine != theirs:
-                texts = ["none" if r is None else f"of {r.width} {r.dtype}" for r in (mine, theirs)]
-                return f"{texts[0]} for table {table}", texts[1]
+            here, there = (
+                "none" if r is None else f"of {r.width} {r.dtype}"
+                for r in (self.records.get(table), other.records.get(table))
+            )
+            if here != there:
+                return f"{here} for table {table}", there
         return "of the same tables", "of the same"
 
     def kind(self, keys: NDArray[np.int64], rows: Rows) -> int:
-        """Check the keys and rows of one call, and return the index of their kind in `kinds`.
-
-        **Arguments**
-
-        - `keys`: int64 `[n]`.
-        - `rows`: `[n, width]`, contiguous.
-        """
+        """Check keys, int64 `[n]`, and contiguous rows, `[n, width]`, of one call; return the index of their kind."""
         if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:
             raise TypeError(f"keys are {_shown(keys)}: pass an int64 array of one dimension")
         if not isinstance(rows, np.ndarray) or rows.ndim != 2 or len(rows) != len(keys):
@@ -209,16 +196,13 @@ class Layout:
         """Divide the numbers of rows of all tables by kind. None: not known."""
         if rows is not None and (missing := self.records.keys() - rows.keys()):
             raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
-        return [rows and {t: rows[t] for t, of in self.records.items() if of == record} for record in self.kinds]
+        return [
+            None if rows is None else {t: rows[t] for t, of in self.records.items() if of == record}
+            for record in self.kinds
+        ]
 
     def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
-        """Return the index of the first key whose table does not have such records, or -1.
-
-        **Arguments**
-
-        - `keys`: int64 `[n]`.
-        - `record`: the records that their tables should have.
-        """
+        """Return the index of the first key whose table does not have such records, or -1."""
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
 
     def _refusal(self, key: int, given: Record) -> str:

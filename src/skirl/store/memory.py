@@ -1,7 +1,6 @@
 """Rows in this machine's memory. A checkpoint of them is new segments, after those of earlier checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Sto
 from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import manifest_of, named, rows_of
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
-from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.manifest import Manifest, undo
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import INDEX_BITS
 from skirl.store.disk.segment import SegmentEntry, SegmentWriter
@@ -56,7 +55,9 @@ class _RowsOfKind:
         self.rows = Arena(record.dtype, (record.width,))
         self.flags = Arena(np.uint8)
         self.changes = Changes()
-        self._by_slot = [np.zeros(1 << (32 - INDEX_BITS), dtype) for dtype in (np.int64, np.int64, np.uint64)]
+        self._by_slot: list[Any] = [
+            np.zeros(1 << (32 - INDEX_BITS), dtype) for dtype in (np.int64, np.int64, np.uint64)
+        ]
         """What the index counts for a log."""
 
     @property
@@ -187,7 +188,7 @@ class MemoryStore(Store):
             self._frozen = None
         earlier = [] if everything else before
         manifest = Manifest(self.identity, self.generation, self.layout, earlier)
-        return FrozenRows(folder, manifest, self._take, self._release)
+        return FrozenRows(self, folder, manifest)
 
     def _take(self, kind: int) -> Taken | None:
         """Return some of the rows that the frozen state still has to write."""
@@ -251,15 +252,8 @@ def _pieces(size: int) -> Iterator[slice]:
 class FrozenRows(Frozen):
     """Rows to be written. `manifest` names the segments that have the others."""
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        take: Callable[[int], Taken | None],
-        release: Callable[[int | None], None],
-    ) -> None:
-        self._folder, self._manifest = folder, manifest
-        self._take, self._release = take, release
+    def __init__(self, store: MemoryStore, folder: Path, manifest: Manifest) -> None:
+        self._store, self._folder, self._manifest = store, folder, manifest
         self._written = False
 
     def write(self) -> Facts:
@@ -270,9 +264,7 @@ class FrozenRows(Frozen):
                 entries += self._segments(files, kind, record, added)
             files.sync_folder(self._folder)
         except BaseException:
-            for path in added:
-                with suppress(OSError):
-                    files.remove(path)
+            undo(files, added)
             raise
         self._written = True
         return replace(self._manifest, segments=entries).facts()
@@ -280,7 +272,7 @@ class FrozenRows(Frozen):
     def _segments(self, files: OsFiles, kind: int, record: Record, added: list[Path]) -> Iterator[SegmentEntry]:
         """Write the rows of a kind, and yield each segment once it is durable."""
         segment: SegmentWriter | None = None
-        while (taken := self._take(kind)) is not None:
+        while (taken := self._store._take(kind)) is not None:
             keys, rows = taken
             while keys.size:
                 if segment is None:
@@ -294,4 +286,4 @@ class FrozenRows(Frozen):
             yield segment.finish()
 
     def release(self) -> None:
-        self._release(self._manifest.generation if self._written else None)
+        self._store._release(self._manifest.generation if self._written else None)

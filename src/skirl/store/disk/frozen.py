@@ -126,7 +126,7 @@ def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], ad
 @contextmanager
 def _opened(files: OsFiles, layout: Layout, folder: Path, entry: SegmentEntry) -> Iterator[Log]:
     """Return a log of its own for one segment where it is."""
-    log = Log(folder, entry.record, files, Gate(), layout=layout)
+    log = Log(folder, entry.record, files, Gate(), layout)
     try:
         yield log
     finally:

@@ -332,7 +332,7 @@ class KeyIndex:
         if (at := _stranger(read_only(keys), self._base)) < 0:
             return None
         rows = self._rows.get(int(table_of(keys[at])), 0)
-        return f"{named(keys[at])} is beyond the {rows:,} rows that it has here"
+        return f"{named(int(keys[at]))} is beyond the {rows:,} rows that it has here"
 
     def expect(self, count: int) -> None:
         """Grow once for `count` keys in all, before they are placed, instead of by a tenth again and again."""

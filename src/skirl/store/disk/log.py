@@ -1,9 +1,8 @@
 """The log of a store on disk: segments that are appended to, cleaned and reopened."""
 
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import numpy as np
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex, named
-from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.manifest import Manifest, undo
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
-from skirl.store.disk.segment import Segment, SegmentEntry, check_header, header, stride
+from skirl.store.disk.segment import Segment, SegmentEntry, begin, check_header, stride
 from skirl.store.gate import Gate
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
@@ -37,13 +36,13 @@ class Log:
         record: Record,
         files: OsFiles,
         gate: Gate,
+        layout: Layout,
         rows: Mapping[int, int] | None = None,
-        layout: Layout | None = None,
     ) -> None:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
         self.index = KeyIndex(rows)
-        self._layout = layout or Layout(dict.fromkeys(rows or {0: 0}, record))
+        self._layout = layout
         self.stride = stride(record)
         self._words = self.stride // 4 - 1
         self.segments: dict[int, Segment] = {}  # by slot, in order of the log
@@ -131,9 +130,6 @@ class Log:
 
     def _opened(self, path: Path) -> Handle:
         return Handle(self._files, lambda: self._files.open(path))
-
-    def _created(self, path: Path) -> Handle:
-        return Handle(self._files, lambda: self._files.create(path))
 
     def _keys(self, segment: Segment, file: int, start: int, stop: int) -> Keys:
         data = self._files.read(file, 8 * (stop - start), HEADER + 8 * start)
@@ -242,20 +238,14 @@ class Log:
                 f"{self.folder} has {SLOTS} segments, the maximum for records of one size: give some of the tables another "
                 "dim"
             )
-        name = secrets.token_hex(8)
-        rows_path, keys_path = self.folder / f"{name}.rows", self.folder / f"{name}.keys"
-        rows = self._created(rows_path)
+        added: list[Path] = []
         try:
-            self._files.write(rows.number, header(".rows", self.record, int(name, 16)), 0)
-            keys = self._created(keys_path)
-            self._files.write(keys.number, header(".keys", self.record, int(name, 16)), 0)
+            name, rows, keys = begin(self._files, self.folder, self.record, added)
         except BaseException:
-            for path in (rows_path, keys_path):
-                with suppress(FileNotFoundError):
-                    self._files.remove(path)
+            undo(self._files, added)
             raise
         self._capacity = self.capacity
-        segment = Segment(name, slot, rows, keys, rows_path, keys_path)
+        segment = Segment(name, slot, rows, keys, added[0], added[1])
         self._register(segment)
         self.active = segment
         small = [s for s in self.segments.values() if self.ends[s.slot] < self._capacity // 8 and s is not segment]
@@ -400,7 +390,7 @@ def _size(path: Path) -> int:
 def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
     """Return an empty log for each kind, in order. `rows`: number of rows of each table, None if unknown."""
     of_kinds = zip(layout.kinds, layout.rows_by_kind(rows))
-    return [Log(folder, record, files, gate, of, layout) for record, of in of_kinds]
+    return [Log(folder, record, files, gate, layout, of) for record, of in of_kinds]
 
 
 def load(logs: list[Log], manifest: Manifest) -> None:

@@ -62,10 +62,7 @@ Said = tuple[str, str, int | None]
 """The kind of an error, its message, and its errno."""
 
 _KINDS: dict[str, type[Exception]] = {
-    "CheckpointError": CheckpointError,
-    "DiskError": DiskError,
-    "ValueError": ValueError,
-    "TypeError": TypeError,
+    kind.__name__: kind for kind in (CheckpointError, DiskError, ValueError, TypeError)
 }
 
 
