@@ -22,6 +22,8 @@ from skirl.core.tables import Table
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import writing
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for what benchmarks share with tests
+
 
 def main(command: type) -> None:
     """Read a dataclass of flags from the command line, run it, and print the figures by name, or as JSON with --json."""

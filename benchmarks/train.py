@@ -31,11 +31,11 @@ from skirl.nn.current_step import CurrentStep
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.store import Record, open_store
-from skirl.store.link import LinkStore
 from skirl.tools.machine import cores
 from skirl.tools.units import Link
 from skirl.train.loop import Done, keys_of, steps
 from skirl.train.recipe import Recipe
+from tests.store.links import LinkStore
 
 LR = 0.05
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")

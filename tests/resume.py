@@ -179,7 +179,7 @@ class Run:
         """Return everything that makes up a run's state at its end."""
         rows = self.model.rows
         rows.flush()
-        keys = np.sort(np.concatenate([np.empty(0, np.int64), *rows.engine.store.keys()]))
+        keys = np.sort(np.concatenate([np.empty(0, np.int64), *rows.engine.store.held()]))
         found = {"keys": keys.tobytes(), "table_steps": rows.engine.table_steps.tolist(), "lr": rows.optimizer.lr}
         for bank, members in enumerate(rows.engine.schema.banks):
             mine = keys[np.isin(keys >> 48, members.tables)]

@@ -181,7 +181,7 @@ class SlowStore(MemoryStore):
 def stored_rows(engine: Engine) -> dict[int, np.ndarray]:
     """Return all rows of a flushed store, by key."""
     rows = {}
-    held = engine.store.keys()
+    held = engine.store.held()
     for keys in held:
         table = int(keys[0]) >> 48
         bank = next(i for i, b in enumerate(engine.schema.banks) if table in b.tables)

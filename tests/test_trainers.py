@@ -97,7 +97,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
 
 def rows_of(engine):
     """Return all rows of a flushed store, by key."""
-    keys = [*engine.store.keys()]
+    keys = [*engine.store.held()]
     keys = np.sort(np.concatenate(keys)) if keys else np.empty(0, np.int64)
     rows = {}
     for bank, members in enumerate(engine.schema.banks):

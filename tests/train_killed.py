@@ -61,7 +61,7 @@ def state_of(saves: Path, store: str) -> dict[str, str]:
         optimizers=[dense, rates, meter, evaluation, run_folder(recipe, command.log, {}, resume=True)],
     )
     held = embeddings.engine.store
-    keys = np.sort(np.concatenate([np.empty(0, np.int64), *held.keys()]))
+    keys = np.sort(np.concatenate([np.empty(0, np.int64), *held.held()]))
     rows = np.empty((len(keys), embeddings.engine.widths[0]), np.float32)
     assert held.read(keys, rows).all()
     embeddings.close()

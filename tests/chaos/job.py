@@ -189,7 +189,7 @@ class Job:
         alive, number = [node for node in self.nodes if not node.lost], signal.SIGSTOP
         if fault.whom == "memory":
             assert self._memory is not None
-            node = self._rng.randrange(self._memory.count)
+            node = self._rng.randrange(len(self._memory.processes))
             pids = self._memory.send(node, signal.SIGSTOP if fault.what in ("stop", "cut") else signal.SIGKILL)
             self._stopped = pids if fault.what in ("stop", "cut") else []
             if fault.what == "lose":
@@ -225,7 +225,7 @@ def digests(folder: Path) -> dict[str, Any]:
         (watched,) = (of["state"]["so_far"] for of in run["optimizers"] if "so_far" in of["state"])
         (collection,) = collections_of(found.rows).values()
         engine = collection.engine
-        keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
+        keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
         records = np.empty((len(keys), engine.widths[0]), engine.dtype)
         engine.store.read(keys, records)
         dense = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(found.dense.items()))

@@ -17,7 +17,7 @@ from skirl.tools.processes import die_with_parent
 
 
 class StartedNodes:
-    """Some nodes, kept running as by a supervisor."""
+    """Some nodes, each at an address, kept running as by a supervisor."""
 
     def __init__(
         self,
@@ -28,8 +28,7 @@ class StartedNodes:
         patience: float = 60.0,
         log: Path | None = None,
     ) -> None:
-        self.count = count
-        self.address = Address(host, free_port() if host == "127.0.0.1" else 29400)
+        self.addresses = [Address(host, free_port() if host == "127.0.0.1" else 29400 + i) for i in range(count)]
         self.held: set[int] = set()
         """Nodes that are not restarted."""
         self._rows, self._patience, self._log = rows, patience, log
@@ -42,10 +41,10 @@ class StartedNodes:
     @property
     def spec(self) -> str:
         """The value of a trainer's `store` that names these nodes."""
-        return f"rpc://{self.address}"
+        return ",".join(f"rpc://{address}" for address in self.addresses)
 
     def _begin(self, node: int) -> Any:
-        words = ["-m", "skirl", "serve", str(self.address), "--nodes", str(self.count), "--node", str(node)]
+        words = ["-m", "skirl", "serve", str(self.addresses[node])]
         words += ["--rows", self._rows.replace("{}", str(node)), "--patience", f"{self._patience:g}"]
         out = None if self._log is None else (self._log / f"node-{node}.log").open("ab")
         try:

@@ -18,7 +18,6 @@ def test_a_file_left_by_another_run_is_replaced(tmp_path: Path, monkeypatch: pyt
     header = folders.header(tmp_path, folders.numbers(tmp_path)[-1])
     if not links:
         monkeypatch.setattr(OsFiles, "linked", lambda *_: False)
-        monkeypatch.setattr(OsFiles, "linked_over", lambda *_: False)
     left = [tmp_path / best.NAME / name for name in folders.files(folders.read(header))]
     for path in left:
         source = tmp_path / path.name

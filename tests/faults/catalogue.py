@@ -176,17 +176,17 @@ DISK = [
           "for log in self._logs:\n"
           "    log.trim()"),
     Fault("a file that was cut counts as synced", "store.disk.log:Log._registered",
-          "Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)",
-          "Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=entry.count, named=True)"),
+          "Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1)",
+          "Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=entry.count)"),
     Fault("records are not synced", "store.disk.log:Log.sync",
           "self._files.sync(segment.rows.number)", "pass"),
     Fault("names of new files are not synced", "store.disk.log:sync",
           "files.sync_folder(logs[0].folder)", "pass"),
     Fault("a header is renamed before it is synced", "store.disk.os_files:OsFiles.put",
           "self.sync(file.number)", "pass"),
-    Fault("the rename of a header is not synced", "store.disk.links:replace",
+    Fault("the rename of a header is not synced", "store.disk.manifest:replace",
           "files.sync_folder(folder)", "pass"),
-    Fault("dead segments go before the point that does not name them", "store.disk.store:DiskStore._commit",
+    Fault("dead segments go before the point that does not name them", "store.disk.store:DiskStore._point",
           "self._write_manifest(self.identity, generation, self._logs)",
           "for log in self._logs:\n"
           "    for dead in log.dead():\n"
@@ -195,7 +195,7 @@ DISK = [
           "            os.replace(self.path.parent / path.name, path)\n"
           "self._write_manifest(self.identity, generation, self._logs)"),
     Fault("cleaning writes rows under other rows' keys", "store.disk.log:Log.rewrite",
-          "self.append(keys, rows)", "self.append(keys, np.roll(rows, self._words))"),
+          "self.append(keys[picks], rows)", "self.append(keys[picks], np.roll(rows, self._words))"),
     Fault("the log is read in another order than it was written", "store.disk.log:load",
           "for entry in manifest.segments:", "for entry in manifest.segments[::-1]:"),
 ]  # fmt: skip
@@ -205,7 +205,7 @@ FROZEN = [
           "self._files.sync_folder(self._folder)", "pass"),
     Fault("a copy is not synced", "store.disk.os_files:OsFiles.copy_of",
           "self.sync(target.number)", "pass"),
-    Fault("a frozen file is taken for whole whatever its size", "store.disk.links:take_over",
+    Fault("a frozen file is taken for whole whatever its size", "store.disk.manifest:take_over",
           "there and new.stat().st_size >= size", "there"),
     Fault("a frozen state shares a file that grows", "store.disk.store:DiskStore.freeze",
           "log.seal()", "pass"),
@@ -214,13 +214,13 @@ FROZEN = [
     Fault("an older state's files go before the new header is there", "store.disk.frozen:FrozenSegments.write",
           "entries = [entry.sized(self._folder) for entry in self._manifest.segments]",
           "entries = [entry.sized(self._folder) for entry in self._manifest.segments]\n"
-          "links.remove_but(self._files, self._folder, {name for entry in entries for name in entry.files()})"),
-    Fault("thawed rows are not synced", "store.disk.store:DiskStore._replaced_by",
-          "all_logs.sync(logs, self._files, anew=True)", "self._files.sync_folder(self.path)"),
-    Fault("what a thawed state replaces goes before it", "store.disk.store:DiskStore._replaced_by",
-          "self._write_manifest(identity, generation, logs)",
-          "links.remove_but(self._files, self.path, {path.name for path in all_logs.paths(logs)})\n"
-          "self._write_manifest(identity, generation, logs)"),
+          "manifests.remove_but(self._files, self._folder, {name for entry in entries for name in entry.files()})"),
+    Fault("thawed rows are not synced", "store.disk.store:DiskStore.thaw",
+          "all_logs.sync(logs, self._files)", "self._files.sync_folder(self.path)"),
+    Fault("what a thawed state replaces goes before it", "store.disk.store:DiskStore.thaw",
+          "self._write_manifest(saved.identity, saved.generation, logs)",
+          "manifests.remove_but(self._files, self.path, {path.name for path in all_logs.paths(logs)})\n"
+          "self._write_manifest(saved.identity, saved.generation, logs)"),
 ]  # fmt: skip
 
 CHECKPOINTS = [
@@ -230,13 +230,13 @@ CHECKPOINTS = [
           "cache.changing(step.evict_slots)", "pass"),
     Fault("a row that comes back counts as unchanged", "engine.cache:Cache.record",
           "self.changing(slots, stored)", "_set(self._unwritten, slots, not stored)"),
-    Fault("a row written to memory does not count as changed", "store.memory.store:MemoryStore._write_pieces",
+    Fault("a row written to memory does not count as changed", "store.memory:MemoryStore._write_pieces",
           "held.changing(positions)", "pass"),
-    Fault("rows of the last cache do not count as changed after a resume", "store.memory.store:MemoryStore.thaw",
+    Fault("rows of the last cache do not count as changed after a resume", "store.memory:MemoryStore.thaw",
           "if changed:", "if False:"),
-    Fault("a checkpoint names the generation before", "store.memory.store:MemoryStore.freeze",
+    Fault("a checkpoint names the generation before", "store.memory:MemoryStore.freeze",
           "self.generation, self.layout", "self.generation - 1, self.layout"),
-    Fault("only the last segments of a chain are named", "store.memory.frozen:FrozenRows.write",
+    Fault("only the last segments of a chain are named", "store.memory:FrozenRows.write",
           "list(self._manifest.segments)", "[]"),
     Fault("rows that have left the cache are taken from an old file", "checkpoint.own_rows:overlay",
           "resident[place] == keys if len(resident) else np.zeros(len(keys), np.bool_)", "np.ones(len(keys), np.bool_)"),

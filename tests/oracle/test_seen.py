@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import skirl
 from skirl import Table
-from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema
 from skirl.oracle.seen import Seen
 from skirl.store import MemoryStore, Record
@@ -59,43 +57,14 @@ def test_rebuilt_from_a_store():
     ]
 
 
-class Bitmaps(MemoryStore):
-    """A store that reports the rows it holds as bits, for every table, in pieces or at once."""
-
-    def held(self):
-        for keys in super().held():
-            for table in np.unique(table_of(keys)).tolist():
-                held = row_of(keys[table_of(keys) == table])
-                held = held[held < 1 << 20]  # the bits of a row of 2**47 would not fit in memory: it comes as a key
-                words = np.zeros(int(held.max(initial=-1)) // 64 + 2, np.uint64)
-                np.bitwise_or.at(words, held // 64, np.uint64(1) << (held % 64).astype(np.uint64))
-                yield table, words
-            yield keys[row_of(keys) >= 1 << 20]
-
-
 @cases(60)
 @given(keys=some)
-def test_a_store_that_answers_with_bits_gives_the_same(keys):
-    seen = []
-    for kind in (MemoryStore, Bitmaps):
-        store = kind(dict.fromkeys(range(len(ROWS)), Record(1)))
-        store.write(np.unique(keys), np.zeros((len(np.unique(keys)), 1), np.float32))
-        seen.append(Seen(SCHEMA))
-        seen[-1].add(np.array([3 << 48 | 5]))  # rows from before are forgotten
-        seen[-1].rebuild(store.held())
-    assert seen[0].bits.tobytes() == seen[1].bits.tobytes()
-    assert len(seen[0]) == len(seen[1]) == len(set(keys.tolist()))
-    assert seen[1].has(keys).all()
-
-
-def test_the_bits_of_an_engine_are_what_its_store_says(monkeypatch):
-    """An engine that opens a store asks for `held` and nothing else."""
-    store = Bitmaps({0: Record(4)})
-    store.write(np.array([3, 99]), np.ones((2, 4), np.float32))
-    monkeypatch.setattr(Bitmaps, "keys", lambda self: pytest.fail("the keys were streamed"))
-    monkeypatch.setattr(Bitmaps, "held", lambda self: iter([(0, np.array([8, 1 << 35], np.uint64))]))
-    rows = skirl.EmbeddingBagCollection([Table("a", 100, 4)], optimizer=skirl.SGD(), cache=10, store=store, resume=True)
-    assert rows.engine.seen.has(np.array([3, 99, 4])).tolist() == [True, True, False]
+def test_it_begins_again_from_the_rows_of_a_store(keys):
+    store, seen = MemoryStore(dict.fromkeys(range(len(ROWS)), Record(1))), Seen(SCHEMA)
+    store.write(np.unique(keys), np.zeros((len(np.unique(keys)), 1), np.float32))
+    seen.add(np.array([3 << 48 | 5]))  # rows from before are forgotten
+    seen.rebuild(store.held())
+    assert len(seen) == len(set(keys.tolist())) and seen.has(keys).all()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def rows_in(folder: Path) -> dict[int, bytes]:
     """Return the records in a store's folder: weights and state."""
     with DiskStore(folder, {0: skirl.store.Record(5)}) as store:
         out = {}
-        for keys in store.keys():  # noqa: SIM118 - a store is no dict
+        for keys in store.held():
             rows = torch.empty(len(keys), 5).numpy()
             assert store.read(keys, rows).all()
             out |= {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}

@@ -148,7 +148,7 @@ def with_skirl(case):
                 dense.zero_grad()
     embeddings.flush()
     weights = [w.detach() for w in (model.first, model.second, model.rare)]
-    keys = np.sort(np.concatenate(list(embeddings.engine.store.keys())))
+    keys = np.sort(np.concatenate(list(embeddings.engine.store.held())))
     rows = {}
     for bank, members in enumerate(embeddings.engine.schema.banks):
         mine = keys[np.isin(keys >> 48, members.tables)]

@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 
-from skirl.store import Layout, MemoryStore, Record, open_store
-from skirl.store import link as link_module
-from skirl.store.link import LinkStore
+from skirl.store import MemoryStore, Record, open_store
 from skirl.tools.units import Link
-from tests.store.conformance import StoreConformance
-
-
-class TestLinkStore(StoreConformance):
-    def make(self, layout: Layout) -> LinkStore:
-        return LinkStore(MemoryStore(layout), Link(rate=1e9, delay=1e-5))
+from tests.store import links as link_module
+from tests.store.links import LinkStore
 
 
 class Clock:

@@ -12,12 +12,12 @@ import pytest
 
 from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store
 from skirl.store.base import at_once
-from skirl.store.link import LinkStore
 from skirl.store.sharded import ShardedStore
 from skirl.store.specs import own_part
 from skirl.tools.units import Link
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
+from tests.store.links import LinkStore
 
 Weights = Sequence[int]
 ABOUT = {f"t{n}": "zeros()" for n in range(7)}
@@ -34,7 +34,7 @@ def on_disks(root: Path, weights: Weights = (3, 1, 2)) -> ShardedStore:
 def divided(store: Any) -> bool:
     """Return whether each row is where its key's hash says."""
     each = enumerate(store.stores)
-    return all((store.placement.site_of(keys) == site).all() for site, of in each for keys in of.keys())  # noqa: SIM118
+    return all((store.placement.site_of(keys) == site).all() for site, of in each for keys in of.held())
 
 
 class TestShardedStore(StoreConformance):
@@ -63,7 +63,7 @@ def rows_move(folder: Path, weights: Weights = (1, 2)) -> None:
 def test_stores_on_disk_take_all_or_nothing_and_know_their_list(tmp_path):
     weights, other = (3, 1, 2), (1, 2, 3)
     with on_disks(tmp_path / "a", weights) as store:
-        store.remember(ABOUT)
+        store.describe(ABOUT)
         store.write(table_keys(1, range(300)), random_rows(1, 300, 1))
         held = contents(store)
         facts = frozen.save(store, tmp_path / "saved")
@@ -100,7 +100,7 @@ def test_a_store_that_lost_its_rows_is_refused_and_gets_them_from_a_checkpoint(t
 
 def lost_store(folder: Path, gone: int = 0) -> None:
     with on_disks(folder / "a") as store:
-        store.remember(ABOUT)
+        store.describe(ABOUT)
         store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
         held = contents(store)
         frozen.save(store, folder / "saved")
@@ -147,7 +147,7 @@ def half_loaded(folder: Path, now: Weights = (3, 1, 2)) -> None:
         held = contents(store)
         frozen.save(store, folder / "saved")
     with on_disks(folder / "b") as store:
-        store.remember(ABOUT)
+        store.describe(ABOUT)
         store.write(table_keys(1, range(60)), random_rows(1, 60, 2))
     stores = [kind(folder / "b" / f"s{n}", LAYOUT) for n, kind in enumerate((Takes, Fails, Takes))]
     with ShardedStore(stores, now, LAYOUT) as store:
@@ -208,7 +208,7 @@ def test_rows_of_stores_of_all_kinds_are_taken_by_any(tmp_path):
 
 def test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further(tmp_path):
     with of_kinds(tmp_path) as store:
-        store.remember(ABOUT)
+        store.describe(ABOUT)
         store.write(table_keys(0, range(90)), random_rows(0, 90, 1))
         held = contents(store)
         frozen.save(store, tmp_path / "saved" / "rows")

@@ -21,7 +21,7 @@ from skirl import SGD, Table
 from skirl.core.groups import Groups, RowOptimizers
 from skirl.core.reference import Reference
 from skirl.store import Record, Store
-from skirl.store.memory.store import MemoryStore
+from skirl.store.memory import MemoryStore
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.sweep import Diverged

@@ -41,10 +41,8 @@ def _share(named: set[str], source: Path, own: Path) -> None:
     for path in paths:
         target = own / path.relative_to(source)
         files.make_folder(target.parent)
-        if not target.is_file():
+        if not (target.is_file() and target.samefile(path)):
             files.share(path, target)
-        elif not target.samefile(path):
-            files.share_over(path, target)
     for parent in {own / path.relative_to(source).parent for path in paths}:
         sync_folder(parent)
 

@@ -92,7 +92,7 @@ def _touched(chosen: Mapping[str, TablePlace]) -> dict[str, np.ndarray]:
         wanted = np.zeros(len(engine.schema.tables), np.bool_)
         wanted[list(of_engine.values())] = True
         found = [cache.key_of[cache.key_of >= 0] for cache in engine.caches]
-        found += engine.store.keys()
+        found += engine.store.held()
         keys = np.concatenate([np.empty(0, np.int64), *(part[wanted[table_of(part)]] for part in found)])
         keys.sort()  # np.unique would hash them, which takes 18 times as long
         keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys

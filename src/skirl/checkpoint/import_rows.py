@@ -129,7 +129,7 @@ def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace]
 def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
     """Copy the touched rows of one table, with their state if the optimizer is the `same`. Return how many there were."""
     taken, bank = 0, bank_of(source.engine, source.number)
-    for keys in source.engine.store.keys():  # noqa: SIM118
+    for keys in source.engine.store.held():
         keys = np.sort(keys[table_of(keys) == source.number])
         if keys.size:
             records, _ = peek(source.engine, keys, bank)  # in the order of the keys, which ascend

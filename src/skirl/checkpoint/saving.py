@@ -15,8 +15,8 @@ from typing import Any
 from skirl.checkpoint import dense, folder, starts
 from skirl.checkpoint.own_rows import FrozenCaches
 from skirl.engine.engine import Engine
-from skirl.store.disk import links
 from skirl.store.disk.frozen import check_files
+from skirl.store.disk.manifest import check_sizes
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 
@@ -121,7 +121,7 @@ class Saving:
         try:
             for part in self.files.values():
                 check_files(rows, part["store"])
-                links.check_sizes(rows, {entry["file"]: entry["bytes"] for entry in part["cache"]["files"]})
+                check_sizes(rows, {entry["file"]: entry["bytes"] for entry in part["cache"]["files"]})
         except CheckpointError:
             return False
         return True

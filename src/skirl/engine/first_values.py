@@ -37,7 +37,7 @@ class FirstValues:
             if table.rows > MOST_IN_BITS:
                 raise ValueError(f"table {table.name!r} has more than 2**33 rows: its init cannot be an array")
 
-    def begin(self, seen: Seen, held: Iterable[np.ndarray | tuple[int, np.ndarray]]) -> None:
+    def begin(self, seen: Seen, held: Iterable[np.ndarray]) -> None:
         """Start from a store that holds the rows `held`. Mark them in `seen`, and all rows of these tables."""
         if self._written is not None:
             self._written.rebuild(held)
@@ -84,7 +84,7 @@ class FirstValues:
         here: dict[str, Any] = {t.name: _drawn(t.initial, self._seed) for t in self._tables}
         here |= {self._tables[t].name: given for t, given in self.of.items()}
         if not len(store):
-            store.remember(here)
+            store.describe(here)
             return
         for name in sorted(here.keys() | store.about.keys()):
             there, now = (None if name not in of else _digest(of[name]) for of in (store.about, here))

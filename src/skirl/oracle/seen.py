@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from skirl.core.keys import MAX_ROWS, ROW_BITS, key_of, row_of, table_of
+from skirl.core.keys import MAX_ROWS, ROW_BITS, row_of, table_of
 from skirl.core.tables import Schema
 from skirl.tools.hash_index import EMPTY, HashIndex
 from skirl.tools.jit import kernel
@@ -90,30 +90,12 @@ class Seen:
     def _in_set(self, keys: np.ndarray) -> np.ndarray:
         return keys[self.base[table_of(keys)] < 0] if self.any_in_set else keys[:0]
 
-    def rebuild(self, held: Iterable[np.ndarray | tuple[int, np.ndarray]]) -> None:
-        """Start again from the rows that a store holds: arrays of keys, or (table, bits), as `Store.held` gives them."""
+    def rebuild(self, held: Iterable[np.ndarray]) -> None:
+        """Start again from the rows that a store holds, as `Store.held` yields their keys."""
         self.bits = np.zeros_like(self.bits)
         self.set = HashIndex()
-        for part in held:
-            if isinstance(part, tuple):
-                self._add_bits(*part)
-            else:
-                self.add(part)
-
-    def _add_bits(self, table: int, words: np.ndarray) -> None:
-        """Record that row r of the table exists if bit r % 64 of word r // 64 is set."""
-        some = np.flatnonzero(words)
-        if not len(some):
-            return
-        last = int(some[-1]) * 64 + int(words[some[-1]]).bit_length() - 1
-        self._check(np.array([key_of(table, last)]))
-        if self.base[table] >= 0:
-            begin = self.base[table]
-            self.bits[begin : begin + some[-1] + 1] |= words[: some[-1] + 1]
-            return
-        for word in some.tolist():
-            rows = np.flatnonzero(np.unpackbits(words[word : word + 1].view(np.uint8), bitorder="little"))
-            self.add(key_of(table, rows + 64 * word))
+        for keys in held:
+            self.add(keys)
 
     def _check(self, keys: np.ndarray) -> None:
         """Raise for a row that its table lacks: its bit would be another row's, or none at all."""

@@ -10,9 +10,8 @@ import numpy as np
 
 from skirl.checkpoint import folder, parts
 from skirl.core.keys import table_of
-from skirl.store.disk import links
 from skirl.store.disk.frozen import check_files, manifest_of
-from skirl.store.disk.manifest import NAME, Manifest
+from skirl.store.disk.manifest import NAME, Manifest, check_sizes
 from skirl.store.disk.os_files import NAME as LOCK
 from skirl.store.disk.os_files import Unusable
 from skirl.store.disk.segment import FORMAT_VERSION, read_keys
@@ -91,7 +90,7 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
 def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
     """Raise CheckpointError if a file is missing or not as it was written. Without `check`, compare sizes only."""
     dense = body["dense"]
-    links.check_sizes(header.parent, {dense["file"]: dense["bytes"]})
+    check_sizes(header.parent, {dense["file"]: dense["bytes"]})
     for rows in [rows for part in parts.of(body) for rows in part["rows"].values()]:
         check_files(header.parent / folder.ROWS, rows["store"])
         for entry in rows["cache"]["files"]:

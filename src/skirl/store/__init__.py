@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from skirl.store.base import Layout, Record, Store
     from skirl.store.checkpoint_rows import CheckpointRows
     from skirl.store.disk.store import DiskError, DiskFull, DiskStore
-    from skirl.store.memory.store import MemoryStore
+    from skirl.store.memory import MemoryStore
 
 __all__ = [
     "CheckpointRows",
@@ -31,7 +31,7 @@ __getattr__ = lazily(
         "base": ("Layout", "Record", "Store"),
         "checkpoint_rows": ("CheckpointRows",),
         "disk.store": ("DiskError", "DiskFull", "DiskStore"),
-        "memory.store": ("MemoryStore",),
+        "memory": ("MemoryStore",),
     },
 )
 
@@ -75,9 +75,9 @@ def open_store(
             opened.pop_all()
             return store
     if spec == "memory":
-        from skirl.store.memory.store import MemoryStore
+        from skirl.store.memory import MemoryStore
 
-        return MemoryStore(layout)
+        return MemoryStore(layout, rows=rows)
     if spec.startswith("disk:"):
         from skirl.store.disk.store import DiskStore
 

@@ -142,12 +142,7 @@ class Layout:
 
     @classmethod
     def from_facts(cls, facts: Any) -> "Layout":
-        """Return the layout that `facts` describes. Raise a TypeError or ValueError if it describes none.
-
-        **Arguments**
-
-        - `facts`: number, width and dtype of each table, as the method `facts` returns them.
-        """
+        """Return the layout that the method `facts` described. Raise a TypeError or ValueError if `facts` is none."""
         return cls({table: Record(width, dtype) for table, width, dtype in facts})
 
     def facts(self) -> list[list[Any]]:
@@ -166,28 +161,20 @@ class Layout:
     def against(self, other: "Layout") -> tuple[str, str]:
         """Describe the first difference from another layout: what this one has, and what the other has.
 
-        **Arguments**
-
-        - `other`: the layout to compare with.
-
         >>> Layout({0: Record(5), 1: Record(5)}).against(Layout({0: Record(5), 1: Record(9)}))
         ('of 5 float32 for table 1', 'of 9 float32')
         """
         for table in sorted(self.records.keys() | other.records.keys()):
-            mine, theirs = (found.records.get(table) for found in (self, other))
-            if mine != theirs:
-                texts = ["none" if r is None else f"of {r.width} {r.dtype}" for r in (mine, theirs)]
-                return f"{texts[0]} for table {table}", texts[1]
+            here, there = (
+                "none" if r is None else f"of {r.width} {r.dtype}"
+                for r in (self.records.get(table), other.records.get(table))
+            )
+            if here != there:
+                return f"{here} for table {table}", there
         return "of the same tables", "of the same"
 
     def kind(self, keys: NDArray[np.int64], rows: Rows) -> int:
-        """Check the keys and rows of one call, and return the index of their kind in `kinds`.
-
-        **Arguments**
-
-        - `keys`: int64 `[n]`.
-        - `rows`: `[n, width]`, contiguous.
-        """
+        """Check keys, int64 `[n]`, and contiguous rows, `[n, width]`, of one call; return the index of their kind."""
         if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:
             raise TypeError(f"keys are {_shown(keys)}: pass an int64 array of one dimension")
         if not isinstance(rows, np.ndarray) or rows.ndim != 2 or len(rows) != len(keys):
@@ -205,14 +192,17 @@ class Layout:
             raise ValueError(self._refusal(int(keys[stranger]), self.kinds[kind]))
         return kind
 
+    def rows_by_kind(self, rows: Mapping[int, int] | None) -> list[dict[int, int] | None]:
+        """Divide the numbers of rows of all tables by kind. None: not known."""
+        if rows is not None and (missing := self.records.keys() - rows.keys()):
+            raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
+        return [
+            None if rows is None else {t: rows[t] for t, of in self.records.items() if of == record}
+            for record in self.kinds
+        ]
+
     def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
-        """Return the index of the first key whose table does not have such records, or -1.
-
-        **Arguments**
-
-        - `keys`: int64 `[n]`.
-        - `record`: the records that their tables should have.
-        """
+        """Return the index of the first key whose table does not have such records, or -1."""
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
 
     def _refusal(self, key: int, given: Record) -> str:
@@ -264,18 +254,6 @@ class Store(ABC):
         """The start values of rows before they are first written, by table: initialiser and seed, an array's digest, or an
         object with a `digest`."""
 
-    def remember(self, about: Mapping[str, Any]) -> None:
-        """Keep in `about` what rows start from. Must be called before the first row is written.
-
-        A store that outlives its process should keep the digests with its rows, although computing one reads the whole
-        array. Without them it is refused when it is opened again to train rows that started from an array.
-
-        **Arguments**
-
-        - `about`: what rows start from, by table, as in the attribute `about`.
-        """
-        self.about = dict(about)
-
     def read(self, keys: NDArray[np.int64], out: Rows) -> NDArray[np.bool_]:
         """Copy the rows that are held to `out`, and leave its other rows alone. Return a mask of those that are held.
 
@@ -316,23 +294,11 @@ class Store(ABC):
         """Implement `write`. Arguments are checked and not empty."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Return how many rows are held."""
-
-    @abstractmethod
-    def keys(self) -> Iterator[NDArray[np.int64]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         """Yield the key of every row held, in arrays of bounded size, each of one kind, in no particular order.
 
         Rows first written during the iteration may be missing.
         """
-
-    def held(self) -> "Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]":
-        """Yield which rows are held, for callers that need only one bit per row. By default this is `keys`.
-
-        A store on another machine overrides it to yield (table, bits) instead of keys where that takes fewer bytes. Row
-        r of the table is bit r % 64 of word r // 64; rows past the last word are not held. Keys and bits may be mixed.
-        """
-        return self.keys()
 
     @abstractmethod
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
@@ -360,13 +326,31 @@ class Store(ABC):
           raises, nothing changes.
         """
 
+    @abstractmethod
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        """Return how many rows are held.
+
+        **Arguments**
+
+        - `about`: if given, kept in the attribute `about`, and all that was written is made to survive a kill, as far as
+          this kind of store can. A store that outlives its process keeps the digests with its rows, although computing
+          one reads the whole array: without them it is refused when it is opened again to train rows that started from
+          an array.
+        """
+
+    def close(self, *, flush: bool = True) -> None:
+        """Release files and memory. Closing again does nothing. `flush`: first make all that was written durable."""
+        self.closed = True
+
+    # Over those
+
+    def __len__(self) -> int:
+        return self.describe()
+
     def flush(self) -> None:
         """Wait until all that was written would survive a kill, as far as this kind of store can ensure that."""
         self._check_open()
-
-    def close(self) -> None:
-        """Release files and memory. Closing again does nothing."""
-        self.closed = True
+        self.describe(self.about)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -378,4 +362,4 @@ class Store(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(flush=kind is None)

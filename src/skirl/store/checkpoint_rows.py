@@ -74,19 +74,19 @@ class CheckpointRows(Store):
             "'disk:FOLDER' and load the checkpoint into those"
         )
 
-    def __len__(self) -> int:
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        self.about = self.about if about is None else dict(about)
         return 0 if self._disk is None else len(self._disk)
 
-    def keys(self) -> Iterator[NDArray[np.int64]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
-        return iter(()) if self._disk is None else self._disk.keys()
+        return iter(()) if self._disk is None else self._disk.held()
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         """Always raise: the rows are in a checkpoint already."""
         raise ValueError("these rows are a checkpoint's: to save them elsewhere, copy its folder")
 
-    def close(self) -> None:
-        """Release the files."""
+    def close(self, *, flush: bool = True) -> None:
         if not self.closed:
             super().close()
             self._let_go()

@@ -11,14 +11,12 @@ from functools import partial
 from math import lcm
 from pathlib import Path
 from threading import BrokenBarrierError
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.placement import Placement, Shard
-from skirl.store import cut
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk.frozen import manifest_of
 
@@ -108,21 +106,27 @@ class ShardedStore(Store):
         if self._misplaced is not None:
             raise ValueError(self._misplaced)
 
-    def remember(self, about: Mapping[str, Any]) -> None:
-        self._check_open()
-        for number, store in enumerate(self.stores):
-            store.remember({**about, MARK: self._mark(number)})
-        self._read_about()
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        if about is not None:
+            self._check_open()
+            if self._misplaced is None:
+                new = [{**about, MARK: self._mark(number)} for number in range(len(self.stores))]
+                all_at_once(self._pool, [partial(store.describe, of) for store, of in zip(self.stores, new)])
+                self._read_about()
+            else:  # this list would not find these rows, so they do not get its mark
+                all_at_once(self._pool, [store.flush for store in self.stores])
+            self._take_point()
+        return sum(map(len, self.stores))
 
     # Rows
 
     def _by_store(self, keys: NDArray[np.int64]) -> list[tuple[Store, NDArray[np.int64]]]:
         """Return each store that has some of these rows, and their indices."""
         self._check_placed()
-        starts, order = np.zeros(len(self.stores) + 1, np.int64), np.empty(keys.size, np.int64)
-        cut.by_site(self.placement.site_of(keys), starts, order)
-        ends = starts.tolist()
-        return [(of, order[ends[s] : ends[s + 1]]) for s, of in enumerate(self.stores) if ends[s + 1] > ends[s]]
+        sites = self.placement.site_of(keys)
+        order = np.argsort(sites.astype(np.uint16), kind="stable")  # of 16 bits: sorted by radix, without comparisons
+        pieces = np.split(order, np.cumsum(np.bincount(sites, minlength=len(self.stores)))[:-1])
+        return [(store, at) for store, at in zip(self.stores, pieces) if at.size]
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         def read(store: Store, at: NDArray[np.int64]) -> None:
@@ -134,7 +138,7 @@ class ShardedStore(Store):
             store._read(kind, keys[at], rows, held)
             if not held.all():
                 at, rows = at[held], rows[held]
-            cut.give(rows, at, out)
+            out[at] = rows
             found[at] = True
 
         all_at_once(self._pool, [partial(read, *each) for each in self._by_store(keys)])
@@ -144,21 +148,11 @@ class ShardedStore(Store):
             if len(at) == len(keys):
                 store._write(kind, keys, rows)
                 return
-            part: Any = np.empty((len(at), rows.shape[1]), rows.dtype)
-            cut.take(rows, at, part)
-            store._write(kind, keys[at], part)
+            store._write(kind, keys[at], rows[at])
 
         all_at_once(self._pool, [partial(write, *each) for each in self._by_store(keys)])
 
-    def __len__(self) -> int:
-        return sum(map(len, self.stores))
-
-    def keys(self) -> Iterator[NDArray[np.int64]]:
-        self._check_open()
-        for store in self.stores:
-            yield from store.keys()
-
-    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
         for store in self.stores:
             yield from store.held()
@@ -169,7 +163,7 @@ class ShardedStore(Store):
         """See `Store.freeze`. Any store can take all of these rows."""
         self._check_open()
         self._check_placed()
-        parts = None if since is None else cut.own_parts(since, self.placement.digest)
+        parts = None if since is None else own_parts(since, self.placement.digest)
         frozen: list[Frozen] = []
         try:
             for number, store in enumerate(self.stores):
@@ -226,7 +220,7 @@ class ShardedStore(Store):
     def _divided(self, parts: Sequence[FrozenPart]) -> list[list[FrozenPart]]:
         """Return what each store takes of frozen rows."""
         taken: list[list[FrozenPart]] = [[] for _ in self.stores]
-        owns = [cut.own_parts(part.facts, self.placement.digest) for part in parts]
+        owns = [own_parts(part.facts, self.placement.digest) for part in parts]
         if None in owns:
             log.warning("rows move: each of %d stores looks through all that were saved", len(self.stores))
         for part, own in zip(parts, owns, strict=True):
@@ -247,27 +241,13 @@ class ShardedStore(Store):
     def _tell(self, store: Store, about: Mapping[str, Any]) -> None:
         """Have a store remember to which list its rows belong, or that they are being moved."""
         if store.about.get(MARK) != about.get(MARK):
-            store.flush()
-            store.remember(about)
+            store.describe(about)
 
-    def flush(self) -> None:
-        self._check_open()
-        all_at_once(self._pool, [store.flush for store in self.stores])
-        self._take_point()
-
-    def close(self) -> None:
-        """Close all stores."""
-        self.__exit__(None, None, None)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Exit each store as if it were alone. A store on disk does not flush after an exception."""
-        if self.closed:
-            return
-        super().close()
-        self._pool.shutdown()
-        _each([partial(store.__exit__, kind, error, trace) for store in self.stores])
+    def close(self, *, flush: bool = True) -> None:
+        if not self.closed:
+            super().close()
+            self._pool.shutdown()
+            _each([partial(store.close, flush=flush) for store in self.stores])
 
 
 class FrozenShards(Frozen):
@@ -277,7 +257,7 @@ class FrozenShards(Frozen):
         self._pool, self._placement, self._parts = pool, placement, parts
 
     def write(self) -> Facts:
-        return cut.joined(all_at_once(self._pool, [part.write for part in self._parts]), self._placement)
+        return joined(all_at_once(self._pool, [part.write for part in self._parts]), self._placement)
 
     def release(self) -> None:
         _each([part.release for part in self._parts])
@@ -322,3 +302,35 @@ def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> l
     if errors:  # one that waited for another call says nothing
         raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
     return [*(future.result() for future in futures), *last]
+
+
+def joined(parts: Sequence[Facts], placement: str) -> Facts:
+    """Join the facts of several stores' frozen rows into facts of one store, which any store can take.
+
+    >>> each = [{"identity": i, "generation": 3, "segments": [i]} for i in "ab"]
+    >>> facts = joined(each, "d")
+    >>> facts["segments"], own_parts(facts, "d") == each, own_parts(facts, "e")
+    (['a', 'b'], True, None)
+    """
+    own = ("identity", "generation", "segments", "nodes")
+    points = [{name: part[name] for name in own if name in part} for part in parts]
+    return parts[0] | {
+        "generation": max(part["generation"] for part in parts),
+        "segments": [each for part in parts for each in part["segments"]],
+        "nodes": {"placement": placement, "points": [p | {"segments": len(p["segments"])} for p in points]},
+    }
+
+
+def own_parts(facts: Facts, placement: str) -> list[Facts] | None:
+    """Return the parts that `joined` put together, or None if rows were split among the stores differently then."""
+    try:
+        if facts["nodes"]["placement"] != placement:
+            return None
+        found, start, common = [], 0, {name: value for name, value in facts.items() if name != "nodes"}
+        for point in facts["nodes"]["points"]:
+            end = start + point["segments"]
+            found.append(common | point | {"segments": facts["segments"][start:end]})
+            start = end
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if start == len(facts["segments"]) else None

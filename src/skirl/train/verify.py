@@ -203,7 +203,7 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize) -> Trace:
         done = trace.record(engine.schema, model, dense, rates, batches, read, shards)
         _watch(trace, recipe, done)
     embeddings.flush()
-    trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
+    trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
     trace.rows = np.empty((len(trace.keys), engine.widths[0]), engine.dtype)
     engine.store.read(trace.keys, trace.rows)
     trace.cache, trace.moved = len(engine.caches[0]), asdict(engine.counters)

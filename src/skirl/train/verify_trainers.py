@@ -161,7 +161,7 @@ def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, naps: 
             losses.append(share.whole(done)[0].loss)
             weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))
     embeddings.flush()
-    keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
+    keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
     rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
     engine.store.read(keys, rows)
     embeddings.close()

@@ -72,7 +72,7 @@ def trained(embeddings, batches, until=None, saved=None):
 
 def every_row(embeddings):
     embeddings.flush()
-    keys = np.sort(np.concatenate(list(embeddings.engine.store.keys())))
+    keys = np.sort(np.concatenate(list(embeddings.engine.store.held())))
     return keys, peek(embeddings.engine, keys, 0)[0]
 
 

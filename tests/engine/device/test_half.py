@@ -54,7 +54,7 @@ def train(embeddings, batches):
             loss.backward()
             losses.append(loss.item())
     embeddings.flush()
-    keys = np.sort(np.concatenate(list(embeddings.engine.store.keys())))
+    keys = np.sort(np.concatenate(list(embeddings.engine.store.held())))
     return losses, keys, peek(embeddings.engine, keys, 0)[0]
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from skirl.store import DiskStore, MemoryStore
 from skirl.store.base import Frozen
-from skirl.store.disk import links
 from skirl.store.disk import log as log_module
 from skirl.store.disk import log as room_module
+from skirl.store.disk import manifest as manifests
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen
@@ -70,8 +70,8 @@ def finish(state: Frozen, folder: Path, files: OsFiles) -> None:
     """Write frozen rows and their header, as a checkpoint does. Then remove what the header does not name."""
     facts = state.write()
     state.release()
-    links.replace(files, folder, frozen.HEADER, seal(frozen.body_of(facts)))
-    links.remove_but(files, folder, frozen.files_of(facts))
+    manifests.replace(files, folder, frozen.HEADER, seal(frozen.body_of(facts)))
+    manifests.remove_but(files, folder, frozen.files_of(facts))
 
 
 class Workload:

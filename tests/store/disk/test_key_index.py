@@ -90,9 +90,9 @@ def test_rows_beyond_the_tables_are_strangers_and_not_held():
     places.reserve(2)
     places.place(keys[:2], 0, *more)
     assert places.locate(keys).tolist() == [0, 1, -1, -1, -1, -1, -1]
-    assert places.stranger(keys) == 2
-    assert [places.stranger(keys[i : i + 1]) for i in range(7)] == [-1, -1, 0, 0, 0, 0, 0]
-    assert KeyIndex().stranger(keys) == -1
+    assert places.beyond(keys) == "row 10 of table 0 is beyond the 10 rows that it has here"
+    assert [places.beyond(keys[i : i + 1]) is None for i in range(7)] == [True] * 2 + [False] * 5
+    assert KeyIndex().beyond(keys) is None
 
 
 @pytest.mark.parametrize("n", [30, 40])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from skirl.store import Layout, MemoryStore, Record, open_store
+from skirl.store import arena as arena_module
+from skirl.store import memory as memory_module
+from skirl.store.arena import Arena
 from skirl.store.gate import Gate
-from skirl.store.memory import directory as arena_module
-from skirl.store.memory import store as memory_module
-from skirl.store.memory.directory import Arena, Directory
 from tests.processes import interpreter
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled
@@ -46,13 +46,12 @@ def status(name):
 
 width, rows, batch = map(int, sys.argv[1:])
 values = np.ones((batch, width), np.float32)
-warm = MemoryStore({0: Record(width)})
+warm = MemoryStore({0: Record(width)}, rows={0: 882_800_001})
 for start in range(0, 3 * batch, batch):
     warm.write(np.arange(start, start + batch), values)
 warm.read(np.arange(batch), values)
 warm.close()
-store = MemoryStore({0: Record(width)})
-order = np.random.default_rng(0)
+store = MemoryStore({0: Record(width)}, rows={0: 882_800_001})
 open("/proc/self/clear_refs", "w").write("5")  # forget the peak
 before = status("VmRSS")
 bound = 0
@@ -77,17 +76,6 @@ def test_memory_is_rows_and_20_bytes():
     assert measured["peak"] > rows * (4 * width + 8), "the measure itself: what is written has to show"
 
 
-def test_writes_of_rows_held_take_no_memory():
-    store = MemoryStore({0: Record(1)})
-    keys, rows = np.arange(200_000), np.zeros((200_000, 1), np.float32)
-    store.write(keys, rows)
-    directory = store._kinds[0].directory
-    size = directory._table.size
-    for _ in range(3):
-        store.write(keys, rows)
-    assert directory._table.size <= size * 3 // 2 and len(store) == 200_000
-
-
 def test_arena_grows_under_a_view_kept_by_a_traceback():
     arena = Arena("float32", (2,))
     arena.array[:] = 3
@@ -102,11 +90,6 @@ def test_arena_grows_under_a_view_kept_by_a_traceback():
 
 def raise_holding(view: np.ndarray) -> None:
     raise RuntimeError(view.shape)
-
-
-def test_more_positions_than_int32_are_refused():
-    with pytest.raises(ValueError, match="is the most"):
-        Directory().reserve(1 << 31)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

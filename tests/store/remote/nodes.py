@@ -5,48 +5,39 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from skirl.store import Record, open_store
-from skirl.store.remote import connection, group, part, service
+from skirl.store.remote import part, rpc
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import Node
+from skirl.store.remote.store import _connected, leave
 from skirl.store.remote.wire import Address, NodeError
 
 
 class Nodes:
-    """Some nodes that meet, and serve requests meanwhile."""
+    """Some nodes, each at an address, that serve requests meanwhile."""
 
     def __init__(self, count: int, *, rows: str = "memory", patience: float = 20.0, limit: int | None = None) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = Address("127.0.0.1", free.getsockname()[1])
         self.errors: list[BaseException] = []
-        meetings = [Meeting(self.address, keep=i == 0, seconds=patience) for i in range(count)]
-        self.nodes = [
-            Node(meeting, i, count, rows=rows, patience=patience, limit=limit, body=body)
-            for i, meeting in enumerate(meetings)
-        ]
-        self._patience = patience
+        self._more = {"limit": limit, "patience": patience, "body": body}
+        self.addresses = [Address("127.0.0.1", port) for port in free_ports(count)]
+        self._rows = rows
+        self.nodes = [self._node(i) for i in range(count)]
         self._start()
 
     @property
     def spec(self) -> str:
-        return f"rpc://{self.address}"
+        return ",".join(f"rpc://{address}" for address in self.addresses)
+
+    def _node(self, i: int) -> Node:
+        meeting = Meeting(self.addresses[i], keep=True, seconds=self._more["patience"])
+        return Node(meeting, rows=self._rows.replace("{}", str(i)), **self._more)
 
     def _start(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-
-    def start_again(self, number: int) -> Node:
-        """Serve a node anew, as if by another process, and return the node that served before."""
-        self._stop.set()
-        self._thread.join()
-        before = self.nodes[number]
-        meeting = Meeting(self.address, seconds=self._patience)
-        self.nodes[number] = Node(meeting, number, len(self.nodes), patience=self._patience, body=body)
-        self._start()
-        return before
 
     def _run(self) -> None:
         try:
@@ -68,6 +59,13 @@ class Nodes:
         assert not self.errors, self.errors
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine on which nothing listens."""
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in free]
+
+
 @contextmanager
 def served(count: int, **more) -> Iterator[Nodes]:
     leave()
@@ -79,16 +77,9 @@ def served(count: int, **more) -> Iterator[Nodes]:
         nodes.stop()
 
 
-def leave() -> None:
-    """Make this process leave all nodes."""
-    for there in list(connection._connected.values()):
-        there.end()
-    connection._connected.clear()
-
-
 def body(pipe, numbers, task) -> None:
     """Run a part whose system calls its owner can make fail."""
-    part.run(pipe, numbers, task, (*service.FUNCTIONS, failing))
+    part.run(pipe, numbers, task, (*part.FUNCTIONS, failing))
 
 
 _real = {"fsync": os.fsync}
@@ -119,16 +110,15 @@ class Patch:
         self._all(name.removeprefix("os."))
 
     def _all(self, name: str | None) -> None:
-        (there,) = connection._connected.values()
-        for name_of_part in there.names:
-            group.end(group.begin(name_of_part, failing, (name,), 20.0))
+        for there in _connected.values():
+            rpc.end(rpc.begin(there.name, failing, (name,), 20.0))
 
 
 def in_process(nodes: Nodes, what: str, more: str) -> str:
     """Let another process open rows on these nodes and close them ("opened"), or die with them open ("killed")."""
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_other, args=(theirs, what, nodes.spec + more))
+    process = context.Process(target=_other, args=(theirs, what, f"rpc://{nodes.addresses[0]}{more}"))
     process.start()
     theirs.close()
     try:

@@ -8,21 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skirl.core.placement import Placement, Shard
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
 from skirl.store.base import Facts, FrozenPart, SavedRows
-from skirl.store.remote import group, metrics
-from skirl.store.remote import node as serving
-from skirl.store.remote import store as remote
-from skirl.store.remote.meeting import Meeting
-from skirl.store.remote.node import Node, Replaced
-from skirl.store.remote.wire import NodeError, NumberedCalls, Taken
-from tests.cases import cases
+from skirl.store.remote import rpc
+from skirl.store.remote.store import RemoteStore
+from skirl.store.remote.wire import NodeError
 from tests.store import frozen
-from tests.store.conformance import LAYOUT, contents, filled, table_keys
+from tests.store.conformance import LAYOUT, contents, filled
 from tests.store.remote.nodes import Nodes, in_process, leave, served
 
 
@@ -32,10 +26,8 @@ def nodes():
         yield found
 
 
-def filled_on(nodes: Nodes) -> remote.RemoteStore:
-    store = filled(lambda layout: open_store(nodes.spec, layout))
-    assert isinstance(store, remote.RemoteStore)
-    return store
+def filled_on(nodes: Nodes) -> Store:
+    return filled(lambda layout: open_store(nodes.spec, layout))
 
 
 def one_row(store: Store) -> np.ndarray:
@@ -52,11 +44,11 @@ def test_a_killed_node_is_named_and_rows_come_back_from_the_frozen_state(nodes: 
     held = contents(store)
     frozen.save(store, tmp_path)
     os.kill(nodes.pids()[1], signal.SIGKILL)
-    with pytest.raises(NodeError, match=r"node 1 failed in `(walk|get|count)` for the part of trainer 0 at .* after"):
+    with pytest.raises(NodeError, match=r"failed in `(held|get|describe)` for the part of trainer 0 after"):
         while True:
             contents(store)
-    with pytest.raises(NodeError, match="node 1 failed"):
-        store.write(np.array([0]), np.zeros((1, 4), np.float32))
+    with pytest.raises(NodeError, match=rf"node at {nodes.addresses[1]} failed"):
+        store.write(np.arange(20), np.zeros((20, 4), np.float32))
     store.close()
     again = open_store(nodes.spec, LAYOUT)
     assert len(again) == 0, "a part begins empty"
@@ -82,33 +74,20 @@ def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_
     with (
         monkeypatch.context() as patch,
         pytest.raises(
-            NodeError, match=r"node 0 failed in `count` .* after \d+\.\d s \(it did not answer in time; limit 1 s\)"
+            NodeError, match=r"failed in `describe` .* after \d+\.\d s \(it did not answer in time; limit 1 s\)"
         ),
     ):
-        patch.setattr(store._nodes, "patience", 1.0)  # only now: other calls are answered, late on a busy machine
+        patch.setattr(
+            store.stores[0]._node, "patience", 1.0
+        )  # only now: other calls are answered, late on a busy machine
         len(store)
     assert one_row(filled_on(nodes)).shape == (1, 4)
-
-
-def test_a_node_that_is_started_again_takes_the_place_of_the_older_one(nodes: Nodes):
-    store, before = filled_on(nodes), nodes.start_again(1)
-    with pytest.raises(Replaced, match="another process serves as node 1"):
-        before.tick()
-    before.kill()
-    with pytest.raises(NodeError, match="node 1 failed"):
-        contents(store)
-    assert one_row(filled_on(nodes)).shape == (1, 4)
-
-
-def test_nodes_that_count_differently_are_refused(nodes: Nodes):
-    with pytest.raises(NodeError, match="for 2 nodes, and this is node 2 of 3: give all of them the same --nodes"):
-        Node(Meeting(nodes.address, seconds=20), 2, 3, patience=1)
 
 
 def test_no_node_at_all(monkeypatch):
     leave()
     monkeypatch.setenv("SKIRL_PATIENCE", "0.2")
-    with pytest.raises(NodeError, match=r"nobody answers at 127.0.0.1:9 after .* start `skirl serve --meet"):
+    with pytest.raises(NodeError, match=r"nobody answers at 127.0.0.1:9 after .* start `skirl serve "):
         open_store("rpc://127.0.0.1:9", LAYOUT)
 
 
@@ -117,44 +96,25 @@ def test_no_node_at_all(monkeypatch):
 
 def test_a_call_that_is_too_large_is_refused_before_anything_is_allocated(nodes: Nodes):
     layout = Layout({0: Record(1 << 20)})
-    store = open_store(nodes.spec, layout)
-    assert isinstance(store, remote.RemoteStore)
+    store = open_store(f"rpc://{nodes.addresses[0]}", layout)
+    assert isinstance(store, RemoteStore)
     keys = torch.arange(300)
     with pytest.raises(ValueError, match=r"300 rows of .* are 1,258,291,200 bytes, a call carries 268,435,456: cut"):
-        store._nodes.call(0, "get", store._stores[0], 0, keys)
+        store._node.call("get", store._number, 0, keys)
     for wrong in (torch.zeros(3), torch.zeros((3, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "keys"):
         with pytest.raises(TypeError, match="pass some int64 of one dimension"):
-            store._nodes.call(0, "get", store._stores[0], 0, wrong)
+            store._node.call("get", store._number, 0, wrong)
     with pytest.raises(ValueError, match="table without records"):
-        store._nodes.call(0, "get", store._stores[0], 0, keys[:1] + (1 << 48))
+        store._node.call("get", store._number, 0, keys[:1] + (1 << 48))
     with pytest.raises(ValueError, match="kind 7 of records: this store has 1"):
-        store._nodes.call(0, "get", store._stores[0], 7, keys)
+        store._node.call("get", store._number, 7, keys)
     store.close()
-
-
-@cases(200)
-@given(st.data())
-def test_every_put_is_taken_once_in_whatever_order_it_comes(data: st.DataObject):
-    puts, taken, on_the_way, done, came = NumberedCalls(), Taken(1), [], [], set()
-    for _ in range(data.draw(st.integers(1, 30))):
-        what = data.draw(st.sampled_from(["begin", "come", "again"]))
-        if what == "begin":
-            on_the_way.append(puts.begin())
-        elif what == "come" and on_the_way:
-            number, settled = on_the_way.pop(data.draw(st.integers(0, len(on_the_way) - 1)))
-            taken.take(1, number, settled)
-            came.add(number)
-            puts.done(number)
-            done.append((number, settled))
-        elif what == "again" and done:
-            with pytest.raises(ValueError, match="comes late"):
-                taken.take(1, *data.draw(st.sampled_from(done)))
 
 
 def test_a_node_calls_no_function_that_is_not_the_stores(nodes: Nodes):
     store = filled_on(nodes)
-    with pytest.raises(group.Failed, match="AttributeError: On WorkerInfo"):
-        group.end(group.begin(store._nodes.names[0], os._exit, (3,), 5.0))
+    with pytest.raises(rpc.Failed, match="AttributeError: On WorkerInfo"):
+        rpc.end(rpc.begin(store.stores[0]._node.name, os._exit, (3,), 5.0))
     assert one_row(store).shape == (1, 4), "it lives"
     store.close()
 
@@ -165,11 +125,11 @@ def test_a_node_calls_no_function_that_is_not_the_stores(nodes: Nodes):
 def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: Nodes):
     store = filled_on(nodes)
     out = in_process(nodes, "opened", "/rank-0")
-    assert "the rows of trainer 0 at" in out and f"belong to run {store._nodes.run}, which is alive" in out
+    assert "the rows of trainer 0 at" in out and f"belong to run {store.stores[0]._node.run}, which is alive" in out
     assert in_process(nodes, "opened", "/rank-1") == "0 rows"
     assert one_row(store).shape == (1, 4)
     with pytest.raises(ValueError, match=r"this process has rows of trainer 0 at .* let each process be one trainer"):
-        open_store(f"{nodes.spec}/rank-1", LAYOUT)
+        open_store(f"rpc://{nodes.addresses[0]}/rank-1", LAYOUT)
     store.close()
 
 
@@ -178,26 +138,13 @@ def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
         assert in_process(nodes, "killed", "/rank-2") == "killed"
 
 
-def test_an_owner_that_was_killed_before_it_told_what_it_asks_for_holds_up_nobody(nodes: Nodes, monkeypatch):
-    monkeypatch.setattr(serving, "PROBE", 0.1)
-    meeting = Meeting(nodes.address)
-    late = meeting.count("node/0/asks", 1)
-    open_store(nodes.spec, LAYOUT).close()
-    asked: list[dict[str, int]] = []
-    monkeypatch.setattr(nodes.nodes[0], "_asked", asked.append)
-    meeting.tell(f"node/0/ask/{late}", {"run": 0, "owner": 7})  # it was busy, but the request is still heard
-    while not asked:
-        time.sleep(0.01)
-    assert asked == [{"run": 0, "owner": 7}]
-
-
 def test_a_node_has_no_more_memory_than_it_may_take():
     with served(1, limit=1) as nodes:
         store = open_store(nodes.spec, LAYOUT)
-        with pytest.raises(NodeError, match=r"node 0 has 1 bytes for rows, .* start it with a higher --memory"):
+        with pytest.raises(NodeError, match=r"127.0.0.1:\d+ has 1 bytes for rows, .* start it with a higher --memory"):
             store.write(np.array([0]), np.zeros((1, 4), np.float32))
-        text = metrics.text(nodes.nodes[0])
-        assert 'skirl_node_rows{node="0",owner="0",run="1"} 0' in text and 'skirl_node_parts{node="0"} 1' in text
+        text = nodes.nodes[0].metrics()
+        assert 'skirl_node_rows{owner="0",run="1"} 0' in text and "skirl_node_parts 1" in text
 
 
 # Frozen rows of nodes are like those of any store
@@ -210,11 +157,12 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
     saved, here, model = Placement.even(2), Placement.even(3), dict[int, bytes]()
     facts: list[Facts] = []
     leave()
-    with served(2, rows=f"disk:{tmp_path / 'nodes'}") if kind == "disk" else served(3) as there:
+    with served(2, rows=f"disk:{tmp_path / 'nodes'}{{}}") if kind == "disk" else served(3) as there:
         whole = filled(MemoryStore)
         for site in range(2):
             store = open_store(there.spec, LAYOUT)
-            for keys in whole.keys():  # noqa: SIM118
+            store.describe({})  # as an engine does
+            for keys in whole.held():
                 own = keys[saved.site_of(keys) == site]
                 out = np.zeros((own.size, LAYOUT.records[int(keys[0] >> 48)].width), _dtype(keys))
                 whole.read(own, out)
@@ -272,16 +220,6 @@ def test_rows_on_disk_outlive_their_owner_and_other_records_are_refused(tmp_path
         leave()
         again = open_store(nodes.spec, LAYOUT, rows=dict.fromkeys(LAYOUT.records, 1 << 20))
         assert contents(again) == held and again.identity == point[0] and again.generation > point[1]
-        assert not any(isinstance(part, tuple) for part in again.held()), (
-            "few rows of a large table are fewer bytes as keys"
-        )
-        again.write(table_keys(1, range(1000)), np.zeros((1000, 9), np.float32))
-        again.close()
-        again = open_store(nodes.spec, LAYOUT, rows=dict.fromkeys(LAYOUT.records, 6000))
-        (bits,) = [part for part in again.held() if isinstance(part, tuple)]
-        assert bits[0] == 1 and bits[1].size == 94
-        rows = np.flatnonzero(np.unpackbits(bits[1].view(np.uint8), bitorder="little"))
-        assert rows.tolist() == sorted({*range(1000), *(97 * i for i in range(50))})
         again.close()
         with pytest.raises(DiskError, match=r"has records .* open it with the tables"):
             open_store(nodes.spec, Layout({0: Record(7)}))

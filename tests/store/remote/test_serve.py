@@ -34,20 +34,9 @@ def test_a_trainer_on_a_node_has_the_bits_of_a_local_store_also_when_it_goes_on(
             train(python, tmp_path / "remote", *store, "--steps", "6")
             assert train(python, tmp_path / "remote", *store, "--steps", "12", "--resume") == local
             with urllib.request.urlopen(f"http://127.0.0.1:{side}/metrics", timeout=10) as answer:
-                assert b'skirl_node_parts{node="0"}' in answer.read()
+                assert b"skirl_node_parts " in answer.read()
         finally:
             node.send_signal(signal.SIGTERM)
             out, err = node.communicate(60)
     assert node.returncode == 0 and "SIGTERM" in out, err
-    assert f"node 0 keeps rows in memory; they meet at 127.0.0.1:{port}, only this machine reaches it" in err
-
-
-def test_nodes_end_with_the_meeting_point(python: Python):
-    serve = "serve", f"127.0.0.1:{free_port()}", "--nodes", "2", "--node"
-    first, second = (python.start(COMMAND, *serve, node, stderr=PIPE) for node in "01")
-    with first, second:
-        assert second.stderr is not None and "keeps rows" in second.stderr.readline()
-        first.kill()
-        _, err = second.communicate(60)
-    assert second.returncode == 1
-    assert f"skirl serve: the meeting point {serve[1]} is gone: start its node again" in err and "Traceback" not in err
+    assert f"127.0.0.1:{port} keeps rows in memory, only this machine reaches it" in err

@@ -1,13 +1,10 @@
-"""Rows on memory nodes keep all promises of a store, through two nodes in memory, and through nodes at two addresses."""
-
-from pathlib import Path
+"""Rows on memory nodes keep all promises of a store, on one node and divided between two."""
 
 import pytest
 
 from skirl.store import Layout, Store, open_store
-from tests.store import frozen
-from tests.store.conformance import LAYOUT, StoreConformance, contents, filled
-from tests.store.remote.nodes import Nodes, Patch, leave, served
+from tests.store.conformance import StoreConformance
+from tests.store.remote.nodes import Nodes, Patch, served
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +13,7 @@ def nodes():
         yield found
 
 
-class TestOnNodes(StoreConformance):
+class TestOnNode(StoreConformance):
     syncs = ("fsync",)
 
     @pytest.fixture(autouse=True)
@@ -28,26 +25,9 @@ class TestOnNodes(StoreConformance):
         return Patch()
 
     def make(self, layout: Layout) -> Store:
+        return open_store(f"rpc://{self.nodes.addresses[0]}", layout)
+
+
+class TestOnTwoNodes(TestOnNode):
+    def make(self, layout: Layout) -> Store:
         return open_store(self.nodes.spec, layout)
-
-
-def test_nodes_that_meet_at_two_addresses(nodes: Nodes, tmp_path: Path):
-    more = Nodes(1)
-    try:
-        spec = f"{nodes.spec},{more.spec}*2"
-        store = filled(lambda layout: open_store(spec, layout))
-        held = contents(store)
-        assert sum(len(part.served) for part in more.nodes) == 1
-        frozen.save(store, tmp_path)
-        store.close()
-        one = open_store(more.spec, LAYOUT)
-        frozen.load(one, tmp_path)
-        assert contents(one) == held
-        one.close()
-        again = open_store(spec, LAYOUT)
-        frozen.load(again, tmp_path)
-        assert contents(again) == held
-        again.close()
-    finally:
-        leave()
-        more.stop()

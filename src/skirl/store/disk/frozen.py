@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Rows
-from skirl.store.disk import links
 from skirl.store.disk import log as all_logs
+from skirl.store.disk import manifest as manifests
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
@@ -33,7 +33,7 @@ class FrozenSegments(Frozen):
         self._written = False
         files.make_folder(folder)
         try:
-            links.take_over(files, manifest.segments, source, folder, self._added, self._later)
+            manifests.take_over(files, manifest.segments, source, folder, self._added, self._later)
         except BaseException:
             self.release()
             raise
@@ -54,7 +54,7 @@ class FrozenSegments(Frozen):
         for source, _ in self._later:
             source.close()
         if not self._written:
-            links.undo(self._files, self._added)
+            manifests.undo(self._files, self._added)
 
 
 def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Manifest:
@@ -72,7 +72,7 @@ def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Man
 def check_files(folder: Path, facts: Facts) -> None:
     """Raise a CheckpointError if a file of frozen rows is missing or has another size."""
     for entry in manifest_of(folder, facts).segments:
-        links.check_sizes(folder, entry.files())
+        manifests.check_sizes(folder, entry.files())
 
 
 def take(
@@ -86,7 +86,7 @@ def take(
         if part.shard is None:
             _share(files, manifest_of(folder, part.facts, layout), folder, logs, added)
         else:
-            laid.append(_live_rows(files, part, layout, folder))
+            laid.append(part.own(rows_of(files, part, layout, folder)))
         laid.append(part.own(part.over))
     for pairs in laid:
         _append(logs, layout, pairs, folder, added)
@@ -95,7 +95,7 @@ def take(
 def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
     """Yield the rows of a part that are to be taken, in the order in which later ones replace earlier ones."""
     for entry in manifest_of(folder, part.facts, layout).segments:
-        links.check_sizes(folder, entry.files())
+        manifests.check_sizes(folder, entry.files())
         with _opened(files, layout, folder, entry) as log:
             for keys, words in log.scan(entry):
                 if (at := layout.stranger(keys, entry.record)) >= 0:
@@ -105,29 +105,16 @@ def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> I
                 yield keys, words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
 
 
-def _live_rows(
-    files: OsFiles, part: FrozenPart, layout: Layout, folder: Path
-) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Do as `rows_of`, without rows that later ones in the same segment replace."""
-    for entry in manifest_of(folder, part.facts, layout).segments:
-        links.check_sizes(folder, entry.files())
-        with _opened(files, layout, folder, entry) as log:
-            log.load(entry)
-            for segment in log.segments.values():
-                for _, keys, words in log.live_rows(segment, part.shard):
-                    yield keys, words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
-
-
 def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], added: list[Path]) -> None:
     """Link or copy whole segments of a folder into the logs, and check them."""
     for entry in manifest.segments:
-        links.check_sizes(folder, entry.files())
-        if links.is_shorter(logs[0].folder, entry):
+        manifests.check_sizes(folder, entry.files())
+        if manifests.is_shorter(logs[0].folder, entry):
             with _opened(files, manifest.layout, folder, entry) as log:
                 log.load(entry)
                 for segment in log.segments.values():
                     log.check(segment)  # before it replaces what the store's manifest may name
-    links.take_over(files, manifest.segments, folder, logs[0].folder, added)
+    manifests.take_over(files, manifest.segments, folder, logs[0].folder, added)
     all_logs.load(logs, manifest)
     names = {entry.name for entry in manifest.segments}
     for log in logs:
@@ -139,7 +126,7 @@ def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], ad
 @contextmanager
 def _opened(files: OsFiles, layout: Layout, folder: Path, entry: SegmentEntry) -> Iterator[Log]:
     """Return a log of its own for one segment where it is."""
-    log = Log(folder, entry.record, files, Gate(), layout=layout)
+    log = Log(folder, entry.record, files, Gate(), layout)
     try:
         yield log
     finally:
@@ -155,7 +142,7 @@ def _append(
         for keys, rows in pairs:
             if keys.size:
                 log = logs[layout.kind(keys, rows)]
-                if (beyond := log.beyond(keys)) is not None:
+                if (beyond := log.index.beyond(keys)) is not None:
                     raise CheckpointError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
                 log.append(keys, rows.reshape(-1).view(np.uint32))
     finally:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.core.keys import MAX_ROWS, ROW_BITS
+from skirl.core.keys import MAX_ROWS, ROW_BITS, row_of, table_of
+from skirl.store.arena import Arena
 from skirl.store.disk.records import INDEX_BITS, Keys, Number, hash_key
-from skirl.store.memory.directory import Arena
 from skirl.tools.jit import kernel, read_only
 
 _FULL, _AFTER_GROWTH, _AS_LOADED = 0.9, 0.818, 0.86
@@ -280,11 +280,12 @@ class KeyIndex:
     >>> places.place(np.array([70, 50]), 0, *arrays)
     >>> places.locate(np.array([50, 60]))
     array([ 1, -1])
-    >>> places.stranger(np.array([99, 100]))
-    1
+    >>> places.beyond(np.array([99, 100]))
+    'row 100 of table 0 is beyond the 100 rows that it has here'
     """
 
-    def __init__(self, rows: Mapping[int, int] | None = None) -> None:
+    def __init__(self, rows: Mapping[int, int] | None = None, *, after_growth: float = _AFTER_GROWTH) -> None:
+        self._rows, self._after_growth = rows or {}, after_growth
         self._base, self._bits = np.empty(0, np.int64), 64
         if rows is not None:
             each = [rows.get(table, 0) for table in range(max(rows) + 1)]
@@ -326,9 +327,12 @@ class KeyIndex:
     def _shape(self, kept: int, size: int, room: int) -> Shape:
         return np.array([size, room, self._bits, self._limit(kept, size)], np.int64)
 
-    def stranger(self, keys: Keys) -> int:
-        """Return the index of the first key that is no row of the tables, or -1."""
-        return int(_stranger(keys, self._base))
+    def beyond(self, keys: Keys) -> str | None:
+        """Describe the first key that is no row of the tables. Return None if all are."""
+        if (at := _stranger(read_only(keys), self._base)) < 0:
+            return None
+        rows = self._rows.get(int(table_of(keys[at])), 0)
+        return f"{named(int(keys[at]))} is beyond the {rows:,} rows that it has here"
 
     def expect(self, count: int) -> None:
         """Grow once for `count` keys in all, before they are placed, instead of by a tenth again and again."""
@@ -339,7 +343,7 @@ class KeyIndex:
         """Make room for `n_more` further keys, at most MOST_PLACED."""
         need = self.count + n_more
         if need > self._size * _FULL:
-            self._grow(int(need / _AFTER_GROWTH) + 1)
+            self._grow(int(need / self._after_growth) + 1)
         at_end = self._table.arrays[1][max(0, self._room - n_more - 1) : self._room].any()
         if at_end or self._room <= self._size + n_more:
             more = _PAD + n_more  # all of them may belong at the end
@@ -394,3 +398,8 @@ class KeyIndex:
                 return
             self._least_kept = 2 * self._table.kept
             self._grow(self._size)
+
+
+def named(key: int) -> str:
+    """Name a row in an error."""
+    return f"row {row_of(int(key))} of table {table_of(int(key))}"

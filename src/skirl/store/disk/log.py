@@ -1,22 +1,20 @@
 """The log of a store on disk: segments that are appended to, cleaned and reopened."""
 
-import secrets
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from skirl.core.keys import row_of, table_of
-from skirl.core.placement import Shard
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
-from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
-from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.key_index import MOST_PLACED, KeyIndex, named
+from skirl.store.disk.manifest import Manifest, undo
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
-from skirl.store.disk.segment import Segment, SegmentEntry, check_header, header, stride
+from skirl.store.disk.segment import Segment, SegmentEntry, begin, check_header, stride
 from skirl.store.gate import Gate
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
@@ -38,14 +36,13 @@ class Log:
         record: Record,
         files: OsFiles,
         gate: Gate,
+        layout: Layout,
         rows: Mapping[int, int] | None = None,
-        layout: Layout | None = None,
     ) -> None:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
         self.index = KeyIndex(rows)
-        self._rows = rows or {}
-        self._layout = layout or Layout(dict.fromkeys(rows or {0: 0}, record))
+        self._layout = layout
         self.stride = stride(record)
         self._words = self.stride // 4 - 1
         self.segments: dict[int, Segment] = {}  # by slot, in order of the log
@@ -105,7 +102,7 @@ class Log:
 
     def _explain(self, segment: Segment, index: int, key: int) -> None:
         """Raise an Unusable that says why a record could not be read."""
-        what = f"{segment.rows_path}: record {index}, {_named(key)},"
+        what = f"{segment.rows_path}: record {index}, {named(key)},"
         at = HEADER + index * self.stride
         try:
             size = len(self._files.read(segment.rows.number, self.stride, at))
@@ -134,9 +131,6 @@ class Log:
     def _opened(self, path: Path) -> Handle:
         return Handle(self._files, lambda: self._files.open(path))
 
-    def _created(self, path: Path) -> Handle:
-        return Handle(self._files, lambda: self._files.create(path))
-
     def _keys(self, segment: Segment, file: int, start: int, stop: int) -> Keys:
         data = self._files.read(file, 8 * (stop - start), HEADER + 8 * start)
         if len(data) < 8 * (stop - start):
@@ -144,10 +138,7 @@ class Log:
         return np.frombuffer(data, np.int64)
 
     def _checked(self, segment: Segment, keys: Keys, start: int, picks: np.ndarray, out: Words) -> int:
-        """Read records[start:], check those of `picks`, and copy them to flat `out`. If `out` is empty, only check.
-
-        Return the first of `picks` that is damaged, or -1.
-        """
+        """Read records[start:], and copy those of `picks` to flat `out`. Return the first that is damaged, or -1."""
         first, last = int(picks[0]), int(picks[-1]) + 1
         size, at = (last - first) * self.stride, HEADER + (start + first) * self.stride
         data = np.frombuffer(self._files.read(segment.rows.number, size, at), np.uint8)
@@ -157,25 +148,34 @@ class Log:
         bad = records.decode(words, self._words, keys[first:last], there - first, id, start + first, out)
         return bad + first if bad >= 0 else int(beyond[0]) if beyond.size else -1
 
-    def check(self, segment: Segment) -> None:
-        """Read a segment's keys and records, and raise an Unusable if any differs from what was written."""
-        id, none = int(self._ids[segment.slot]), np.empty(0, np.uint32)
+    def records_of(self, segment: Segment) -> Iterator[tuple[Keys, Words]]:
+        """Yield keys and flat rows of all records, garbage included, in order. Raise an Unusable that names any damage."""
+        id, everything = int(self._ids[segment.slot]), int(self._sums[segment.slot])
         with self._keys_file(segment) as file:
             check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
             check_header(self._files, file, segment.keys_path, self.record, id)
-            state = np.uint64(0)
-            for _, keys in self._all_keys(segment, file):
-                state = np.uint64(records.hash_keys(keys, state))
             for start, keys in self._all_keys(segment, file):
-                bad = self._checked(segment, keys, start, np.arange(keys.size), none)
-                if bad >= 0 and state == self._sums[segment.slot]:
+                rows = np.empty(keys.size * self._words, np.uint32)
+                bad = self._checked(segment, keys, start, np.arange(keys.size), rows)
+                if bad >= 0 and self._hash_of(segment, file) == everything:
                     self._explain(segment, start + bad, int(keys[bad]))
                 if bad >= 0:
                     raise Unusable(
-                        f"{segment.keys_path} is damaged: {_named(keys[bad])} is not the key of record {start + bad}"
+                        f"{segment.keys_path} is damaged: {named(keys[bad])} is not the key of record {start + bad}"
                     )
-        if state != self._sums[segment.slot]:
-            raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
+                yield keys, rows
+            if self._hash_of(segment, file) != everything:
+                raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
+
+    def _hash_of(self, segment: Segment, file: int) -> int:
+        state = np.uint64(0)
+        for _, keys in self._all_keys(segment, file):
+            state = np.uint64(records.hash_keys(keys, state))
+        return int(state)
+
+    def check(self, segment: Segment) -> None:
+        """Read a segment's keys and records, and raise an Unusable if any differs from what was written."""
+        deque(self.records_of(segment), maxlen=0)
 
     def _all_keys(self, segment: Segment, file: int) -> Iterator[tuple[int, Keys]]:
         """Yield all keys of a segment in pieces, each with the index where it starts."""
@@ -186,7 +186,7 @@ class Log:
 
     def append(self, keys: Keys, rows: Words) -> None:
         """Append flat rows, and return when all are readable. After an error some may be held."""
-        if (beyond := self.beyond(keys)) is not None:
+        if (beyond := self.index.beyond(keys)) is not None:
             raise ValueError(f"{beyond}: open the store with as many rows as there are")
         done = 0
         while done < keys.size:
@@ -230,14 +230,6 @@ class Log:
         """Append no more records to the present segments."""
         self.active = None
 
-    def beyond(self, keys: Keys) -> str | None:
-        """Describe the first key that is no row of the tables. Return None if all are."""
-        stranger = self.index.stranger(keys)
-        return self._beyond(keys[stranger]) if stranger >= 0 else None
-
-    def _beyond(self, key: int) -> str:
-        return f"{_named(key)} is beyond the {self._rows.get(table_of(int(key)), 0):,} rows that it has here"
-
     def _begin(self) -> Segment:
         """Begin a new segment to append to, and merge small ones into it."""
         slot = next((slot for slot in range(SLOTS) if slot not in self.segments), None)
@@ -246,20 +238,14 @@ class Log:
                 f"{self.folder} has {SLOTS} segments, the maximum for records of one size: give some of the tables another "
                 "dim"
             )
-        name = secrets.token_hex(8)
-        rows_path, keys_path = self.folder / f"{name}.rows", self.folder / f"{name}.keys"
-        rows = self._created(rows_path)
+        added: list[Path] = []
         try:
-            self._files.write(rows.number, header(".rows", self.record, int(name, 16)), 0)
-            keys = self._created(keys_path)
-            self._files.write(keys.number, header(".keys", self.record, int(name, 16)), 0)
+            name, rows, keys = begin(self._files, self.folder, self.record, added)
         except BaseException:
-            for path in (rows_path, keys_path):
-                with suppress(FileNotFoundError):
-                    self._files.remove(path)
+            undo(self._files, added)
             raise
         self._capacity = self.capacity
-        segment = Segment(name, slot, rows, keys, rows_path, keys_path)
+        segment = Segment(name, slot, rows, keys, added[0], added[1])
         self._register(segment)
         self.active = segment
         small = [s for s in self.segments.values() if self.ends[s.slot] < self._capacity // 8 and s is not segment]
@@ -280,26 +266,15 @@ class Log:
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
         """Append a segment's live rows again, some at a time. Yield how many records each piece covered."""
-        for dealt, keys, rows in self.live_rows(segment):
-            if keys.size:
-                self.append(keys, rows)
-            yield dealt
-
-    def live_rows(self, segment: Segment, shard: Shard | None = None) -> Iterator[tuple[int, Keys, Words]]:
-        """Yield a segment's live keys and flat rows in pieces, each after the number of records that it covers.
-
-        `shard` tells which of the keys to include. None: all.
-        """
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own handle meanwhile
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
-                if shard is not None and picks.size:
-                    picks = picks[shard(keys[picks])]
-                rows = np.empty(picks.size * self._words, np.uint32)
-                bad = self._checked(segment, keys, start, picks, rows) if picks.size else -1
-                if bad >= 0:
-                    self._explain(segment, start + bad, int(keys[bad]))
-                yield keys.size, keys[picks], rows
+                if picks.size:
+                    rows = np.empty(picks.size * self._words, np.uint32)
+                    if (bad := self._checked(segment, keys, start, picks, rows)) >= 0:
+                        self._explain(segment, start + bad, int(keys[bad]))
+                    self.append(keys[picks], rows)
+                yield keys.size
 
     def sync(self) -> None:
         """Wait until all records are durable. For the names of their files, the folder must be synced."""
@@ -351,26 +326,16 @@ class Log:
                 raise Unusable(f"{self.folder / name} has {found:,} bytes, {size:,} were written")
         slot = next(slot for slot in range(SLOTS) if slot not in self.segments)
         rows, keys = self._opened(paths[0]), Handle(self._files)
-        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)
+        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
         return segment
 
     def scan(self, entry: SegmentEntry) -> Iterator[tuple[Keys, Words]]:
-        """Yield keys and flat rows of all records of a segment, garbage included, in order and without an index."""
+        """Do as `records_of`, for a segment of an earlier process, and without an index."""
         segment = self._registered(entry)
         self.ends[segment.slot], self._sums[segment.slot] = entry.count, entry.keys_hash
-        state = np.uint64(0)
-        with self._keys_file(segment) as file:
-            check_header(self._files, file, segment.keys_path, self.record, entry.id)
-            for start, keys in self._all_keys(segment, file):
-                state = np.uint64(records.hash_keys(keys, state))
-                rows = np.empty(keys.size * self._words, np.uint32)
-                if self._checked(segment, keys, start, np.arange(keys.size), rows) >= 0:
-                    self.check(segment)  # raises an error that names the record
-                yield keys, rows
-        if state != self._sums[segment.slot]:
-            self.check(segment)
+        yield from self.records_of(segment)
 
     def load(self, entry: SegmentEntry) -> None:
         """Load a segment that an earlier process wrote. Call it in the order of the log."""
@@ -381,10 +346,9 @@ class Log:
             for start in range(0, entry.count, MOST_PLACED):
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
                 if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
-                    other = f"{segment.keys_path} is damaged: {_named(keys[at])} has no such records"
-                stranger = self.index.stranger(keys)
-                if stranger >= 0:
-                    what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
+                    other = f"{segment.keys_path} is damaged: {named(keys[at])} has no such records"
+                if (beyond := self.index.beyond(keys)) is not None:
+                    what = f"{segment.keys_path} is damaged, or {beyond}"
                     raise Unusable(what, "give the table as many rows as it had")
                 self.index.reserve(keys.size)
                 self.index.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
@@ -408,10 +372,6 @@ class Log:
                 segment.behind = 0
 
 
-def _named(key: int) -> str:
-    return f"row {row_of(key)} of table {table_of(key)}"
-
-
 def _flat(rows: Rows) -> Words:
     return rows.reshape(-1).view(np.uint32)
 
@@ -427,32 +387,21 @@ def _size(path: Path) -> int:
         raise Unusable(f"{path} is missing") from None
 
 
-KEY_BYTES = 8
-
-
 def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
     """Return an empty log for each kind, in order. `rows`: number of rows of each table, None if unknown."""
-    logs: list[Log] = []
-    for record in layout.kinds:
-        of = None if rows is None else {t: rows[t] for t, held in layout.records.items() if held == record}
-        logs.append(Log(folder, record, files, gate, of, layout))
-    return logs
+    of_kinds = zip(layout.kinds, layout.rows_by_kind(rows))
+    return [Log(folder, record, files, gate, layout, of) for record, of in of_kinds]
 
 
 def load(logs: list[Log], manifest: Manifest) -> None:
     """Load the segments that a manifest names, after those already there."""
-    for log, count in zip(logs, manifest.rows):
-        names = [entry.name for entry in manifest.segments if entry.record == log.record]
-        log.index.expect(log.index.count + min(count, _most_keys(log.folder, names)))  # a manifest may claim any number
     by_record = {log.record: log for log in logs}
+    for log in logs:
+        paths = {log.folder / f"{e.name}.keys": e for e in manifest.segments if e.record == log.record}
+        most = sum(min(e.count, path.stat().st_size // 8) for path, e in paths.items() if path.is_file())
+        log.index.expect(log.index.count + most * 2 // 3)  # the others may be garbage; a manifest may claim any count
     for entry in manifest.segments:
         by_record[entry.record].load(entry)
-
-
-def _most_keys(folder: Path, names: list[str]) -> int:
-    """Return how many keys the files of these segments can hold at most."""
-    found = [folder / f"{name}.keys" for name in names]
-    return sum(path.stat().st_size // KEY_BYTES for path in found if path.is_file())
 
 
 def paths(logs: list[Log]) -> list[Path]:
@@ -460,17 +409,11 @@ def paths(logs: list[Log]) -> list[Path]:
     return [path for log in logs for s in log.segments.values() for path in (s.rows_path, s.keys_path)]
 
 
-def sync(logs: list[Log], files: OsFiles, *, anew: bool = False) -> None:
-    """Wait until rows and the names of their files are durable. `anew`: sync the folder in any case, and count all names
-    as new, because they were made by other code.
-    """
+def sync(logs: list[Log], files: OsFiles) -> None:
+    """Wait until rows and the names of their files are durable."""
     for log in logs:
         log.sync()
-    new = [s for log in logs for s in log.segments.values() if anew or not s.named]
-    if new:
-        files.sync_folder(logs[0].folder)
-        for segment in new:
-            segment.named = True
+    files.sync_folder(logs[0].folder)
 
 
 SLACK = 4 << 20

@@ -1,16 +1,26 @@
-"""The manifest: which segments a disk store holds at a durable point, and how much of each. It is replaced as a whole."""
+"""The manifest: which segments a disk store holds at a durable point, and how much of each; and the files of segments,
+which a store and its frozen states share by hard links."""
 
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skirl.store.base import Layout
-from skirl.store.disk.os_files import Unusable
+from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry
 from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, seal, skirl_version
 
 NAME = "store.json"
 FORMAT = "skirl-disk-store"
+
+
+OURS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?|store\.json-[0-9a-f]{16}\.tmp")
+"""File names that the store gives, except those of its manifest and its lock."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +32,6 @@ class Manifest:
     layout: Layout
     segments: list[SegmentEntry]
     """The segments kind by kind, in the order of each log."""
-    rows: tuple[int, ...] = ()
-    """Number of rows of each kind; empty if unknown. Only a hint, which makes opening faster."""
     about: dict[str, str] = field(default_factory=dict)
     """The start values of each table's rows: an initialiser and its seed, or the digest of an array."""
 
@@ -35,7 +43,6 @@ class Manifest:
             "generation": self.generation,
             "layout": self.layout.facts(),
             "segments": [entry.to_text() for entry in self.segments],
-            "rows": list(self.rows),
         } | ({"begun": self.about} if self.about else {})
 
     @classmethod
@@ -50,10 +57,9 @@ class Manifest:
                 raise TypeError("identity and generation")
             if {entry.record for entry in segments} - set(layout.kinds):
                 raise ValueError("a segment of no table")
-            rows = tuple(int(n) for n in facts.get("rows", []))
             if misfit(about := facts.get("begun", {}), {...: TEXT}):
                 raise TypeError("begun")
-            return cls(facts["identity"], facts["generation"], layout, segments, rows, about)
+            return cls(facts["identity"], facts["generation"], layout, segments, about)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unusable(f"does not describe rows ({error!r})") from None
 
@@ -74,3 +80,73 @@ class Manifest:
             return cls.from_facts(body.get("facts", {}))
         except Unusable as error:
             raise Unusable(f"{path} {error}") from None
+
+
+def replace(files: OsFiles, folder: Path, name: str, content: bytes) -> None:
+    """Replace a header atomically: at every moment the old one or the new one is there, complete."""
+    draft = folder / f"{name}-{secrets.token_hex(8)}.tmp"
+    try:
+        files.put(draft, content)
+        files.rename(draft, folder / name)
+    except BaseException:
+        with suppress(OSError):
+            files.remove(draft)
+        raise
+    files.sync_folder(folder)
+
+
+def take_over(
+    files: OsFiles,
+    entries: list[SegmentEntry],
+    source: Path,
+    target: Path,
+    added: list[Path],
+    later: list[tuple[Handle, Path]] | None = None,
+) -> None:
+    """Link or copy segments' files from one folder to another that may have some of them. Append new paths to `added`.
+
+    A file that is there but too short is replaced by the longer one, and is not `added`: the manifest there may name it.
+    With `later`, files that cannot be linked are opened instead of copied, and the caller copies and closes them.
+    """
+    for entry in entries:
+        for name, size in entry.least().items():
+            old, new = source / name, target / name
+            there = new.is_file()
+            if there and new.stat().st_size >= size:
+                continue  # names are random, so it is the same file, and files only grow
+            if not there:
+                added.append(new)
+            if later is None:
+                files.share(old, new)
+            elif not files.linked(old, new):
+                later.append((Handle(files, lambda old=old: files.open(old)), new))
+
+
+def is_shorter(folder: Path, entry: SegmentEntry) -> bool:
+    """Return whether a folder has a file of this segment that is shorter than the entry promises."""
+    files = {folder / name: size for name, size in entry.least().items()}
+    return any(path.is_file() and path.stat().st_size < size for path, size in files.items())
+
+
+def undo(files: OsFiles, added: list[Path]) -> None:
+    """Remove files that were added, ignoring errors."""
+    for path in added:
+        with suppress(OSError):
+            files.remove(path)
+
+
+def remove_but(files: OsFiles, folder: Path, known: set[str]) -> None:
+    """Remove all files of ours except those in `known`: leftovers of a kill or of an older durable point."""
+    for name in os.listdir(folder):
+        if OURS.fullmatch(name) and name not in known:
+            files.remove(folder / name)
+
+
+def check_sizes(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Raise a CheckpointError if a file is missing or has another size."""
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: use another checkpoint, or copy the whole folder again")
+        if (found := path.stat().st_size) != size:
+            raise CheckpointError(f"{path} has {found:,} bytes, {size:,} were written: use another checkpoint")

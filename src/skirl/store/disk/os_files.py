@@ -1,13 +1,14 @@
 """Calls to the system that a store on disk makes, its lock, and what their errors mean."""
 
-import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import socket
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -34,7 +35,7 @@ class DiskFull(OSError):
         self.errno = number
 
 
-@contextlib.contextmanager
+@contextmanager
 def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
     """Turn errors about damaged files or a full disk into ones that say what to do.
 
@@ -89,7 +90,7 @@ class OsFiles:
         """Make a folder and its missing parents, durably."""
         missing = [p for p in (path, *path.parents) if not p.is_dir()]
         for folder in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # other trainers may do this at once
+            with suppress(FileExistsError):  # other trainers may do this at once
                 self.make_one_folder(folder)
             self.sync_folder(folder.parent)
 
@@ -104,7 +105,7 @@ class OsFiles:
         """Open an existing file, for random reads."""
         file = _opened(path, os.O_RDWR if writable else os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(*_NOT_HERE):
+            with suppress(*_NOT_HERE):
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
         return file
 
@@ -126,7 +127,7 @@ class OsFiles:
     def send(self, file: int, offset: int, size: int) -> None:
         """Ask the system to start writing bytes to the disk, without waiting."""
         if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(*_NOT_HERE):
+            with suppress(*_NOT_HERE):
                 # Linux starts writing dirty pages, then drops those that are clean by then: next to none of these.
                 os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
 
@@ -171,7 +172,7 @@ class OsFiles:
     def copy_of(self, file: int, new: Path) -> None:
         """Do as `copy`, from an open file, which may be unlinked by now."""
         draft = _draft_of(new)
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             self.remove(draft)
         with Handle(self, lambda: self.create(draft)) as target:
             try:
@@ -182,40 +183,30 @@ class OsFiles:
                 self.sync(target.number)
                 self.rename(draft, new)
             except BaseException:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     self.remove(draft)
                 raise
 
     def linked(self, old: Path, new: Path) -> bool:
-        """Try to make a hard link, and return whether that worked. It fails across file systems, or on one without links."""
-        try:
-            self.link(old, new)
-        except FileExistsError:
-            raise
-        except _NOT_HERE:
-            return False
-        return True
+        """Try to make a hard link, and return whether that worked. It fails across file systems, or on one without links.
 
-    def linked_over(self, old: Path, new: Path) -> bool:
-        """Do as `linked`, replacing an existing file atomically: `new` is always one file or the other, complete."""
-        draft = _draft_of(new)
-        with contextlib.suppress(FileNotFoundError):
-            self.remove(draft)
-        try:
-            self.link(old, draft)
-        except _NOT_HERE:
-            return False
-        self.rename(draft, new)
-        return True
+        An existing file is replaced atomically: `new` is always one file or the other, complete.
+        """
+        there = new.exists()
+        path = _draft_of(new) if there else new
+        with suppress(*_NOT_HERE):
+            if there:
+                with suppress(FileNotFoundError):
+                    self.remove(path)
+            self.link(old, path)
+            if there:
+                self.rename(path, new)
+            return True
+        return False
 
     def share(self, old: Path, new: Path) -> None:
-        """Make a hard link if the file system can, else a copy."""
+        """Make a hard link if the file system can, else a copy. An existing file is replaced as by `linked`."""
         if not self.linked(old, new):
-            self.copy(old, new)
-
-    def share_over(self, old: Path, new: Path) -> None:
-        """Do as `share`, replacing an existing file atomically: `new` is always one file or the other, complete."""
-        if not self.linked_over(old, new):
             self.copy(old, new)
 
 
@@ -266,7 +257,7 @@ class Handle:
     def __del__(self) -> None:
         number, self.number = self.number, -1
         if number >= 0:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._files.close(number)
 
 
@@ -317,10 +308,6 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            import fcntl
-        except ImportError:
-            raise DiskError("disk stores need POSIX file locks: set store='memory' on this system") from None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._path = folder / NAME
         self._file = Handle(OsFiles(), lambda: os.open(self._path, flags, 0o666))
@@ -363,5 +350,4 @@ def _release_in_child() -> None:
         lock.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_in_child)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -90,18 +90,14 @@ def encode(rows: Words, width: int, keys: Keys, segment: np.uint64, first: int, 
 def decode(
     records: Words, width: int, keys: Keys, picks: NDArray[np.int64], segment: np.uint64, first: int, out: Words
 ) -> int:
-    """Check and copy the rows of records[picks], whose keys are keys[picks]. Return the first damaged pick, or -1.
-
-    If `out` is empty, rows are only checked.
-    """
+    """Check and copy the rows of records[picks], whose keys are keys[picks]. Return the first damaged pick, or -1."""
     for k in range(picks.size):
         i = picks[k]
         at = i * (width + 1)
         if _checksum(records, at, width, keys[i], segment, first + i) != records[at + width]:
             return i
-        if out.size:
-            for j in range(width):
-                out[k * width + j] = records[at + j]
+        for j in range(width):
+            out[k * width + j] = records[at + j]
     return -1
 
 
@@ -198,5 +194,4 @@ def _forget() -> None:
     _readers = Threads()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)

@@ -87,8 +87,6 @@ class Segment:
     """Number of records that the disk was asked to start writing."""
     synced: int = 0
     """Number of durable records; -1 for files of an earlier process, whose size may not be durable."""
-    named: bool = False
-    """True if its files' names are durable."""
     suspect: bool = False
     """True if its rows must be written again: a sync failed, so its bytes may never reach the disk, or its name is taken."""
     behind: int = 0
@@ -126,19 +124,24 @@ def check_header(files: OsFiles, file: int, path: Path, record: Record, segment:
     raise Unusable(f"{path} is damaged in its first {HEADER} bytes")
 
 
+def begin(files: OsFiles, folder: Path, record: Record, added: list[Path]) -> tuple[str, Handle, Handle]:
+    """Create both files of a new segment, with their headers. List them in `added`, even if it fails."""
+    name, made = secrets.token_hex(8), list[Handle]()
+    for suffix in (".rows", ".keys"):
+        path = folder / f"{name}{suffix}"
+        made.append(Handle(files, lambda path=path: files.create(path)))
+        added.append(path)
+        files.write(made[-1].number, header(suffix, record, int(name, 16)), 0)
+    return name, made[0], made[1]
+
+
 class SegmentWriter:
     """A new segment, for a folder in which nobody reads it before it is finished. Its files are listed in `added`."""
 
     def __init__(self, files: OsFiles, folder: Path, record: Record, added: list[Path]) -> None:
         self._files, self._record = files, record
-        self._name = secrets.token_hex(8)
+        self._name, *self._made = begin(files, folder, record, added)
         self._count, self._state = 0, np.uint64(0)
-        self._made: list[Handle] = []
-        for suffix in (".rows", ".keys"):
-            path = folder / f"{self._name}{suffix}"
-            self._made.append(Handle(files, lambda path=path: files.create(path)))
-            added.append(path)
-            files.write(self._made[-1].number, header(suffix, record, int(self._name, 16)), 0)
 
     def write(self, keys: Keys, rows: Rows) -> int:
         """Write as many rows as it has room for, and return how many."""

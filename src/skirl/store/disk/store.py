@@ -8,19 +8,18 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
-from skirl.store.disk import frozen, links, os_files
+from skirl.store.disk import frozen, os_files
 from skirl.store.disk import log as all_logs
+from skirl.store.disk import manifest as manifests
 from skirl.store.disk.log import Cleaner, Log
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import DiskError, DiskFull, OsFiles, Unusable, explained, unwritable
-from skirl.store.disk.segment import Segment
 from skirl.store.gate import Gate
 
 __all__ = ["DiskError", "DiskFull", "DiskStore"]
@@ -62,8 +61,7 @@ class DiskStore(Store):
         files: OsFiles | None = None,
     ) -> None:
         super().__init__(layout)
-        if rows is not None and (missing := self.layout.records.keys() - rows.keys()):
-            raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
+        self.layout.rows_by_kind(rows)
         self._rows = rows
         if room < 1.3:
             raise ValueError(f"room is {room}: set it to 1.3 or more; the less, the more often rows are written again")
@@ -98,7 +96,7 @@ class DiskStore(Store):
         except OSError as error:
             raise unwritable(self.path, error) from error
         names = os.listdir(self.path)
-        others = [name for name in names if name != os_files.NAME and not links.OURS.fullmatch(name)]
+        others = [name for name in names if name != os_files.NAME and not manifests.OURS.fullmatch(name)]
         if NAME in others:
             self._load(Manifest.read(self.path / NAME))
         elif others:
@@ -141,7 +139,7 @@ class DiskStore(Store):
 
     def _remove_strangers(self) -> None:
         """Remove files of ours that belong to no segment: leftovers of a kill or of an older durable point."""
-        links.remove_but(self._files, self.path, {path.name for path in all_logs.paths(self._logs)})
+        manifests.remove_but(self._files, self.path, {path.name for path in all_logs.paths(self._logs)})
 
     # Rows
 
@@ -178,11 +176,8 @@ class DiskStore(Store):
                     self._changed = True
                     log.append(piece, words[start * each : (start + piece.size) * each])
 
-    def __len__(self) -> int:
-        return sum(log.index.count for log in self._logs)
-
-    def keys(self) -> Iterator[NDArray[np.int64]]:
-        """See `Store.keys`. The order is that of the rows on disk, so that reading them goes through the files once.
+    def held(self) -> Iterator[NDArray[np.int64]]:
+        """See `Store.held`. The order is that of the rows on disk, so that reading them goes through the files once.
 
         The key of a row written during the iteration may come twice.
         """
@@ -212,19 +207,18 @@ class DiskStore(Store):
 
     # Durable points
 
-    def remember(self, about: Mapping[str, Any]) -> None:
-        """See `Store.remember`. The manifest is written at once."""
-        self._check_open()
-        with self._writing, self._explained():
-            self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
-            self._write_manifest(self.identity, self.generation, self._logs)
-
-    def flush(self) -> None:
-        """Wait until all that was written is durable. If anything has changed, make a durable point of a new generation."""
-        self._check_open()
-        with self._writing, self._explained():
-            if self._changed:
-                self._point()
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        """See `Store.describe`. If any row was written, this makes a durable point of a new generation."""
+        if about is not None:
+            self._check_open()
+            with self._writing, self._explained():
+                before = self.about
+                self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
+                if self._changed:
+                    self._point()
+                elif self.about != before:
+                    self._write_manifest(self.identity, self.generation, self._logs)
+        return sum(log.index.count for log in self._logs)
 
     def _next_generation(self) -> int:
         # Never the same number twice: a point that failed may have reached the disk anyway.
@@ -235,10 +229,6 @@ class DiskStore(Store):
         """Make a durable point. The cleaner asks for one too, so that dead segments can be removed."""
         generation = self._next_generation() if self._changed else self.generation
         all_logs.sync(self._logs, self._files)
-        self._commit(generation)
-
-    def _commit(self, generation: int) -> None:
-        """Make what was synced the store's content, and remove dead segments."""
         self._write_manifest(self.identity, generation, self._logs)
         self.generation, self._changed = generation, False
         gone = [(log, dead) for log in self._logs if (dead := log.dead())]
@@ -247,21 +237,16 @@ class DiskStore(Store):
             with self._gate.alone():
                 for log, dead in gone:
                     log.drop(dead)
-            for _, dead in gone:
-                self._remove(dead)
-
-    def _remove(self, segments: list[Segment]) -> None:
-        for segment in segments:
-            self._files.remove(segment.rows_path)
-            self._files.remove(segment.keys_path)
+            for segment in (segment for _, dead in gone for segment in dead):
+                self._files.remove(segment.rows_path)
+                self._files.remove(segment.keys_path)
 
     def _manifest(self, identity: str, generation: int, logs: list[Log]) -> Manifest:
         entries = [entry for log in logs for entry in log.entries()]
-        rows = tuple(log.index.count for log in logs)
-        return Manifest(identity, generation, self.layout, entries, rows, dict(self.about))
+        return Manifest(identity, generation, self.layout, entries, dict(self.about))
 
     def _write_manifest(self, identity: str, generation: int, logs: list[Log]) -> None:
-        links.replace(self._files, self.path, NAME, self._manifest(identity, generation, logs).sealed())
+        manifests.replace(self._files, self.path, NAME, self._manifest(identity, generation, logs).sealed())
 
     # Frozen states
 
@@ -287,7 +272,7 @@ class DiskStore(Store):
 
     def _renew(self, log: Log, folder: Path) -> None:
         """Write rows that cannot be frozen where they are again, into new segments, and seal those too."""
-        short = {entry.name for entry in log.entries() if links.is_shorter(folder, entry)}
+        short = {entry.name for entry in log.entries() if manifests.is_shorter(folder, entry)}
         for segment in log.segments.values():
             segment.suspect |= segment.name in short  # a checkpoint's header names that short file, with its size
         if any(segment.suspect for segment in log.segments.values()):
@@ -304,38 +289,29 @@ class DiskStore(Store):
         with self._writing, self._explained(), frozen.named(saved.folder, self.path):
             for part in saved.parts:
                 frozen.manifest_of(saved.folder, part.facts, self.layout)
-            with self._replaced_by(saved.identity, saved.generation, ready) as (logs, added):
+            logs, added, header = self._empty(), list[Path](), self.path / NAME
+            before = header.read_bytes()
+            try:
                 frozen.take(self._files, saved.parts, self.layout, saved.folder, logs, added)
-
-    @contextlib.contextmanager
-    def _replaced_by(
-        self, identity: str, generation: int, ready: Callable[[], Any]
-    ) -> Iterator[tuple[list[Log], list[Path]]]:
-        """Yield empty logs to fill, and a list for the paths of added files; after the block, make the logs the store's.
-
-        Everything but the manifest is on disk when `ready` is called.
-        """
-        logs, added, header = self._empty(), list[Path](), self.path / NAME
-        before = header.read_bytes()
-        try:
-            yield logs, added
-            all_logs.sync(logs, self._files, anew=True)
-            ready()
-            self._write_manifest(identity, generation, logs)
-        except BaseException:
-            for log in logs:
-                log.close()
-            if header.read_bytes() == before:  # else the rename went through, and the manifest names the added files
-                links.undo(self._files, added)
-            raise
-        with self._gate.alone():
-            old = self._logs
-            self._set_logs(logs)
-            self._changed = False
-            self.identity, self.generation, self._tried = identity, generation, generation
-            for log in old:
-                log.close()
-        self._remove_strangers()
+                all_logs.sync(logs, self._files)
+                ready()  # everything but the manifest is on disk
+                self._write_manifest(saved.identity, saved.generation, logs)
+            except BaseException:
+                for log in logs:
+                    log.close()
+                if (
+                    header.read_bytes() == before
+                ):  # else the rename went through, and the manifest names the added files
+                    manifests.undo(self._files, added)
+                raise
+            with self._gate.alone():
+                old = self._logs
+                self._set_logs(logs)
+                self._changed = False
+                self.identity, self.generation, self._tried = saved.identity, saved.generation, saved.generation
+                for log in old:
+                    log.close()
+            self._remove_strangers()
 
     def check(self) -> int:
         """Read every record and verify its checksum. Return how many rows are held. A `DiskError` names what is damaged."""
@@ -348,22 +324,14 @@ class DiskStore(Store):
 
     # Closing
 
-    def close(self) -> None:
-        """Flush, then release files and memory."""
+    def close(self, *, flush: bool = True) -> None:
+        """See `Store.close`. Without a flush it stays at the last durable point."""
         if not self.closed:
             try:
-                self.flush()
+                if flush:
+                    self.flush()
             finally:
                 self._let_go()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the store. After an exception, do so without a flush, so that it stays at the last durable point."""
-        if kind is None:
-            self.close()
-        else:
-            self._let_go()
 
     def _let_go(self) -> None:
         if not self.closed and os.getpid() == self._pid:  # in a forked child, the lock's holder may not exist

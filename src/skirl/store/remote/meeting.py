@@ -1,6 +1,6 @@
-"""The meeting point: a TCPStore in which nodes and owners find each other. Rows do not pass through it.
+"""The meeting point that a node keeps at its address: a TCPStore with notes, through which owners ask for their part.
 
-Nodes and owners leave notes there, each as JSON under its key. Counters number runs and requests.
+Each note is JSON under its key. Rows do not pass through it.
 """
 
 import json
@@ -11,21 +11,13 @@ from typing import Any
 
 from skirl.store.remote.wire import Address, NodeError
 
-VERSION = 2
-"""Version of the protocol between nodes and owners."""
-
-
-class Lost(NodeError):
-    """The meeting point cannot be reached, so neither can the node that keeps it."""
-
 
 class Meeting:
-    """One process's access to a meeting point."""
+    """One process's access to a meeting point. The node keeps it, and owners wait until it is there."""
 
     def __init__(self, address: Address, *, keep: bool = False, seconds: float = 60.0) -> None:
         self.address = address
-        self._seconds = seconds
-        listening = self._listen() if keep else self._wait()
+        listening = self._listen() if keep else self._wait(seconds)
         from torch.distributed import PrefixStore, TCPStore
 
         try:
@@ -39,9 +31,9 @@ class Meeting:
                 master_listen_fd=listening,
             )
         except RuntimeError as error:
-            raise Lost(
-                f"{address} answers but is not a meeting point of skirl ({_first_line(error)}): name the one that `skirl "
-                "serve` keeps"
+            raise NodeError(
+                f"{address} answers but is not a node of skirl ({str(error).partition(chr(10))[0][:120]}): name the address "
+                "of a `skirl serve`"
             ) from None
         self._notes = PrefixStore("skirl", self.store)
 
@@ -53,10 +45,10 @@ class Meeting:
         except OSError as error:
             raise NodeError(
                 f"nothing can listen at {self.address} ({error.strerror}): set meet to a free port at an address of this "
-                "machine, which the node 0 keeps"
+                "machine"
             ) from None
 
-    def _wait(self) -> None:
+    def _wait(self, seconds: float) -> None:
         began = time.monotonic()
         while True:
             try:
@@ -64,10 +56,10 @@ class Meeting:
                 return
             except OSError as error:
                 waited = time.monotonic() - began
-                if waited > self._seconds:
+                if waited > seconds:
                     why = error.strerror or str(error)
-                    raise Lost(
-                        f"nobody answers at {self.address} after {waited:.0f} s ({why}): start `skirl serve --meet "
+                    raise NodeError(
+                        f"nobody answers at {self.address} after {waited:.0f} s ({why}): start `skirl serve "
                         f"{self.address}` there"
                     ) from None
                 time.sleep(0.1)
@@ -76,31 +68,27 @@ class Meeting:
         try:
             return call(*args)
         except RuntimeError:
-            raise Lost(
-                f"the meeting point {self.address} is gone: start its node again, and whatever has met there"
-            ) from None
+            raise NodeError(f"the node at {self.address} is gone: start it again, and whoever has rows there") from None
 
-    def count(self, key: str, more: int = 0) -> int:
-        """Increase a counter by `more`, and return its value."""
-        return self._do(self._notes.add, key, more)
+    def number(self) -> int:
+        """Return a number that no other run has here."""
+        return self._do(self._notes.add, "runs", 1)
 
-    def tell(self, key: str, note: Any) -> None:
+    def leave(self, key: str, note: Any) -> None:
         """Leave a note."""
         self._do(self._notes.set, key, json.dumps(note))
 
-    def note(self, key: str) -> Any:
-        """Return a note, or None if there is none."""
+    def take(self, key: str) -> Any:
+        """Return a note and delete it, or return None if there is none."""
         if not self._do(self._notes.check, [key]):
             return None
-        return json.loads(self._do(self._notes.get, key))
-
-    def notes(self) -> list[str]:
-        """Return the keys of all notes and counters."""
-        return [key.removeprefix("skirl/") for key in self._do(self.store.list_keys) if key.startswith("skirl/")]
-
-    def forget(self, key: str) -> None:
-        """Delete a note."""
+        note = json.loads(self._do(self._notes.get, key))
         self._do(self._notes.delete_key, key)
+        return note
+
+    def asks(self) -> list[str]:
+        """Return the keys of the notes by which owners ask for a part."""
+        return [key.removeprefix("skirl/") for key in self._do(self.store.list_keys) if key.startswith("skirl/ask/")]
 
     def group(self, run: int) -> Any:
         """Return the store in which the group of a run is formed. Each run has its own."""
@@ -108,12 +96,8 @@ class Meeting:
 
         return PrefixStore(f"run-{run}", self.store)
 
-    def forget_group(self, run: int) -> None:
-        """Delete the store of a run's group, once all members have left."""
+    def forget(self, run: int) -> None:
+        """Delete what is left of a run that is over."""
         for key in self._do(self.store.list_keys):
-            if key.startswith(f"run-{run}/"):
+            if key.startswith(f"run-{run}/") or key == f"skirl/answer/{run}":
                 self._do(self.store.delete_key, key)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__

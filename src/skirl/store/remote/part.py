@@ -1,59 +1,67 @@
-"""The process of one part of a node: it joins the group of its owner's run, answers calls, and ends when the owner does."""
+"""The part of one owner on a node, in a process: it joins the group of its owner's run, answers calls, and ends with it.
+
+The owner calls the functions of `FUNCTIONS`, and no others. None of them raises: an error comes back as ("error", result
+of `said`), so that no traceback crosses the network.
+"""
 
 import os
 import resource
 import signal
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from skirl.store.base import Layout, Store
-from skirl.store.disk.store import DiskStore
-from skirl.store.memory.store import MemoryStore
-from skirl.store.remote import group, service, wire
-from skirl.store.remote.meeting import Meeting
-from skirl.store.remote.wire import Address, NodeError
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from skirl.core.placement import Shard
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, SavedRows, Store
+from skirl.store.disk.frozen import named, rows_of
+from skirl.store.disk.os_files import OsFiles
+from skirl.store.disk.store import DiskStore
+from skirl.store.memory import MemoryStore
+from skirl.store.remote import rpc
+from skirl.store.remote.meeting import Meeting
+from skirl.store.remote.wire import Address, NodeError, said
+
+VERSION = 3
+"""Version of the protocol between nodes and owners."""
 LOOK = 5.0
 """Seconds between two checks that the owner is alive."""
 LINGER = 0.5
 """Most seconds that a part waits for its owner to leave first."""
-ROWS, GETS, PUTS, ROWS_OUT, ROWS_IN, BYTES_OUT, BYTES_IN, OWN, OTHERS = range(9)
+MOST_BYTES = 256 << 20
+"""Most bytes of rows in one call."""
+ROWS, GETS, PUTS, ROWS_OUT, ROWS_IN, BYTES_OUT, BYTES_IN, MEMORY, OTHERS = range(9)
 """Indices in the array of numbers that a part shares with its node: counts, and bytes of memory of this part and of all
 other parts of the node."""
 NUMBERS = 9
+Answer = tuple[str, Any]
 
 
 @dataclass(frozen=True)
 class PartFacts:
     """The facts that the process of a part is given."""
 
+    node: Address
     address: Address
     """The meeting point at which the owner's group was formed."""
     group: int
     """The run that formed it there."""
     rank: int
     """The part's own rank in that group."""
-    node: int
-    nodes: int
     run: int
     owner: int
     rows: str
     limit: int | None
     patience: float
-
-    def make(self, place: int, layout: Layout, rows: dict[int, int] | None) -> Store:
-        """Open one of the owner's stores."""
-        if self.rows == "memory":
-            return MemoryStore(layout)
-        name = f"node-{self.node}-of-{self.nodes}/rank-{self.owner}"
-        folder = Path(self.rows.removeprefix("disk:")) / name / f"rows-{place}"
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return DiskStore(folder, layout, rows=rows)
 
 
 def owner_name(owner: int, run: int) -> str:
@@ -75,67 +83,313 @@ def memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-class MemoryLimit:
-    """Refuses rows for which the node has no memory left."""
+@dataclass
+class Held:
+    """A store of a part, with the frozen state, laid rows and walk over keys that its owner has begun."""
 
-    def __init__(self, limit: int | None, numbers: Any, node: str) -> None:
-        self._limit, self._numbers, self._node = limit, numbers, node
-        self._free = 0
+    store: Store
+    frozen: Frozen | None = None
+    laid: dict[int, list[tuple[NDArray[np.int64], Any]]] = field(default_factory=dict)
+    walk: Iterator[NDArray[np.int64]] = field(default_factory=lambda: iter(()))
+
+
+class Part:
+    """The stores of one owner on one node. Its public methods are what the owner may call."""
+
+    def __init__(self, task: PartFacts, numbers: Any) -> None:
+        self._task, self._numbers, self._node = task, numbers, str(task.node)
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._held: dict[int, Held] = {}
+        self._jobs: dict[int, tuple[threading.Thread, list[Answer]]] = {}
+        self._begun = 0
+        self._calls = 0
+        self._quiet = threading.Condition(self._lock)
+        self._free = 0
+        """Bytes of rows that need no look at the memory in use."""
+        self.draining = False
+        self.left = threading.Event()
+        """Set once the owner needs nothing more."""
 
-    def __call__(self, more: int) -> None:
+    def _of(self, number: int) -> Held:
+        with self._lock:
+            held = self._held.get(number)
+        if held is None:
+            raise NodeError(f"{self._node} has no store {number} of run {self._task.run}: open it first")
+        return held
+
+    def _count(self, calls: int, rows: int, nbytes: int, n: int, size: int) -> None:
+        with self._lock:
+            for at, more in ((calls, 1), (rows, n), (nbytes, size)):
+                self._numbers[at] += more
+
+    def _room(self, more: int) -> None:
         """Raise a NodeError if `more` further bytes do not fit. Memory is measured only once every 32 MB of rows."""
-        if self._limit is None:
+        limit = self._task.limit
+        if limit is None:
             return
         with self._lock:
             self._free -= more
             if self._free >= 0:
                 return
-            own, others = memory(), self._numbers[OTHERS]
-            left = self._limit - own - others - more
+            used = memory() + self._numbers[OTHERS]
+            left = limit - used - more
             if left < 0:
                 raise NodeError(
-                    f"{self._node} has {self._limit:,} bytes for rows, {own + others:,} are taken and {more:,} more do not "
-                    "fit: start it with a higher --memory, or start more nodes"
+                    f"{self._node} has {limit:,} bytes for rows, {used:,} are taken and {more:,} more do not fit: start it "
+                    "with a higher --memory, or start more nodes"
                 )
             self._free = min(left, 32 << 20)
 
+    # What the owner may call
 
-def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, ...] = service.FUNCTIONS) -> None:
+    def open(self, layout: list[Any], rows: dict[int, int] | None) -> Facts:
+        """Open a store under the lowest free number."""
+        records = Layout.from_facts(layout)
+        with self._opening:
+            with self._lock:
+                place = next(n for n in range(len(self._held) + 1) if n not in self._held)
+            if self._task.rows == "memory":
+                store: Store = MemoryStore(records, rows=rows)
+            else:
+                folder = Path(self._task.rows.removeprefix("disk:")) / f"rank-{self._task.owner}" / f"rows-{place}"
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                store = DiskStore(folder, records, rows=rows)
+            with self._lock:
+                self._held[place] = Held(store)
+        return {"store": place, "about": dict(store.about), "durable": store.durable} | _point(store)
+
+    def close(self, number: int) -> None:
+        """Close a store, which frees its number."""
+        held = self._of(number)
+        self.release(number)
+        held.store.close()
+        with self._lock:
+            del self._held[number]
+
+    def get(self, number: int, kind: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the rows that are held, in the order of `keys`, and a mask of the keys that are. None: all are held."""
+        held = self._of(number)
+        record, of = self._checked(held, kind, keys)
+        rows = torch.empty((len(of), record.width), dtype=getattr(torch, record.dtype))
+        out, there = rows.numpy(), np.zeros(len(of), np.bool_)
+        held.store._read(kind, of, out, there)
+        n = int(np.count_nonzero(there))
+        self._count(GETS, ROWS_OUT, BYTES_OUT, n, n * record.nbytes)
+        if n == len(of):
+            return rows, None
+        return torch.from_numpy(out[there]) if n else None, torch.from_numpy(there)
+
+    def put(self, number: int, kind: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        """Store rows."""
+        held = self._of(number)
+        record, of = self._checked(held, kind, keys)
+        values = rows.numpy()
+        if held.store.layout.kind(of, values) != kind:
+            raise ValueError(f"rows are {values.dtype} {list(values.shape)}, and of {record} by their number")
+        self._room(values.nbytes)
+        held.store._write(kind, of, values)
+        self._count(PUTS, ROWS_IN, BYTES_IN, len(of), values.nbytes)
+
+    def _checked(self, held: Held, kind: int, keys: torch.Tensor) -> tuple[Any, NDArray[np.int64]]:
+        """Check the keys of a call before anything is allocated. Return their record and the keys."""
+        layout = held.store.layout
+        if type(kind) is not int or not 0 <= kind < len(layout.kinds):
+            raise ValueError(f"kind {kind} of records: this store has {len(layout.kinds)}")
+        if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.ndim != 1 or not len(keys):
+            raise TypeError(f"keys are {getattr(keys, 'dtype', type(keys).__name__)}: pass some int64 of one dimension")
+        record = layout.kinds[kind]
+        if (size := len(keys) * record.nbytes) > MOST_BYTES:
+            raise ValueError(f"{len(keys)} rows of {record} are {size:,} bytes, a call carries {MOST_BYTES:,}: cut it")
+        of = keys.numpy()
+        if (stranger := layout.stranger(of, record)) >= 0:
+            raise ValueError(f"key {int(of[stranger])} is of a table without records {record}: open the store with it")
+        return record, of
+
+    def describe(self, number: int, about: dict[str, str] | None = None) -> Facts:
+        """See `Store.describe`."""
+        store = self._of(number).store
+        return {"rows": store.describe(about)} | _point(store)
+
+    def held(self, number: int, anew: bool) -> torch.Tensor | None:
+        """Return the next keys of a walk over all, or None at its end. `anew`: begin another walk, which ends the last."""
+        held = self._of(number)
+        held.walk = held.store.held() if anew else held.walk
+        keys = next(held.walk, None)
+        return None if keys is None else torch.from_numpy(keys)
+
+    def freeze(self, number: int, folder: str, since: Any) -> Facts:
+        """See `Store.freeze`. The frozen state is kept here for `write` and `release`."""
+        held = self._of(number)
+        if held.frozen is not None:
+            raise ValueError("a frozen state is not released yet: write it or give it up first")
+        held.frozen = held.store.freeze(Path(folder), since)
+        return _point(held.store)
+
+    def write(self, number: int) -> Facts:
+        """See `Frozen.write`."""
+        frozen = self._of(number).frozen
+        if frozen is None:
+            raise ValueError("there is no frozen state: freeze first")
+        return frozen.write()
+
+    def release(self, number: int) -> None:
+        """See `Frozen.release`."""
+        held = self._of(number)
+        frozen, held.frozen = held.frozen, None
+        if frozen is not None:
+            frozen.release()
+
+    def lay(self, number: int, part: int, keys: torch.Tensor | None, rows: torch.Tensor | None) -> None:
+        """Add rows that replace those of a part in the next `thaw`. Without any, forget all that were added."""
+        held = self._of(number)
+        if keys is None or rows is None:
+            held.laid.clear()
+            return
+        self._room(rows.numpy().nbytes)
+        held.laid.setdefault(part, []).append((keys.numpy(), rows.numpy()))
+
+    def check(self, number: int, folder: str, parts: list[Facts]) -> None:
+        """Read all rows that `thaw` will read, and raise a CheckpointError if one is damaged."""
+        layout, where = self._of(number).store.layout, Path(folder)
+        with named(where, where):
+            for facts in parts:
+                deque(rows_of(OsFiles(), FrozenPart(facts), layout, where), maxlen=0)
+
+    def thaw(self, number: int, folder: str, parts: list[tuple[Facts, Any]], identity: str, generation: int) -> Facts:
+        """See `Store.thaw`. Each part comes with what `Shard.of` takes, which says which of its rows to take."""
+        held = self._of(number)
+        laid, held.laid = held.laid, {}
+        saved = [FrozenPart(facts, laid.get(i, []), Shard.of(shard)) for i, (facts, shard) in enumerate(parts)]
+        held.store.thaw(SavedRows(Path(folder), saved, identity, generation))
+        return _point(held.store)
+
+    def bye(self) -> None:
+        """Note that the owner needs nothing more."""
+        self.left.set()
+
+    # Calls that may take long: one call begins a job and others ask for its outcome, so that each call is short.
+
+    def begin(self, method: str, *args: Any) -> int:
+        """Begin a call in a thread, and return the number under which `outcome` knows it."""
+        outcome: list[Answer] = []
+        thread = threading.Thread(target=lambda: outcome.append(self.answer(method, args)), daemon=True)
+        with self._lock:
+            self._begun += 1
+            self._jobs[self._begun] = thread, outcome
+            job = self._begun
+        thread.start()
+        return job
+
+    def outcome(self, job: int) -> Answer | None:
+        """Return the answer to a call that was begun, or None while it runs."""
+        with self._lock:
+            thread, outcome = self._jobs[job]
+        thread.join(0.5)
+        if thread.is_alive():
+            return None
+        with self._lock:
+            del self._jobs[job]
+        return outcome[0]
+
+    # For its process
+
+    def answer(self, method: str, args: tuple[Any, ...]) -> Answer:
+        """Make a call. Return ("ok", result) or ("error", result of `said`)."""
+        try:
+            with self._lock:
+                if self.draining:
+                    raise NodeError(f"{self._node} is being ended: start it again")
+                self._calls += 1
+            try:
+                return "ok", getattr(self, method)(*args)
+            finally:
+                with self._lock:
+                    self._calls -= 1
+                    self._quiet.notify_all()
+        except Exception as error:
+            return "error", said(error)
+
+    def measure(self) -> None:
+        """Update the numbers that no call does."""
+        with self._lock:
+            stores = [each.store for each in self._held.values()]
+        self._numbers[ROWS] = sum(len(store) for store in stores if not store.closed)
+        self._numbers[MEMORY] = memory()
+
+    def drain(self) -> None:
+        """Accept no more calls, finish those in progress, and close the stores."""
+        with self._lock:
+            self.draining = True
+            self._quiet.wait_for(lambda: self._calls == 0)
+            held = list(self._held.values())
+            self._held.clear()
+        for each in held:
+            if each.frozen is not None:
+                each.frozen.release()
+            each.store.close()
+
+
+def _point(store: Store) -> Facts:
+    return {"identity": store.identity, "generation": store.generation}
+
+
+METHODS = (
+    "open", "close", "get", "put", "describe", "held", "freeze", "write", "release", "lay", "check", "thaw", "bye",
+    "begin", "outcome",
+)  # fmt: skip
+_part: Part | None = None
+"""The part that this process serves."""
+
+
+def call(method: str, *args: Any) -> Answer:
+    """Call one of `METHODS`. Return ("ok", result) or ("error", result of `said`)."""
+    if _part is None or method not in METHODS or (method == "begin" and args[0] not in METHODS):
+        return "error", said(NodeError(f"this process serves no {method!r}: install the same version of skirl"))
+    return _part.answer(method, args)
+
+
+def alive() -> bool:
+    """Answer True. This is the only function that nodes call in the owner."""
+    return True
+
+
+FUNCTIONS = (call, alive)
+"""All functions that one process may call in another."""
+
+
+def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, ...] = FUNCTIONS) -> None:
     """Run the process of a part, and report to its node over the pipe."""
-    import torch
-
+    global _part
     for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    name = f"node {task.node}"
-    part = service.OwnedPart(task.run, name, task.make, MemoryLimit(task.limit, numbers, name))
-    service.serve(part)
-    wire.only(functions)
+    _part = Part(task, numbers)
+    rpc.only(functions)
     try:
         meeting = Meeting(task.address, seconds=task.patience)
         name = part_name(task.rank, task.group)
-        group.join(meeting.group(task.group), task.address, name, task.rank, task.patience)
+        rpc.join(meeting.group(task.group), task.address, name, task.rank, task.patience)
         pipe.send(("joined", None))
-        _watch(pipe, numbers, task, part)
+        _watch(pipe, task, _part)
         pipe.send(("ended", None))
-    except (NodeError, group.Failed, OSError, EOFError, ValueError) as error:
+    except (NodeError, rpc.Failed, OSError, EOFError, ValueError) as error:
         with suppress(OSError):
             pipe.send(("failed", str(error)))
     finally:
         os._exit(0)  # whatever other threads do: the stores are closed, or their owner is gone
 
 
-def _watch(pipe: Connection, numbers: Any, task: PartFacts, part: service.OwnedPart) -> None:
+def _watch(pipe: Connection, task: PartFacts, part: Part) -> None:
     """Answer the node until the owner leaves or is gone."""
     looked = heard = time.monotonic()
     while not part.left.wait(0.05):
-        _tell(numbers, part)
+        part.measure()
         if pipe.poll():
-            asked = pipe.recv()
-            if asked == "drain":
+            request = pipe.recv()
+            if request == "drain":
                 break
-            pipe.send(("owner", _owner_answers(task, asked)))
+            pipe.send(("owner", _owner_answers(task, request)))
         if time.monotonic() - looked > LOOK:
             looked = time.monotonic()
             answers = _owner_answers(task, LOOK)
@@ -151,15 +405,7 @@ def _watch(pipe: Connection, numbers: Any, task: PartFacts, part: service.OwnedP
 def _owner_answers(task: PartFacts, seconds: float) -> bool | None:
     """Return whether the owner is alive, or None if it does not answer in time."""
     try:
-        group.end(group.begin(owner_name(task.owner, task.group), service.alive, (), seconds))
+        rpc.end(rpc.begin(owner_name(task.owner, task.group), alive, (), seconds))
         return True
-    except group.Failed as error:
-        return None if group.timed_out(error) else False
-
-
-def _tell(numbers: Any, part: service.OwnedPart) -> None:
-    counts = part.counts
-    numbers[GETS], numbers[PUTS] = counts.gets, counts.puts
-    numbers[ROWS_OUT], numbers[ROWS_IN] = counts.rows_out, counts.rows_in
-    numbers[BYTES_OUT], numbers[BYTES_IN] = counts.bytes_out, counts.bytes_in
-    numbers[ROWS], numbers[OWN] = part.rows, memory()
+    except rpc.Failed as error:
+        return None if str(error) == rpc.LATE else False

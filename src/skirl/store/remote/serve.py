@@ -1,33 +1,34 @@
 """`skirl serve`: a memory node, which keeps rows for trainers on other machines."""
 
+import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from skirl.store.remote.wire import Address, NodeError, hush
+
 
 @dataclass
 class Serve:
-    """Keep rows for trainers that name the same meeting point: `skirl train --store rpc://HOST:PORT`.
+    """Keep rows for trainers that name its address: `skirl train --store rpc://HOST:PORT`.
 
-    Node 0 keeps that meeting point. Whoever can reach it can make a node do anything: use networks that you trust.
+    Whoever can reach it can make it do anything: use networks that you trust.
 
-    >>> Serve(meet="127.0.0.1:29400", node=3)
+    >>> Serve(meet="somewhere")
     Traceback (most recent call last):
-    ValueError: node is 3 and nodes is 1: number nodes from 0 to 0, or raise nodes
+    ValueError: meet is 'somewhere': write it HOST:PORT, such as 127.0.0.1:29400
     """
 
     positional: ClassVar[str] = "meet"
     example: ClassVar[str] = "skirl serve 127.0.0.1:29400"
 
     meet: str = "127.0.0.1:29400"
-    """HOST:PORT where nodes and trainers meet, at an address of node 0. A loopback address admits only this machine."""
-    nodes: int = 1
-    """Number of nodes that meet there; the same for all of them."""
-    node: int = 0
-    """The number of this node, from 0."""
+    """HOST:PORT of this machine where trainers meet it. A loopback address admits only this machine."""
     rows: str = "memory"
     """Where rows are kept: memory, or disk:FOLDER."""
     memory: str | None = None
@@ -38,15 +39,7 @@ class Serve:
     """Seconds that a call may take; $SKIRL_PATIENCE or 60 if not given."""
 
     def __post_init__(self) -> None:
-        from skirl.store.remote.wire import Address
-
         Address.meeting(self.meet)
-        if self.nodes < 1:
-            raise ValueError(f"nodes is {self.nodes}: set it to 1 or more")
-        if not 0 <= self.node < self.nodes:
-            raise ValueError(
-                f"node is {self.node} and nodes is {self.nodes}: number nodes from 0 to {self.nodes - 1}, or raise nodes"
-            )
         if self.rows != "memory" and not (self.rows.startswith("disk:") and self.rows != "disk:"):
             raise ValueError(f"rows is {self.rows!r}: set it to memory or disk:FOLDER")
         if self.patience is not None and not self.patience > 0:
@@ -68,8 +61,6 @@ class Serve:
         return limit
 
     def _metrics(self) -> tuple[str, int] | None:
-        from skirl.store.remote.wire import Address
-
         if self.metrics is None:
             return None
         text = self.metrics if ":" in self.metrics else f"127.0.0.1:{self.metrics}"
@@ -81,31 +72,33 @@ class Serve:
 
     def run(self) -> dict[str, Any]:
         """Serve until SIGTERM or Ctrl-C, then finish calls in progress and end."""
-        import os
-
-        from skirl.store.remote.wire import Address, hush
-
         hush()
-        from skirl.store.remote import metrics
-        from skirl.store.remote.connection import PATIENCE
         from skirl.store.remote.meeting import Meeting
         from skirl.store.remote.node import TICK, Node
+        from skirl.store.remote.store import PATIENCE
         from skirl.tools.processes import patience_of
 
-        told: list[int] = []
-        before = {n: signal.signal(n, lambda number, _: told.append(number)) for n in (signal.SIGTERM, signal.SIGINT)}
+        signals: list[int] = []
+        before = {
+            n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             patience = self.patience or patience_of(os.environ, PATIENCE)
             address = Address.meeting(self.meet)
             if self.rows != "memory":
                 self._folder()
-            meeting = Meeting(address, keep=self.node == 0, seconds=patience)
-            node = Node(meeting, self.node, self.nodes, rows=self.rows, limit=self._limit(), patience=patience)
+            meeting = Meeting(address, keep=True, seconds=patience)
+            node = Node(meeting, rows=self.rows, limit=self._limit(), patience=patience)
             try:
                 where = self._metrics()
-                side = None if where is None else metrics.serve(where, lambda: metrics.text(node))
-                print(self._said(address), file=sys.stderr, flush=True)
-                while not told:
+                side = None if where is None else _serve_metrics(where, node.metrics)
+                reach = (
+                    "only this machine reaches it"
+                    if address.loopback
+                    else "without passwords or encryption: use networks that you trust"
+                )
+                print(f"skirl serve: {address} keeps rows in {self.rows}, {reach}", file=sys.stderr, flush=True)
+                while not signals:
                     node.tick()
                     time.sleep(TICK)
                 node.drain()
@@ -116,7 +109,7 @@ class Serve:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        return {"node": self.node, "ended_by": signal.Signals(told[0]).name}
+        return {"node": str(address), "ended_by": signal.Signals(signals[0]).name}
 
     def _folder(self) -> None:
         folder = Path(self.rows.removeprefix("disk:"))
@@ -124,15 +117,38 @@ class Serve:
             raise ValueError(f"rows is {self.rows!r}, which is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _said(self, address: Any) -> str:
-        others = "" if self.nodes == 1 else f" of {self.nodes}"
-        open_to = (
-            "only this machine reaches it"
-            if address.host == "localhost" or address.host.startswith("127.")
-            else "without passwords or encryption: use networks that you trust"
-        )
-        return f"skirl serve: node {self.node}{others} keeps rows in {self.rows}; they meet at {address}, {open_to}"
-
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return how the node ended, for people to read."""
-        return {"node": str(result["node"]), "ended by": result["ended_by"]}
+        return {"node": result["node"], "ended by": result["ended_by"]}
+
+
+def _serve_metrics(address: tuple[str, int], text: Callable[[], str]) -> Any:
+    """Serve /metrics until `shutdown`."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            if self.path != "/metrics":
+                self.send_error(404)
+                return
+            body = text().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log nothing: a line per request would be too much."""
+
+    try:
+        server = ThreadingHTTPServer(address, Handler)
+    except OSError as error:
+        raise NodeError(
+            f"metrics cannot be served at {address[0]}:{address[1]} ({error.strerror}): set metrics to a free port"
+        ) from None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="skirl metrics", daemon=True).start()
+    return server

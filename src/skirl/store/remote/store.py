@@ -1,7 +1,13 @@
-"""Memory nodes as one store: each node has a part, and a call goes to all of them at once."""
+"""A memory node as a store, and this process's connection to it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,218 +15,283 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skirl.core.placement import Placement
-from skirl.store import cut
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk.frozen import manifest_of
-from skirl.store.remote.connection import Connection, connection
-from skirl.store.remote.wire import Address, NodeError, NumberedCalls
+from skirl.store.remote import part, rpc
+from skirl.store.remote.meeting import Meeting
+from skirl.store.remote.wire import Address, NodeError, raised
+from skirl.tools.processes import patience_of
 
+log = logging.getLogger("skirl")
+
+PATIENCE = 60.0
+"""Seconds that a call may take, unless SKIRL_PATIENCE is set."""
 PIECE_BYTES = 16 << 20
 """Most bytes of rows that a call carries. Several calls are in flight at once."""
 
 
+@dataclass
+class Group:
+    """The RPC group that this process has joined, in which all its parts are, on whatever node."""
+
+    address: Address
+    run: int
+    parts: int = 0
+
+
+_group: Group | None = None
+"""PyTorch RPC has one group in a process."""
+_lock = threading.Lock()
+_connected: dict[Address, "Connection"] = {}
+
+
+class Connection:
+    """The part of one owner on a node, for the length of this run."""
+
+    def __init__(self, address: Address, patience: float) -> None:
+        global _group
+        self.address, self.patience = address, patience
+        self.failure: str | None = None
+        """Why no more calls are made, or None while they are."""
+        self.closed = False
+        meeting = Meeting(address, seconds=patience)
+        self.run = meeting.number()
+        if address.owner == 0 and not address.loopback:
+            log.warning(
+                "rows go to %s by PyTorch RPC, without passwords or encryption: use networks that you trust", address
+            )
+        try:
+            if _group is None:
+                rpc.join(meeting.group(self.run), address, part.owner_name(address.owner, self.run), 0, patience)
+                _group = Group(address, self.run)
+            _group.parts += 1
+            self.name = part.part_name(_group.parts, _group.run)
+            ask = {"version": part.VERSION, "run": self.run, "owner": address.owner}
+            ask |= {"meet": str(_group.address), "group": _group.run, "rank": _group.parts}
+            meeting.leave(f"ask/{self.run}", ask)
+            began = time.monotonic()
+            while (answer := meeting.take(f"answer/{self.run}")) is None:
+                if (waited := time.monotonic() - began) > patience:
+                    raise NodeError(f"the node at {address} has not answered within {waited:.0f} s: start it again")
+                time.sleep(0.02)
+            if answer["refused"] is not None:
+                raise NodeError(answer["refused"])
+        except rpc.Failed as error:
+            raise NodeError(f"no group for rows is formed at {address}: {error}") from None
+
+    def end(self) -> None:
+        """Let the part close its stores, if it still answers."""
+        if not self.closed:
+            self.closed = True
+            with suppress(rpc.Failed):
+                if self.failure is None:
+                    rpc.end(rpc.begin(self.name, part.call, ("bye",), min(self.patience, 5.0)))
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the part, and return its result."""
+        return self.calls(method, [args])[0]
+
+    def calls(self, method: str, args: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Make several calls at once, wait for all of them even if one fails, and return their results."""
+        began, results, wrong = time.monotonic(), list[Any](), None
+        for future in [self._begin(method, *each) for each in args]:
+            try:
+                kind, value = rpc.end(future)
+                if kind == "error":
+                    raise raised(value, str(self.address))
+                results.append(value)
+            except rpc.Failed as error:
+                wrong = wrong or self._failed(method, error, time.monotonic() - began)
+            except Exception as error:
+                wrong = wrong or error
+        if wrong is not None:
+            raise wrong
+        return results
+
+    def job(self, method: str, *args: Any) -> Any:
+        """Call a method that may take long, by calls that are short."""
+        job = self.call("begin", method, *args)
+        while (outcome := self.call("outcome", job)) is None:
+            pass
+        if outcome[0] == "error":
+            raise raised(outcome[1], str(self.address))
+        return outcome[1]
+
+    def _begin(self, method: str, *args: Any) -> Any:
+        if self.failure is not None:
+            raise NodeError(self.failure)
+        if self.closed:
+            raise NodeError(f"this process has left the node at {self.address}: make new embeddings")
+        try:
+            return rpc.begin(self.name, part.call, (method, *args), self.patience)
+        except rpc.Failed as error:
+            raise self._failed(method, error, 0.0) from None
+
+    def _failed(self, method: str, error: rpc.Failed, seconds: float) -> NodeError:
+        """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
+        if self.failure is None:
+            self.failure = (
+                f"the node at {self.address} failed in `{method}` for the part of trainer {self.address.owner} after "
+                f"{seconds:.1f} s ({error}; limit {self.patience:g} s): see the last lines that the node printed, and "
+                "resume this run from its last checkpoint"
+            )
+        return NodeError(self.failure)
+
+
+def leave() -> None:
+    """End all connections, and leave their group."""
+    global _group
+    for there in _connected.values():
+        with suppress(Exception):
+            there.end()
+    _connected.clear()
+    _group = None
+    rpc.leave()
+
+
+atexit.register(lambda: leave() if _connected else None)
+
+
+def connection(address: Address) -> Connection:
+    """Return this process's connection to a node. Make a new one if there is none or it was lost."""
+    with _lock:
+        if any(there.failure is not None or there.closed for there in _connected.values()):
+            leave()  # all of them: nobody can join a group with a member that is gone
+        for there in _connected.values():
+            if there.address.owner != address.owner:
+                raise ValueError(
+                    f"this process has rows of trainer {there.address.owner} at {there.address}, and was told to open those "
+                    f"of trainer {address.owner}: let each process be one trainer"
+                )
+        if address not in _connected:
+            try:
+                _connected[address] = Connection(address, patience_of(os.environ, PATIENCE))
+            except BaseException:
+                if not _connected:
+                    leave()
+                raise
+        return _connected[address]
+
+
 class RemoteStore(Store):
-    """The store behind `store="rpc://HOST:PORT"`, with rows on the memory nodes that meet there."""
+    """The store behind `store="rpc://HOST:PORT"`, with rows on the memory node there."""
 
     def __init__(
         self, spec: str, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None
     ) -> None:
         super().__init__(layout)
         self.closed = True
-        self._address = Address.parse(spec)
-        self._nodes: Connection = connection(self._address)
-        self._placement = Placement.even(self._nodes.nodes, "store")
-        self._puts = [NumberedCalls() for _ in range(self._nodes.nodes)]
-        about = [self.layout.facts(), None if rows is None else {int(t): int(n) for t, n in rows.items()}]
-        none = [None] * self._nodes.nodes
-        opened = self._nodes.job_of_all("open", none, [tuple(about)] * self._nodes.nodes)
-        self._stores: list[int] = [each["store"] for each in opened]
-        self.durable = opened[0]["durable"]
-        self.about = opened[0]["about"]
-        self._take_point(opened)
+        self._node = connection(Address.parse(spec))
+        of_tables = None if rows is None else {int(t): int(n) for t, n in rows.items()}
+        facts = self._node.job("open", self.layout.facts(), of_tables)
+        self._number: int = facts["store"]
+        self.durable, self.about = facts["durable"], facts["about"]
+        self._take_point(facts)
         self.closed = False
 
     def __repr__(self) -> str:
-        return f"RemoteStore('rpc://{self._address}')"
+        return f"RemoteStore('rpc://{self._node.address}')"
 
-    def _take_point(self, points: Sequence[Mapping[str, Any]]) -> None:
-        self.identity = points[0]["identity"]
-        self.generation = max(point["generation"] for point in points)
-
-    def _each(self, *args: Any) -> list[tuple[Any, ...]]:
-        """Return the arguments of a call to all parts, each with its own store first."""
-        return [(store, *args) for store in self._stores]
+    def _take_point(self, facts: Facts) -> None:
+        self.identity, self.generation = facts["identity"], facts["generation"]
 
     # Rows
 
-    def _pieces(self, kind: int, keys: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
-        """Split the rows of a call by node, in pieces of bounded size. Yield each piece's node and indices in the call."""
-        record = self.layout.kinds[kind]
-        most = max(1, PIECE_BYTES // record.nbytes)
-        if self._nodes.nodes == 1:
-            for start in range(0, keys.size, most):
-                yield 0, slice(start, min(start + most, keys.size))
-            return
-        starts, order = np.zeros(self._nodes.nodes + 1, np.int64), np.empty(keys.size, np.int64)
-        cut.by_site(self._placement.site_of(keys), starts, order)
-        for node in range(self._nodes.nodes):
-            for start in range(starts[node], starts[node + 1], most):
-                yield node, order[start : min(start + most, starts[node + 1])]
+    def _pieces(self, kind: int, size: int) -> Iterator[slice]:
+        most = max(1, PIECE_BYTES // self.layout.kinds[kind].nbytes)
+        for start in range(0, size, most):
+            yield slice(start, min(start + most, size))
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
-        pieces = list(self._pieces(kind, keys))
-        calls = [(node, "get", (self._stores[node], kind, _tensor(keys[at]))) for node, at in pieces]
-        for (node, at), (rows, held) in zip(pieces, self._nodes.answers(calls), strict=True):
-            self._put_in(out, found, at, *self._checked(node, len(keys[at]), out, rows, held))
-
-    def _checked(self, node: int, n: int, out: Rows, rows: Any, held: Any) -> tuple[Any, Any]:
-        """Return the rows and mask that a node sent, or raise a NodeError if they do not fit the request."""
-        mask = None if held is None else held.numpy()
-        count = n if mask is None else int(np.count_nonzero(mask))
-        values = np.empty((0, out.shape[1]), out.dtype) if rows is None else rows.numpy()
-        if values.dtype != out.dtype or values.shape != (count, out.shape[1]) or (mask is not None and len(mask) != n):
-            raise NodeError(
-                f"node {node} gave {values.dtype} {list(values.shape)} for {n} rows of {out.dtype} [{out.shape[1]}]: "
-                "install the same version of skirl on all machines"
-            )
-        return values, mask
-
-    def _put_in(
-        self, out: Rows, found: NDArray[np.bool_], at: NDArray[np.int64] | slice, values: Rows, mask: Any
-    ) -> None:
-        if isinstance(at, slice) and mask is None:
-            out[at] = values
-            found[at] = True
-            return
-        order = np.arange(at.start, at.stop) if isinstance(at, slice) else at
-        order = order if mask is None else order[mask]
-        cut.give(values, order, out)
-        found[order] = True
+        pieces = list(self._pieces(kind, keys.size))
+        args = [(self._number, kind, _tensor(keys[at])) for at in pieces]
+        for at, (rows, held) in zip(pieces, self._node.calls("get", args), strict=True):
+            n = at.stop - at.start
+            mask = np.ones(n, np.bool_) if held is None else held.numpy()
+            values = np.empty((0, out.shape[1]), out.dtype) if rows is None else rows.numpy()
+            if values.dtype != out.dtype or len(mask) != n or values.shape != (np.count_nonzero(mask), out.shape[1]):
+                raise NodeError(
+                    f"the node at {self._node.address} gave {values.dtype} {list(values.shape)} for {n} rows of {out.dtype} "
+                    f"[{out.shape[1]}]: install the same version of skirl on all machines"
+                )
+            found[at] = mask
+            out[at][slice(None) if held is None else mask] = values
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        calls, begun = [], []
-        for node, at in self._pieces(kind, keys):
-            if isinstance(at, slice):
-                values = rows[at]
-            else:
-                values = np.empty((len(at), rows.shape[1]), rows.dtype)
-                cut.take(rows, at, values)
-            number, settled = self._puts[node].begin()
-            begun.append((node, number))
-            args = self._stores[node], self._nodes.run, number, settled, kind, _tensor(keys[at]), _tensor(values)
-            calls.append((node, "put", args))
-        self._nodes.answers(calls)
-        for node, number in begun:
-            self._puts[node].done(number)
+        pieces = self._pieces(kind, keys.size)
+        self._node.calls("put", [(self._number, kind, _tensor(keys[at]), _tensor(rows[at])) for at in pieces])
 
-    def __len__(self) -> int:
-        return sum(self._nodes.of_all("count", self._each()))
-
-    def keys(self) -> Iterator[NDArray[np.int64]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
-        for _, keys in self._walked(bits=False):
-            yield keys
-
-    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
-        """See `Store.held`. Each node yields its own bits of a table."""
-        self._check_open()
-        for table, found in self._walked(bits=True):
-            yield found if table is None else (table, found.view(np.uint64))
-
-    def _walked(self, *, bits: bool) -> Iterator[tuple[int | None, Any]]:
-        for node, store in enumerate(self._stores):
-            walk = self._nodes.call(node, "walk", store, bits)
-            while (found := self._nodes.call(node, "step", store, walk)) is not None:
-                yield found[0], found[1].numpy()
+        anew = True
+        while (keys := self._node.call("held", self._number, anew)) is not None:
+            yield keys.numpy()
+            anew = False
 
     # Points
 
-    def remember(self, about: Mapping[str, Any]) -> None:
-        """See `Store.remember`. Nodes are told only if their rows outlive this run."""
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        """See `Store.describe`. The node is told what rows start from only if these outlive this run."""
+        if about is None:
+            return self._node.call("describe", self._number)["rows"]
         self._check_open()
         self.about = dict(about)
         if self.durable:
-            told = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
-            self.about = self._job("remember", told)[0]
-
-    def _job(self, what: str, *args: Any) -> list[Any]:
-        return self._nodes.job_of_all(what, self._stores, [args] * len(self._stores))
-
-    def flush(self) -> None:
-        """See `Store.flush`. All nodes are flushed."""
-        self._check_open()
-        self._take_point(self._job("flush"))
+            self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
+        facts = self._node.job("describe", self._number, self.about if self.durable else {})
+        self._take_point(facts)
+        return facts["rows"]
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """See `Store.freeze`. The nodes write to the folder, so it must have the same path on all machines."""
+        """See `Store.freeze`. The node writes to the folder, so it must have the same path on all machines."""
         self._check_open()
-        parts = None if since is None else cut.own_parts(since, self._placement.digest)
-        each = [(s, str(folder.absolute()), None if parts is None else parts[i]) for i, s in enumerate(self._stores)]
-        frozen = FrozenOnNodes(self)
+        frozen = FrozenOnNode(self._node, self._number)
         try:
-            points = self._nodes.of_all("freeze", each)
+            self._take_point(self._node.job("freeze", self._number, str(folder.absolute()), since))
         except BaseException:
             frozen.release()
             raise
-        self._take_point(points)
         return frozen
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. If rows were split the same way, each node takes its own; else each looks through all.
-
-        The nodes read the files twice, so that none has changed its rows when another finds damage.
-        """
+        """See `Store.thaw`. The node reads the files twice: it changes its rows only once `ready` has returned."""
         self._check_open()
-        for part in saved.parts:
-            manifest_of(saved.folder, part.facts, self.layout)
-        nodes, digest = range(self._nodes.nodes), self._placement.digest
-        told: list[list[Any]] = [[] for _ in nodes]
-        self._nodes.of_all("lay", self._each(0, None, None))
-        for number, part in enumerate(saved.parts):
-            shard = [] if part.shard is None else part.shard.facts
-            own = cut.own_parts(part.facts, digest)
-            for node in nodes:
-                at = [] if own is not None or len(nodes) == 1 else [(self._placement.facts, node)]
-                told[node].append((part.facts if own is None else own[node], shard + at))
-            for keys, rows in part.own(part.over):
-                self._lay(number, keys, rows)
+        for each in saved.parts:
+            manifest_of(saved.folder, each.facts, self.layout)
+        self._node.call("lay", self._number, 0, None, None)
+        for number, each in enumerate(saved.parts):
+            for keys, rows in each.own(each.over):
+                pieces = self._pieces(self.layout.kind(keys, rows), keys.size)
+                args = [(self._number, number, _tensor(keys[at]), _tensor(rows[at])) for at in pieces]
+                self._node.calls("lay", args)
         where = str(saved.folder.absolute())
-        checks = [(where, [facts for facts, _ in each]) for each in told]
-        self._nodes.job_of_all("check", self._stores, checks)
+        self._node.job("check", self._number, where, [each.facts for each in saved.parts])
         ready()
-        args = [(where, each, saved.identity, saved.generation) for each in told]
-        self._take_point(self._nodes.job_of_all("thaw", self._stores, args))
+        parts = [(each.facts, [] if each.shard is None else each.shard.facts) for each in saved.parts]
+        self._take_point(self._node.job("thaw", self._number, where, parts, saved.identity, saved.generation))
 
-    def _lay(self, part: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        calls = []
-        for node, at in self._pieces(self.layout.kind(keys, rows), np.ascontiguousarray(keys)):
-            args = (self._stores[node], part, _tensor(keys[at]), _tensor(rows[at]))
-            calls.append((node, "lay", args))
-        self._nodes.answers(calls)
-
-    def close(self) -> None:
-        """Have the nodes close their stores, which flush if they are on disk. If a node has failed, tell none of them."""
+    def close(self, *, flush: bool = True) -> None:
+        """Have the node close its store, which flushes if it is on disk. If the node has failed, it is told nothing."""
         if not self.closed:
             super().close()
-            if self._nodes.failure is None and not self._nodes.closed:
-                self._nodes.of_all("close", self._each())
+            if self._node.failure is None and not self._node.closed:
+                self._node.job("close", self._number)
 
 
-class FrozenOnNodes(Frozen):
-    """The rows of all parts at one moment."""
+class FrozenOnNode(Frozen):
+    """The rows of a part at one moment."""
 
-    def __init__(self, store: RemoteStore) -> None:
-        self._store = store
+    def __init__(self, node: Connection, number: int) -> None:
+        self._node, self._number = node, number
 
     def write(self) -> Facts:
-        """Have all nodes write, in threads of their own."""
-        return cut.joined(self._store._job("write"), self._store._placement.digest)
+        """Have the node write, in a thread of its own."""
+        return self._node.job("write", self._number)
 
     def release(self) -> None:
-        """Have the nodes release what they keep. If one is gone, so is what it kept."""
+        """Have the node release what it keeps. If it is gone, so is what it kept."""
         with suppress(NodeError):
-            self._store._nodes.of_all("release", self._store._each())
+            self._node.job("release", self._number)
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

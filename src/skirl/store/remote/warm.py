@@ -8,7 +8,7 @@ import torch.distributed.rpc  # noqa: F401
 
 from skirl.store.base import FrozenPart, Layout, SavedRows
 from skirl.store.disk.store import DiskStore
-from skirl.store.memory.store import MemoryStore
+from skirl.store.memory import MemoryStore
 from skirl.store.remote import part  # noqa: F401
 
 

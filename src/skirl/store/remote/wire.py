@@ -1,18 +1,10 @@
-"""What travels between a trainer and a memory node: addresses, packed arrays, calls and errors."""
+"""What trainers and memory nodes share without torch: addresses, and errors that travel."""
 
 import os
-import pickle
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from skirl.core.keys import row_of, table_of
-from skirl.store.base import Store
 from skirl.store.disk.os_files import DiskError, DiskFull
 from skirl.tools.sealed_json import CheckpointError
 
@@ -52,6 +44,11 @@ class Address:
         except ValueError:
             raise ValueError(f"meet is {text!r}: write it HOST:PORT, such as 127.0.0.1:29400") from None
 
+    @property
+    def loopback(self) -> bool:
+        """True if only this machine can reach it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
@@ -61,78 +58,11 @@ def hush() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-MOST = 128 << 20
-"""Most bytes of the bits of one table. Beyond that, its keys are listed."""
-
-
-def held_bits(
-    store: Store, rows: Mapping[int, int] | None
-) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
-    """Yield which rows are held, as `Store.held` does."""
-    if rows is None:
-        yield from store.keys()
-        return
-    counts = np.zeros(max(store.layout.records) + 1, np.int64)
-    for keys in store.keys():  # noqa: SIM118
-        counts += np.bincount(table_of(keys), minlength=len(counts))
-    words = {t: np.zeros(-(-n // 64), np.uint64) for t, n in rows.items() if n // 8 < min(8 * counts[t], MOST)}
-    packed = np.isin(np.arange(len(counts)), list(words))
-    for keys in store.keys():  # noqa: SIM118
-        tables = table_of(keys)
-        for table in np.unique(tables[packed[tables]]).tolist():
-            at = row_of(keys[tables == table])
-            np.bitwise_or.at(words[table], at >> 6, np.uint64(1) << (at & 63).astype(np.uint64))
-        if (others := keys[~packed[tables]]).size:
-            yield others
-    yield from words.items()
-
-
-_GROUP = {
-    ("torch.distributed.rpc.internal", "PythonUDF"),
-    ("torch.distributed.rpc.internal", "RemoteException"),
-    ("torch.distributed.rpc._utils", "_update_group_membership"),
-    ("torch.distributed.rpc.backend_registry", "_get_device_infos"),
-    ("torch._C._distributed_rpc", "WorkerInfo"),
-    ("torch", "device"),
-}
-"""Names that members of a group use when one joins."""
-
-
-def only(functions: Iterable[Callable[..., Any]]) -> None:
-    """Let other processes call only these functions in this one, and those that are needed to join a group."""
-    from torch.distributed.rpc import internal
-
-    allowed = {(f.__module__, f.__qualname__): f for f in functions}
-    tensor = internal._InternalRPCPickler._tensor_receiver
-
-    class KnownNames(pickle.Unpickler):
-        """An unpickler that refuses every other name."""
-
-        def find_class(self, module: str, name: str, /) -> Any:
-            if (module, name) in allowed:
-                return allowed[module, name]
-            if (module, name) in _GROUP:
-                return super().find_class(module, name)
-            if (module, name) == ("torch.distributed.rpc.internal", "_InternalRPCPickler"):
-                return _PICKLER
-            if (module, name) == ("builtins", "getattr"):
-                return lambda of, attribute: tensor if (of, attribute) == (_PICKLER, "_tensor_receiver") else None
-            raise AttributeError(f"{module}.{name} is called by name: a node calls nothing but its store's functions")
-
-    internal._unpickler = KnownNames
-
-
-_PICKLER = "what makes tensors of a call"
-
-
 Said = tuple[str, str, int | None]
 """The kind of an error, its message, and its errno."""
 
 _KINDS: dict[str, type[Exception]] = {
-    "CheckpointError": CheckpointError,
-    "DiskError": DiskError,
-    "ValueError": ValueError,
-    "TypeError": TypeError,
+    kind.__name__: kind for kind in (CheckpointError, DiskError, ValueError, TypeError)
 }
 
 
@@ -164,70 +94,3 @@ def raised(text: Any, node: str) -> Exception:
     if kind in _KINDS:
         return _KINDS[kind](words)
     return NodeError(f"{node}: {words}")
-
-
-class NumberedCalls:
-    """The owner's side: it tracks which puts have begun and which are acknowledged.
-
-    >>> puts = NumberedCalls()
-    >>> a, b = puts.begin(), puts.begin()
-    >>> puts.done(b[0])
-    >>> a, b, puts.begin()
-    ((1, 1), (2, 1), (3, 1))
-    >>> puts.done(1), puts.begin()
-    (None, (4, 3))
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = 0
-        self._open: set[int] = set()
-
-    def begin(self) -> tuple[int, int]:
-        """Return a new number, and the smallest one that is not acknowledged."""
-        with self._lock:
-            self._last += 1
-            self._open.add(self._last)
-            return self._last, min(self._open)
-
-    def done(self, number: int) -> None:
-        """Note that a put is acknowledged."""
-        with self._lock:
-            self._open.discard(number)
-
-
-class Taken:
-    """The part's side: it takes each put once. Those in flight may come in any order.
-
-    >>> taken = Taken(run=7)
-    >>> taken.take(7, 2, 1), taken.take(7, 1, 1), taken.take(7, 3, 3)
-    (None, None, None)
-    >>> taken.take(7, 2, 1)
-    Traceback (most recent call last):
-    ValueError: put 2 of run 7 comes late: it was taken before, and newer rows may stand in its place
-    >>> taken.take(6, 9, 9)
-    Traceback (most recent call last):
-    ValueError: put 9 is of run 6, and this part belongs to run 7: end the older one
-    """
-
-    def __init__(self, run: int) -> None:
-        self._lock = threading.Lock()
-        self._run = run
-        self._settled = 1
-        self._begun: set[int] = set()
-
-    def take(self, run: int, number: int, settled: int) -> None:
-        """Accept a put, or raise a ValueError if it must not change anything."""
-        with self._lock:
-            if run != self._run:
-                raise ValueError(
-                    f"put {number} is of run {run}, and this part belongs to run {self._run}: end the older one"
-                )
-            if number < self._settled or number in self._begun:
-                raise ValueError(
-                    f"put {number} of run {run} comes late: it was taken before, and newer rows may stand in its place"
-                )
-            if settled > self._settled:
-                self._settled = settled
-                self._begun = {begun for begun in self._begun if begun >= settled}
-            self._begun.add(number)

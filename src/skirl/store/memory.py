@@ -1,25 +1,27 @@
-"""Rows in this machine's memory. From its first write on, a row takes its record and 16 to 19 bytes."""
+"""Rows in this machine's memory. A checkpoint of them is new segments, after those of earlier checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from skirl.store.arena import Arena
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import manifest_of, named, rows_of
-from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
+from skirl.store.disk.manifest import Manifest, undo
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import INDEX_BITS
-from skirl.store.disk.segment import SegmentEntry
+from skirl.store.disk.segment import SegmentEntry, SegmentWriter
 from skirl.store.gate import Gate
-from skirl.store.memory.directory import Arena, Directory
-from skirl.store.memory.frozen import FrozenRows
 from skirl.tools.jit import kernel, read_only
+from skirl.tools.sealed_json import CheckpointError
 
-PIECE = 1 << 16
+PIECE = MOST_PLACED
 """Number of keys handled at a time, which bounds the wait for the store's lock and the room reserved too early."""
 _WORTH = 2
 """Most bytes of frozen files per byte of rows held. Beyond that, all rows are written again."""
@@ -28,7 +30,7 @@ _MANY = 500
 
 
 @kernel
-def _gather(held: Rows, positions: NDArray[np.int32], out: Rows, found: NDArray[np.bool_]) -> None:
+def _gather(held: Rows, positions: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
     for i in range(positions.size):
         position = positions[i]
         if position >= 0:
@@ -38,42 +40,60 @@ def _gather(held: Rows, positions: NDArray[np.int32], out: Rows, found: NDArray[
 
 
 @kernel
-def _scatter(held: Rows, positions: NDArray[np.int32], rows: Rows) -> None:
+def _scatter(held: Rows, positions: NDArray[np.int64], rows: Rows) -> None:
     for i in range(positions.size):
         for j in range(rows.shape[1]):
             held[positions[i], j] = rows[i, j]
 
 
 class _RowsOfKind:
-    """The rows of one kind: the position of each key, and the records."""
+    """The rows of one kind: the position of each key, which never changes, and the key and record at each position."""
 
-    def __init__(self, record: Record) -> None:
-        self.directory = Directory()
+    def __init__(self, record: Record, rows: Mapping[int, int] | None) -> None:
+        self.index = KeyIndex(rows, after_growth=0.6)  # moves a key twice as it grows, not ten times
+        self.held = Arena(np.int64)
         self.rows = Arena(record.dtype, (record.width,))
         self.flags = Arena(np.uint8)
         self.changes = Changes()
+        self._by_slot: list[Any] = [
+            np.zeros(1 << (32 - INDEX_BITS), dtype) for dtype in (np.int64, np.int64, np.uint64)
+        ]
+        """What the index counts for a log."""
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """The key at each position, as a view that must be dropped before the next `reserve`."""
+        return self.held.array[: self.index.count]
 
     def has_room(self, n_more: int) -> bool:
-        need = self.directory.count + n_more
-        return self.directory.has_room(n_more) and need <= min(len(self.rows), len(self.flags))
+        return self.index.count + n_more <= min(len(self.held), len(self.rows), len(self.flags))
 
     def reserve(self, n_more: int) -> None:
-        self.directory.reserve(n_more)
-        self.rows.reserve(self.directory.count + n_more)
-        self.flags.reserve(self.directory.count + n_more)
+        for arena in (self.held, self.rows, self.flags):
+            arena.reserve(self.index.count + n_more)
 
-    def changing(self, positions: NDArray[np.int32]) -> None:
-        self.changes.changing(self.flags.array, positions, self.directory.keys, self.rows.array)
+    def place(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the position of each of distinct keys, new ones after those held. All arrays must have room."""
+        positions = self.index.locate(keys)
+        new, first = np.flatnonzero(positions < 0), self.index.count
+        if new.size:
+            self.index.reserve(new.size)
+            self.held.array[first : first + new.size] = keys[new]  # first: a Ctrl-C after the next line finds it whole
+            self.index.place(keys[new], first, *self._by_slot)
+            positions[new] = np.arange(first, first + new.size)
+        return positions
+
+    def changing(self, positions: NDArray[np.int64]) -> None:
+        self.changes.changing(self.flags.array, positions, self.keys, self.rows.array)
 
 
 class MemoryStore(Store):
     """A store in memory, for rows that fit there and for tests.
 
-    It holds at most 2**31 - 1 rows of one kind, because positions are int32.
-
     **Arguments**
 
     - `layout`: the records of each table; a mapping will do.
+    - `rows`: number of rows of each table. A row then takes 16 to 19 bytes beside its record; with None, up to 29.
 
     >>> store = MemoryStore({0: Record(2), 1: Record(3)})
     >>> _ = store.write(np.array([5]), np.array([[1, 2]], np.float32))
@@ -85,8 +105,9 @@ class MemoryStore(Store):
            [1., 2.]], dtype=float32)
     """
 
-    def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
+    def __init__(self, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None) -> None:
         super().__init__(layout)
+        self._rows = rows
         self._kinds = self._empty()
         self._gate = Gate()
         self._frozen: int | None = None
@@ -96,19 +117,21 @@ class MemoryStore(Store):
         return "MemoryStore()"
 
     def _empty(self) -> list[_RowsOfKind]:
-        return [_RowsOfKind(record) for record in self.layout.kinds]
+        return [_RowsOfKind(record, of) for record, of in zip(self.layout.kinds, self.layout.rows_by_kind(self._rows))]
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         for piece in _pieces(keys.size):
             try:
                 with self._gate.lookup():
                     held = self._kinds[kind]
-                    positions = held.directory.locate(keys[piece])
+                    positions = held.index.locate(keys[piece])
                 _gather(held.rows.array, positions, out[piece], found[piece])
             finally:
                 self._gate.copied()
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        if (beyond := self._kinds[kind].index.beyond(keys)) is not None:
+            raise ValueError(f"{beyond}: open the store with as many rows as there are")
         try:
             self._write_pieces(kind, keys, rows)
         except KeyboardInterrupt:
@@ -124,16 +147,17 @@ class MemoryStore(Store):
                     if not held.has_room(keys[piece].size):
                         with self._gate.alone():
                             held.reserve(keys[piece].size)
-                    positions = held.directory.place(keys[piece])
+                    positions = held.place(keys[piece])
                 held.changing(positions)
                 _scatter(held.rows.array, positions, read_only(rows[piece]))
             finally:
                 self._gate.copied()
 
-    def __len__(self) -> int:
-        return sum(kind.directory.count for kind in self._kinds)
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        self.about = self.about if about is None else dict(about)
+        return sum(kind.index.count for kind in self._kinds)
 
-    def keys(self) -> Iterator[NDArray[np.int64]]:
+    def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
         for kind in range(len(self._kinds)):
             start = 0
@@ -144,7 +168,7 @@ class MemoryStore(Store):
     def _some_keys(self, kind: int, start: int) -> NDArray[np.int64]:
         try:
             with self._gate.lookup():
-                return self._kinds[kind].directory.keys[start : start + PIECE].copy()
+                return self._kinds[kind].keys[start : start + PIECE].copy()
         finally:
             self._gate.copied()
 
@@ -154,24 +178,24 @@ class MemoryStore(Store):
         if since is not None and self._frozen == since["generation"]:
             before = [SegmentEntry.from_text(text) for text in since["segments"]]
         with self._gate.alone():
-            rows = [kind.directory.count for kind in self._kinds]
+            rows = [kind.index.count for kind in self._kinds]
             held = sum(count * (record.nbytes + 8) for count, record in zip(rows, self.layout.kinds, strict=True))
             written = sum(entry.rows_bytes + entry.keys_bytes for entry in before)
             everything = not before or written > _WORTH * held or len(before) > _MANY + (len(self) >> INDEX_BITS)
             for kind in self._kinds:
-                kind.changes.freeze(kind.flags.array, kind.directory.keys, everything=everything)
+                kind.changes.freeze(kind.flags.array, kind.keys, everything=everything)
             self.generation += 1
             self._frozen = None
         earlier = [] if everything else before
-        manifest = Manifest(self.identity, self.generation, self.layout, earlier, tuple(rows))
-        return FrozenRows(folder, manifest, self._take, self._release)
+        manifest = Manifest(self.identity, self.generation, self.layout, earlier)
+        return FrozenRows(self, folder, manifest)
 
     def _take(self, kind: int) -> Taken | None:
         """Return some of the rows that the frozen state still has to write."""
         try:
             with self._gate.lookup():
                 held = self._kinds[kind]
-                flags, keys, rows = held.flags.array, held.directory.keys, held.rows.array
+                flags, keys, rows = held.flags.array, held.keys, held.rows.array
             return held.changes.take(flags, keys, rows)
         finally:
             self._gate.copied()
@@ -195,11 +219,17 @@ class MemoryStore(Store):
                 for pairs, changed in ((written, False), (part.own(part.over), True)):
                     for keys, rows in pairs:
                         kind = kinds[self.layout.kind(keys, rows)]
-                        kind.reserve(keys.size)
-                        positions = kind.directory.place(keys)
-                        _scatter(kind.rows.array, positions, read_only(rows))
-                        if changed:  # relative to the files of the frozen state
-                            kind.changing(positions)
+                        if (beyond := kind.index.beyond(keys)) is not None:
+                            raise CheckpointError(
+                                f"{saved.folder} does not fit: {beyond}, give the table as many rows as it had"
+                            )
+                        for piece in _pieces(keys.size):
+                            some, at = np.unique(keys[piece][::-1], return_index=True)  # the last record of each key
+                            kind.reserve(some.size)
+                            positions = kind.place(some)
+                            _scatter(kind.rows.array, positions, read_only(rows[piece][::-1][at]))
+                            if changed:  # relative to the files of the frozen state
+                                kind.changing(positions)
         ready()
         whole = len(saved.parts) == 1 and saved.parts[0].shard is None  # otherwise no files have exactly these rows
         with self._gate.alone():
@@ -207,8 +237,7 @@ class MemoryStore(Store):
             self.identity, self.generation = saved.identity, saved.generation
             self._frozen = saved.parts[0].facts["generation"] if whole else None
 
-    def close(self) -> None:
-        """Free the rows."""
+    def close(self, *, flush: bool = True) -> None:
         if not self.closed:
             with self._gate.alone():
                 super().close()
@@ -218,3 +247,43 @@ class MemoryStore(Store):
 def _pieces(size: int) -> Iterator[slice]:
     for start in range(0, size, PIECE):
         yield slice(start, start + PIECE)
+
+
+class FrozenRows(Frozen):
+    """Rows to be written. `manifest` names the segments that have the others."""
+
+    def __init__(self, store: MemoryStore, folder: Path, manifest: Manifest) -> None:
+        self._store, self._folder, self._manifest = store, folder, manifest
+        self._written = False
+
+    def write(self) -> Facts:
+        files, added = OsFiles(), list[Path]()
+        entries = list(self._manifest.segments)
+        try:
+            for kind, record in enumerate(self._manifest.layout.kinds):
+                entries += self._segments(files, kind, record, added)
+            files.sync_folder(self._folder)
+        except BaseException:
+            undo(files, added)
+            raise
+        self._written = True
+        return replace(self._manifest, segments=entries).facts()
+
+    def _segments(self, files: OsFiles, kind: int, record: Record, added: list[Path]) -> Iterator[SegmentEntry]:
+        """Write the rows of a kind, and yield each segment once it is durable."""
+        segment: SegmentWriter | None = None
+        while (taken := self._store._take(kind)) is not None:
+            keys, rows = taken
+            while keys.size:
+                if segment is None:
+                    segment = SegmentWriter(files, self._folder, record, added)
+                n = segment.write(keys, rows)
+                keys, rows = keys[n:], rows[n:]
+                if keys.size:
+                    yield segment.finish()
+                    segment = None
+        if segment is not None:
+            yield segment.finish()
+
+    def release(self) -> None:
+        self._store._release(self._manifest.generation if self._written else None)

@@ -1,31 +1,44 @@
-"""The few parts of PyTorch RPC that a store needs: join the group of a run, call with a time limit, leave.
+"""PyTorch RPC as far as a store needs it: join the group of a run, call with a time limit, leave; and its private names.
 
 No RRef, no distributed autograd. Only TCP, since torch's default transports poll, and read other processes' memory.
+
+These names of torch are not public, and stand nowhere else: `rpc.api._is_current_rpc_agent_set`, `rpc._init_counter`,
+`_transports` and `_channels` of TensorPipeRpcBackendOptions, `rpc.internal._unpickler` and `_InternalRPCPickler`, and
+`_MEMBERS`. They are so in torch 2.6 to 2.13.
 """
 
 import array
 import fcntl
-import logging
 import os
+import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 from skirl.store.remote.wire import Address
 
-log = logging.getLogger("skirl")
-
 THREADS = 8
 """Number of calls that a process answers at once."""
 INTERFACE = "TP_SOCKET_IFNAME"
 """Environment variable that names the network interface of PyTorch RPC."""
-TRANSPORTS: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
-"""Transports and channels of PyTorch RPC. Empty: its defaults, to measure them. Extra lanes cost a quarter more CPU time."""
+_MEMBERS = {
+    ("torch.distributed.rpc.internal", "PythonUDF"),
+    ("torch.distributed.rpc.internal", "RemoteException"),
+    ("torch.distributed.rpc._utils", "_update_group_membership"),
+    ("torch.distributed.rpc.backend_registry", "_get_device_infos"),
+    ("torch._C._distributed_rpc", "WorkerInfo"),
+    ("torch", "device"),
+}
+"""Names that members of a group use when one joins."""
 _SCHEME = "skirl"
 _meet_in: list[tuple[Any, int, int]] = []
 """The store in which this process's group is formed, and its rank there."""
+
+
+LATE = "it did not answer in time"
+"""Text of a `Failed` after which the other member may still be alive."""
 
 
 class Failed(RuntimeError):
@@ -39,8 +52,8 @@ def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> 
 
     if rpc.api._is_current_rpc_agent_set():
         raise Failed("this process already uses PyTorch RPC, which rows on nodes need for themselves")
-    if not os.environ.get(INTERFACE) and (found := _interface(address)) is not None:
-        os.environ[INTERFACE] = found
+    if not os.environ.get(INTERFACE) and (name_here := _interface(address)) is not None:
+        os.environ[INTERFACE] = name_here
 
     _meet_in[:] = [(store, rank, -1)]
     with suppress(RuntimeError):  # already registered
@@ -50,7 +63,8 @@ def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> 
         init_method=f"{_SCHEME}://",
         rpc_timeout=seconds,
         num_worker_threads=THREADS,
-        **TRANSPORTS,
+        _transports=["uv"],
+        _channels=["basic"],  # more lanes cost a quarter more CPU time
     )
     try:
         rpc.init_rpc(name, rank=rank, world_size=None, rpc_backend_options=options)
@@ -96,7 +110,7 @@ def reason(error: BaseException) -> str:
     """
     text = str(error)
     if "set timeout" in text or "imeout" in text:
-        return "it did not answer in time"
+        return LATE
     code, colon, words = text.partition(": ")
     if colon and code.startswith("E") and code.isupper():
         return f"the connection broke: {words.partition(' (')[0]}"
@@ -105,9 +119,31 @@ def reason(error: BaseException) -> str:
     return text.splitlines()[0][:200] if text else type(error).__name__
 
 
-def timed_out(error: Failed) -> bool:
-    """Return whether the call timed out, so that the other member may still be alive."""
-    return str(error) == "it did not answer in time"
+def only(functions: Iterable[Callable[..., Any]]) -> None:
+    """Let other processes call only these functions in this one, and those that are needed to join a group."""
+    from torch.distributed.rpc import internal
+
+    allowed = {(f.__module__, f.__qualname__): f for f in functions}
+    tensor = internal._InternalRPCPickler._tensor_receiver
+
+    class KnownNames(pickle.Unpickler):
+        """An unpickler that refuses every other name."""
+
+        def find_class(self, module: str, name: str, /) -> Any:
+            if (module, name) in allowed:
+                return allowed[module, name]
+            if (module, name) in _MEMBERS:
+                return super().find_class(module, name)
+            if (module, name) == ("torch.distributed.rpc.internal", "_InternalRPCPickler"):
+                return _PICKLER
+            if (module, name) == ("builtins", "getattr"):
+                return lambda of, attribute: tensor if (of, attribute) == (_PICKLER, "_tensor_receiver") else None
+            raise AttributeError(f"{module}.{name} is called by name: a node calls nothing but its store's functions")
+
+    internal._unpickler = KnownNames
+
+
+_PICKLER = "what makes tensors of a call"
 
 
 def _interface(address: Address) -> str | None:
@@ -115,11 +151,11 @@ def _interface(address: Address) -> str | None:
     query = 0x8915  # SIOCGIFADDR, the address of an interface, on Linux
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to:
         to.connect((address.host, address.port))
-        mine = to.getsockname()[0]
+        address_here = to.getsockname()[0]
         for _, name in socket.if_nameindex():
-            asked = array.array("B", struct.pack("256s", name.encode()[:15]))
+            request = array.array("B", struct.pack("256s", name.encode()[:15]))
             with suppress(OSError):
-                fcntl.ioctl(to, query, asked)
-                if socket.inet_ntoa(asked.tobytes()[20:24]) == mine:
+                fcntl.ioctl(to, query, request)
+                if socket.inet_ntoa(request.tobytes()[20:24]) == address_here:
                     return name
     return None

@@ -1,1 +1,0 @@
-"""Stores that keep their rows in memory."""
