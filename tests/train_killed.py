@@ -29,7 +29,7 @@ from skirl.cli.train import Train
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.evaluation import Evaluation
 from skirl.train.loop import run_folder
-from skirl.train.meter import Meter
+from skirl.train.metrics import Meter
 from tests.killed import ended, forked, imported
 from tests.processes import alone
 from tests.resume import plain

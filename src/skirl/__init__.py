@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skirl.sweep.sweep import Sweep
     from skirl.sweep.variants import Variant
     from skirl.tools.sealed_json import CheckpointError
-    from skirl.train.report.run_folder import lines_of
+    from skirl.train.run_folder import lines_of
 
 __all__ = [
     "FTRL",
@@ -79,7 +79,7 @@ __getattr__ = lazily(
         "sweep.sweep": ("Sweep",),
         "sweep.variants": ("Variant",),
         "tools.sealed_json": ("CheckpointError",),
-        "train.report.run_folder": ("lines_of",),
+        "train.run_folder": ("lines_of",),
         **dict.fromkeys(_PACKAGES, ()),
     },
 )

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from skirl.train.meter import Meter
+from skirl.train.metrics import Meter
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_sent(monkeypatch):
     """Replace the transfer from a GPU, which is not there."""
-    monkeypatch.setattr("skirl.train.meter.sent", lambda *tensors: lambda: tensors)
+    monkeypatch.setattr("skirl.train.metrics.sent", lambda *tensors: lambda: tensors)
 
 
 class OnGpu:

@@ -1,6 +1,7 @@
 """Streaming metrics, compared with their definitions on few samples."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.train.metrics import LogLoss, Metrics, StreamingAUC
+from skirl.train.metrics import Metrics
 from tests.cases import cases
 
 
@@ -24,12 +25,16 @@ def sample(n: int, seed: int, scale: float = 1.5) -> tuple[np.ndarray, np.ndarra
     return logits, (rng.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float64)
 
 
+def scored(logits: np.ndarray, labels: np.ndarray) -> Any:
+    metrics = Metrics()
+    metrics.update(logits, labels)
+    return metrics.scores()
+
+
 @pytest.mark.parametrize("scale", [1e-4, 0.1, 1.5, 20, 1e5])
 def test_auc_is_the_definition_within_its_bins(scale: float) -> None:
     logits, labels = sample(4000, seed=1)
-    auc = StreamingAUC()
-    auc.update(logits * scale, labels)
-    assert abs(auc.value() - plain_auc(logits, labels)) <= 2e-5
+    assert abs(scored(logits * scale, labels).auc - plain_auc(logits, labels)) <= 2e-5
 
 
 # With 9 bits after the leading one, these scores never share a bin, so the result has to be exact.
@@ -41,49 +46,36 @@ coarse = st.builds(math.ldexp, st.integers(-1023, 1023), st.integers(-20, 20))
 def test_auc_is_exact_for_scores_of_few_bits(pairs: list[tuple[float, bool]]) -> None:
     scores = np.array([score for score, _ in pairs])
     labels = np.array([float(label) for _, label in pairs])
-    auc = StreamingAUC()
-    auc.update(scores, labels)
-    if 0 < labels.sum() < len(labels):
-        assert auc.value() == pytest.approx(plain_auc(scores, labels), abs=1e-14)
-    else:
-        assert math.isnan(auc.value())
+    auc = scored(scores, labels).auc
+    both = 0 < labels.sum() < len(labels)
+    assert auc == (pytest.approx(plain_auc(scores, labels), abs=1e-14) if both else None)
 
 
 def test_auc_ties_count_one_half_and_the_zeros_are_equal() -> None:
-    auc = StreamingAUC()
-    auc.update(np.array([0.0, -0.0]), np.array([1.0, 0.0]))
-    assert auc.value() == 0.5
+    assert scored(np.array([0.0, -0.0]), np.array([1.0, 0.0])).auc == 0.5
 
 
 def test_auc_does_not_depend_on_how_the_stream_is_cut() -> None:
     logits, labels = sample(3000, seed=2)
-    whole, parts, other = StreamingAUC(), StreamingAUC(), StreamingAUC()
-    whole.update(logits, labels)
+    parts = Metrics()
     for part in np.array_split(np.random.default_rng(0).permutation(3000), 7):
         parts.update(torch.tensor(logits[part]), torch.tensor(labels[part]))
-    assert parts.value() == whole.value()
-    other.update(logits[:1000], labels[:1000])
-    state = other.state_dict()
-    resumed = StreamingAUC()
-    resumed.load_state_dict(state)
-    other.update(logits, labels)  # the state is a copy
-    resumed.update(logits[1000:], labels[1000:])
-    assert resumed.value() == whole.value()
+    assert parts.scores().auc == scored(logits, labels).auc
 
 
 def test_log_loss_and_its_companions_are_the_definitions() -> None:
     logits, labels = sample(5000, seed=3, scale=8)
-    loss = LogLoss()
+    metrics = Metrics()
     for x, y in zip(np.array_split(logits, 6), np.array_split(labels, 6)):
-        loss.update(torch.tensor(x), torch.tensor(y))
+        metrics.update(torch.tensor(x), torch.tensor(y))
     expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels))
     rate = labels.mean()
     constant = torch.full((5000,), math.log(rate / (1 - rate)), dtype=torch.float64)
     base = torch.nn.functional.binary_cross_entropy_with_logits(constant, torch.tensor(labels))
-    assert loss.value() == pytest.approx(float(expected), rel=1e-12)
-    assert loss.click_rate() == rate
-    assert loss.normalised_entropy() == pytest.approx(float(expected / base), rel=1e-12)
-    assert loss.calibration() == pytest.approx(np.mean(1 / (1 + np.exp(-logits))) / rate, rel=1e-12)
+    found: Any = metrics.scores()
+    assert found.logloss == pytest.approx(float(expected), rel=1e-12)
+    assert found.ne == pytest.approx(float(expected / base), rel=1e-12)
+    assert found.calibration == pytest.approx(np.mean(1 / (1 + np.exp(-logits))) / rate, rel=1e-12)
 
 
 @cases(100)
@@ -111,11 +103,10 @@ def test_metrics_go_on_from_a_checkpoint_with_every_bit(sizes: list[int], saved:
         assert found.auc is None and found.ne is None
 
 
-@pytest.mark.parametrize("metric", [StreamingAUC, LogLoss])
-def test_what_would_corrupt_a_metric_is_refused(metric: type) -> None:
+def test_what_would_corrupt_a_metric_is_refused() -> None:
     with pytest.raises(ValueError, match="1 of 2 logits are not finite"):
-        metric().update(torch.tensor([1.0, float("nan")]), torch.tensor([0.0, 1.0]))
+        Metrics().update(torch.tensor([1.0, float("nan")]), torch.tensor([0.0, 1.0]))
     with pytest.raises(ValueError, match="labels have other values"):
-        metric().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
+        Metrics().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
     with pytest.raises(ValueError, match="2 logits for 3 labels"):
-        metric().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0, 1.0]))
+        Metrics().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0, 1.0]))

@@ -23,7 +23,7 @@ from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
 from skirl.train.loop import Done
-from skirl.train.meter import Meter
+from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
 from skirl.train.trainers import TrainerShare
 from tests.streams import stored_rows

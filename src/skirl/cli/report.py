@@ -14,8 +14,8 @@ from skirl.cli.page import Chart, Table, write_page
 from skirl.tools.flags import flags_of, option
 from skirl.tools.sealed_json import finite
 from skirl.tools.units import clock, figure
-from skirl.train.report.run_folder import CONFIG, RESULT, lines_of
 from skirl.train.resume import shown, told
+from skirl.train.run_folder import CONFIG, RESULT, lines_of
 
 Line = Mapping[str, Any]
 Points = list[tuple[float, float]]

@@ -13,7 +13,7 @@ from skirl.sweep.race import VariantPlace
 from skirl.sweep.standing import difference
 from skirl.tools.sealed_json import finite
 from skirl.tools.units import clock, figure
-from skirl.train.report.run_folder import lines_of
+from skirl.train.run_folder import lines_of
 
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""

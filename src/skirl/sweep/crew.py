@@ -30,12 +30,11 @@ from skirl.train.evaluation import Evaluation, predicted
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.loop import touched_rows
-from skirl.train.meter import Meter
-from skirl.train.metrics import Metrics, NotFinite
+from skirl.train.metrics import Meter, Metrics, NotFinite
 from skirl.train.predict import Fresh
 from skirl.train.recipe import Recipe
-from skirl.train.report.run_folder import RunFolder
 from skirl.train.resume import Origin
+from skirl.train.run_folder import RunFolder
 from skirl.train.schedule import Rates
 
 

@@ -28,11 +28,10 @@ from skirl.tools.progress import Report, progress_of
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
-from skirl.train.meter import Meter
-from skirl.train.metrics import NotFinite
+from skirl.train.metrics import Meter, NotFinite
 from skirl.train.recipe import Recipe
-from skirl.train.report.run_folder import RunFolder
 from skirl.train.resume import RULES, agreed_start, told
+from skirl.train.run_folder import RunFolder
 from skirl.train.schedule import Rates
 from skirl.train.trainers import TrainerShare, gathered
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
     from skirl.train.flags import LogFlags
     from skirl.train.loop import Done
-    from skirl.train.meter import Meter
+    from skirl.train.metrics import Meter
     from skirl.train.recipe import Recipe
 
 T = TypeVar("T")

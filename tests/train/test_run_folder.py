@@ -8,8 +8,8 @@ import pytest
 
 from skirl.checkpoint.starts import Superseded
 from skirl.cli.train import Train
-from skirl.train.report import run_folder
-from skirl.train.report.run_folder import METRICS, RunFolder, lines_of
+from skirl.train import run_folder
+from skirl.train.run_folder import METRICS, RunFolder, lines_of
 
 
 def started(folder: Path, at: int, check: Callable[[], None] = lambda: None) -> RunFolder:
