@@ -6,7 +6,8 @@ import re
 import pytest
 
 from skirl.cli import main
-from skirl.cli.report import Report, RunContents, facts
+from skirl.cli.report import Report, report_of_run
+from skirl.train.run_folder import lines_of
 
 FLAGS = [
     "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "60", "--valid", "10%",
@@ -21,8 +22,8 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_numbers_are_those_of_the_result(run):
-    found = facts(RunContents.of(run))
+def test_numbers_are_those_of_the_result(run, tmp_path):
+    found = report_of_run(run, tmp_path / "page.html")
     result = json.loads((run / "result.json").read_text())
     assert found["ended"] and found["steps"] == result["steps"] == 60
     assert found["samples"] == result["samples"]
@@ -32,8 +33,8 @@ def test_numbers_are_those_of_the_result(run):
     assert found["auc"] == result["auc"]
     assert found["busy"]["plan"] == pytest.approx(result["movement"]["busy"]["plan"], rel=0.2)
     assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
-    best = min(result["test_logloss"], *(line["test_logloss"] for line in RunContents.of(run).evaluations))
-    assert found["best"]["test_logloss"] == best
+    evaluations = [line["test_logloss"] for line in lines_of(run) if line["kind"] == "eval"]
+    assert found["best"]["test_logloss"] == min(result["test_logloss"], *evaluations)
 
 
 def test_a_run_that_was_killed(run, tmp_path, capsys):

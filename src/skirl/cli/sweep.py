@@ -84,10 +84,10 @@ class SweepCommand(Composed):
             )  # fmt: skip
         page = None
         if result["run"]:
-            from skirl.cli.sweep_report import report
+            from skirl.cli.report import report_of_sweep
 
             try:
-                page = report(Path(result["run"]), None)["page"]
+                page = report_of_sweep(Path(result["run"]), Path(result["run"]) / "report.html")["page"]
             except (OSError, ValueError) as error:
                 result["missing"].append(f"the page is missing: {why(error)}")
         return result | {"page": page}
@@ -101,7 +101,7 @@ class SweepCommand(Composed):
         check_same(saved_with(self.save.save), self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.sweep_report import MEANS, as_text, table_text
+        from skirl.cli.report import MEANS, standing_text, sweep_lines
         from skirl.cli.train import origin_line
 
         names = {
@@ -111,8 +111,8 @@ class SweepCommand(Composed):
             "step": result["steps"],
             "left": [],
         }
-        race = table_text(result["standing"]) + f"\n{MEANS}" * (result["seed_noise"] is not None)
-        lines = as_text(result | names) | {"race": race}
+        race = standing_text(result["standing"]) + f"\n{MEANS}" * (result["seed_noise"] is not None)
+        lines = sweep_lines(result | names) | {"race": race}
         lines |= facts(
             result, "samples_per_second", "processes_used", "read_batches", "plans", "peak_bytes", "stopped_early"
         )

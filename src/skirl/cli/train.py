@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from skirl.cli.report import as_text, run_of
+from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, scores, text
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed
@@ -61,7 +61,7 @@ class Train(Composed):
             return train(self.recipe, self.evaluation, self.save, self.log, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        rows, kept, lines = result["rows"], result["checkpoints"], as_text(run_of(result))
+        rows, kept, lines = result["rows"], result["checkpoints"], run_lines(facts_of_result(result))
         if "test_samples" in result:
             lines["test"] = f"{scores(result, 'test_')} on {result['test_samples']:,} samples held out"
         if (ended := nothing_left(result, self.recipe.data.steps)) is not None:
