@@ -125,7 +125,7 @@ def test_costs_are_measured_once_and_kept(tmp_path, capsys, monkeypatch):
 def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
     flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 3}
     recipe = Recipe.of(**flags)
-    from skirl.placement.lookups import count_tables
+    from skirl.placement.measure import count_tables
 
     found = count_tables(recipe)
     batches = []

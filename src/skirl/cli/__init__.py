@@ -40,11 +40,6 @@ COMMANDS = {
     "info": ("skirl.cli.rows:Info", "tell what a checkpoint, store, vocabulary, data file, run or sweep is"),
 }
 """The class and the help of each command."""
-GONE = {
-    "bench": "benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout of skirl's repository",
-    "same": "`skirl convert --check` compares the rows of the data with those that it has written",
-}
-"""What to use instead of words that are no commands here, by the words."""
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
@@ -102,9 +97,6 @@ def _main(args: list[str]) -> int:
         return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
     if args in (["-h"], ["--help"]):
         return _print(_overview())
-    if args and args[0] in GONE:
-        print(f"skirl: {args[0]!r} is not a command: {GONE[args[0]]}", file=sys.stderr)
-        return 2
     if not args or args[0] not in COMMANDS:
         return _unknown(args)
     name = args[0]

@@ -36,10 +36,6 @@ class Place(Composed):
     }
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
     positional: ClassVar[str] = "tables"
-    elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("sites", "stores", "rates", "moves", "trainers"),
-        "skirl place plans tables for TorchRec; for rows over several stores, write --store disk:a,disk:b*2",
-    )
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
@@ -120,9 +116,7 @@ class Place(Composed):
         import numpy as np
 
         from skirl.placement.calibrate import costs_for
-        from skirl.placement.check import check_plans, exchange_of
-        from skirl.placement.lookups import count_tables
-        from skirl.placement.measure import arena_of, check_specs
+        from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
         from skirl.placement.plan_file import TablePlan
         from skirl.placement.problem import UNBOUND
         from skirl.placement.search import plan_tables

@@ -8,12 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.placement.costs import KERNELS, Costs, Kernel, Part, load_costs, save_costs, shipped, terms_of
-from skirl.placement.lookups import Lookups, generate
-from skirl.placement.measure import Arena, arena_of, noise_of, rounds_of
-from skirl.placement.nets import Sets, features_of, train_net
-from skirl.placement.pieces import Piece
-from skirl.placement.spec import TableSpec
+from skirl.placement.costs import (
+    KERNELS,
+    Costs,
+    Kernel,
+    Part,
+    Sets,
+    features_of,
+    load_costs,
+    save_costs,
+    shipped,
+    terms_of,
+    train_net,
+)
+from skirl.placement.measure import Arena, Lookups, arena_of, generate, noise_of, rounds_of
+from skirl.placement.spec import Piece, TableSpec
 from skirl.tools.machine import machine
 from skirl.tools.progress import progress_of
 

@@ -10,12 +10,10 @@ from functools import cache
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS
-from skirl.placement.costs import TERMS, Costs
-from skirl.placement.nets import SUMS
-from skirl.placement.pieces import Piece, blocks, halves, whole
+from skirl.placement.costs import SUMS, TERMS, Costs
 from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Placed, Problem, over_caps
-from skirl.placement.spec import MULTIPLE, TableSpec, canonical
+from skirl.placement.spec import MULTIPLE, Piece, TableSpec, blocks, canonical, halves, whole
 from skirl.tools.units import size
 
 BEST = 4

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skirl.placement.costs import shipped
-from skirl.placement.lookups import generate
-from skirl.placement.pieces import Piece
+from skirl.placement.measure import generate
 from skirl.placement.plan_file import TablePlan
+from skirl.placement.spec import Piece
 from skirl.placement.torchrec import statistics, tables
 from skirl.torchrec import SkirlPlanner, cache_statistics, hardware_config, sharding_plan, table_plan
 from tests.placement.torchrec.model import sharder
@@ -228,14 +228,14 @@ def test_cache_statistics_are_those_of_an_lru_cache():
 
 
 def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):
-    from skirl.placement import calibrate, nets
+    from skirl.placement import calibrate
     from skirl.placement.costs import load_costs, save_costs
     from skirl.placement.fbgemm import FbgemmArena
     from skirl.torchrec import measure_costs
 
     for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("TABLES", 4)):
         monkeypatch.setattr(calibrate, name, value)
-    monkeypatch.setattr(nets, "EPOCHS", 2)
+    monkeypatch.setattr("skirl.placement.costs.EPOCHS", 2)
     with monkeypatch.context() as smaller:
         smaller.setattr(calibrate, "arena_of", lambda kernel: FbgemmArena(1 << 16))
         costs = measure_costs("sgd", combinations=10, minutes=1e-9, out=tmp_path / "a.json")

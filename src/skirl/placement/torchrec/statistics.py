@@ -10,8 +10,8 @@ import numpy as np
 from skirl.placement.calibrate import check_measuring, fit, measure_machine
 from skirl.placement.costs import Costs, Part, shipped
 from skirl.placement.fbgemm import check_optimizers
-from skirl.placement.lookups import generate
-from skirl.placement.torchrec.sharding import sharders_of
+from skirl.placement.measure import generate
+from skirl.placement.torchrec.planner import sharders_of
 from skirl.placement.torchrec.tables import PlanRequest, ids_of, needed, steps_of, tables_of
 from skirl.tools.jit import kernel
 
