@@ -61,28 +61,7 @@ __all__ = [
 
 _PACKAGES = ("data", "dedup", "lightning", "models", "nn", "store", "torchrec", "train")
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "checkpoint": ("Saving", "load", "save"),
-        "checkpoint.export_as": ("export",),
-        "checkpoint.import_rows": ("import_rows",),
-        "core.batch": ("Batch", "KeyedJagged", "moved"),
-        "core.initial": ("Constant", "Normal", "Uniform"),
-        "core.optim": ("FTRL", "SGD", "Adagrad", "Adam", "RowwiseAdagrad"),
-        "core.tables": ("Table",),
-        "data.encodings": ("Default", "Grown", "Hashed", "InVocabulary", "Longest"),
-        "data.sampler": ("ShardSampler",),
-        "nn.bag": ("EmbeddingBag",),
-        "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection", "Pooled", "Unpooled"),
-        "pipeline.lookahead": ("Lookahead", "lookahead"),
-        "sweep.sweep": ("Sweep",),
-        "sweep.variants": ("Variant",),
-        "tools.sealed_json": ("CheckpointError",),
-        "train.run_folder": ("lines_of",),
-        **dict.fromkeys(_PACKAGES, ()),
-    },
-)
+__getattr__ = lazily(__name__, *_PACKAGES)
 
 
 def __dir__() -> list[str]:

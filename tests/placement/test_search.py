@@ -209,7 +209,7 @@ def test_blocks_together_take_what_each_takes():
             if a < b:
                 piece = Piece(n, a, b, 0, problem.specs[n].dim)
                 wanted[rank] += (*problem.cost(piece), *problem.adds(piece))
-    assert np.allclose(_Blocks(problem, range(9)).of(some), wanted) and wanted.any(axis=0).all()
+    assert np.allclose(_Blocks(problem, range(9)).of(some), wanted.T) and wanted.any(axis=0).all()
 
 
 # Time

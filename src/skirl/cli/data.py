@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from skirl.cli.show import ShowFlags, facts, text
 from skirl.data.flags import DataFlags, check_in_and_out
-from skirl.tools.flags import WrongFlags
+from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.units import parse_bytes, size
 
@@ -24,12 +24,15 @@ READ = ("samples", "seconds", "bad_rows_skipped", "first_bad_row")
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FileFlags(ShowFlags):
-    """How files are read."""
+    """The files of a command, and how they are read."""
 
     group: ClassVar[str] = ""
 
+    data: str
+    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    _: KW_ONLY
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     workers: int = 0
@@ -37,11 +40,23 @@ class FileFlags(ShowFlags):
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """Treatment of malformed rows: refuse the files, or leave the row out and count it."""
 
+    def files(self, part_bytes: int | None = None, **more: Any) -> Any:
+        flags = DataFlags(self.data, schema=self.schema, workers=self.workers, bad_rows=self.bad_rows, **more)
+        return flags.files(part_bytes)
 
-@dataclass(frozen=True, kw_only=True)
+    def timed(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run `work` and return the result: the flags, what the work found, and the time and memory it took."""
+        started = time.monotonic()
+        found = work()
+        took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
+        return {"command": name, **flat_of(self), **found, **took, "failed": None}
+
+
+@dataclass(frozen=True)
 class SessionFlags(FileFlags):
     """Which rows belong to one session."""
 
+    _: KW_ONLY
     session: str | None = None
     """The column that says which rows belong together; the schema's session column if not given."""
     user: str | None = None
@@ -61,8 +76,6 @@ class Vocab(FileFlags):
         "output": ("json", "quiet"),
     }
 
-    data: str
-    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The vocabulary file to write."""
     min_count: int = 10
@@ -79,23 +92,16 @@ class Vocab(FileFlags):
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
-        try:
-            parse_bytes(self.memory)
-        except ValueError:
-            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 4GiB") from None
+        parsed("memory", self.memory, parse_bytes, "a size such as 4GiB")
         check_in_and_out(self.data, self.out)
-        if Path(self.out).exists() and not self.force:
-            raise ValueError(
-                f"--out is {self.out}, which already exists, and runs may need it: name another file, or add --force to "
-                "replace it"
-            )
+        check_new(self.out, self.force, ", and runs may need it")
 
     def run(self) -> dict[str, Any]:
         from skirl.data.vocab import count
 
         folder = None if self.folder is None else Path(self.folder)
-        return timed(
-            "vocab", self, lambda: count(
+        return self.timed(
+            "vocab", lambda: count(
                 self.data, self.out, schema=self.schema, valid=self.valid, workers=self.workers,
                 skip=self.bad_rows == "skip", min_count=self.min_count, memory=parse_bytes(self.memory), folder=folder,
             ),
@@ -117,8 +123,6 @@ class Convert(SessionFlags):
         "output": ("json", "quiet"),
     }
 
-    data: str
-    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The Parquet file to write; with --by session, the folder."""
     by: Literal["session"] | None = None
@@ -148,17 +152,12 @@ class Convert(SessionFlags):
     """Read the data and what was written once more, and compare all rows by their hashes, in any order."""
 
     def __post_init__(self) -> None:
-        from skirl.dedup.sessions import parsed
-
         if self.by is None:
             for name in _BY_SESSION:
                 if getattr(self, name) != getattr(Convert, name):
                     raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
             check_in_and_out(self.data, self.out)
-            if Path(self.out).exists() and not self.force:
-                raise ValueError(
-                    f"--out is {self.out}, which already exists: name another file, or add --force to replace it"
-                )
+            check_new(self.out, self.force)
             return
         check_in_and_out(self.data, self.out, folder=True)
         if self.engine != "spark" and self.master is not None:
@@ -176,27 +175,23 @@ class Convert(SessionFlags):
             raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
 
     def run(self) -> dict[str, Any]:
-        result = timed("convert", self, self._to_file if self.by is None else self._by_session)
+        result = self.timed("convert", self._to_file if self.by is None else self._by_session)
         return result | (self._checked() if self.check else {})
 
     def _to_file(self) -> dict[str, Any]:
         from skirl.data.convert import convert
 
-        return convert(self._data().files(), self.out, self.compression, as_rows=self._as_rows)
+        return convert(self.files(rows=self.rows, vocab=self.vocab), self.out, self.compression, as_rows=self._as_rows)
 
     def _by_session(self) -> dict[str, Any]:
         from skirl.dedup.by_session import convert_by_session
         from skirl.dedup.spark import session_at
 
-        files, memory = self._data().files(PART), parse_bytes(self.memory)
+        files, memory = self.files(PART, rows=self.rows, vocab=self.vocab), parse_bytes(self.memory)
         with session_at(self.master) if self.engine == "spark" else nullcontext() as session:
             return convert_by_session(
                 files, self.out, self._sessions(), memory=memory, session=session, force=self.force
             )
-
-    def _data(self) -> DataFlags:
-        names = ("rows", "vocab", "schema", "workers", "bad_rows")
-        return DataFlags(self.data, **{name: getattr(self, name) for name in names})
 
     @property
     def _as_rows(self) -> bool:
@@ -214,7 +209,7 @@ class Convert(SessionFlags):
         from skirl.dedup.row_hash import same_rows
         from skirl.dedup.sessions import shaped
 
-        files, request = self._data().files(PART), self._sessions()
+        files, request = self.files(PART, rows=self.rows, vocab=self.vocab), self._sessions()
         if self.by is None:
             files, schema, kept = as_written(files, request.as_rows)
         else:
@@ -241,15 +236,13 @@ class Analyze(SessionFlags):
     common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "batch", "sample", "schema", "workers")
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"files": ("bad_rows",), "output": ("json", "quiet")}
 
-    data: str
-    """The files, as for `skirl convert`."""
     batch: int = 4096
     """Samples in a batch, for the estimate of lookups."""
     sample: str = "64MiB"
     """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
 
     def __post_init__(self) -> None:
-        from skirl.dedup.sessions import Sessions, parsed
+        from skirl.dedup.sessions import Sessions
 
         check_in_and_out(self.data, ".", folder=True)
         if self.batch < 1:
@@ -263,8 +256,7 @@ class Analyze(SessionFlags):
         from skirl.dedup.sessions import Sessions, keyed, shaped
 
         def found() -> dict[str, Any]:
-            flags = DataFlags(self.data, schema=self.schema, workers=self.workers, bad_rows=self.bad_rows)
-            files = flags.files(PART)
+            files = self.files(PART)
             schema = files.encoder.schema
             if any(column.run for column in schema.ids):
                 return advice("lists that repeat are left out of these files already")
@@ -273,7 +265,7 @@ class Analyze(SessionFlags):
             files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
             return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample), batch=self.batch)
 
-        return timed("analyze", self, found)
+        return self.timed("analyze", found)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = {"verdict": result["verdict"]}
@@ -293,12 +285,3 @@ class Analyze(SessionFlags):
             ]
             lines["next"] = " ".join(["skirl convert --by session", f"--data {self.data}", *flags, "--out FOLDER"])
         return lines
-
-
-def timed(name: str, flags: FileFlags, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run `work` and return the command's result: its flags, what the work found, and the time and memory it took."""
-    started = time.monotonic()
-    found = work()
-    took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
-    flat = asdict(flags)
-    return {"command": name, **({"flags": flat} if name == "analyze" else flat), **found, **took, "failed": None}

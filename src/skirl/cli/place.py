@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from skirl.cli.show import ShowFlags, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
-from skirl.tools.flags import Composed
+from skirl.tools.flags import Composed, check_new, parsed
 from skirl.tools.progress import progress_of
 from skirl.tools.units import parse_bytes, size
 from skirl.train.flags import OptimizerFlags
@@ -82,10 +82,7 @@ class Place(Composed):
         for name in ("out", "costs"):
             if (path := getattr(self, name)) is not None and path.suffix != ".json":
                 raise ValueError(f"{name} is {str(path)!r}: name a file that ends in .json")
-        if self.out is not None and self.out.exists() and not self.force:
-            raise ValueError(
-                f"out is {self.out}, which already exists: name another file, or add --force to replace it"
-            )
+        check_new(self.out, self.force)
         self.caps()
         self.rate()
 
@@ -93,24 +90,16 @@ class Place(Composed):
         """Return the bytes that each rank may hold."""
         from skirl.placement.problem import UNBOUND
 
-        for one in self.memory or ():
-            try:
-                enough = parse_bytes(one) > 0
-            except ValueError:
-                enough = False
-            if not enough:
-                raise ValueError(f"memory is {one!r}: set it to a size like 16GB")
-        caps = [UNBOUND] if self.memory is None else list(map(parse_bytes, self.memory))
+        caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.memory or ()] or [UNBOUND]
+        if min(caps) <= 0:
+            raise ValueError(f"memory is {' '.join(self.memory or ())}: set each to a size like 16GB")
         return tuple(caps if len(caps) == self.ranks else caps * self.ranks)
 
     def rate(self) -> float:
         """Return the bytes a second of --link."""
         from skirl.tools.units import Link
 
-        try:
-            return Link.parse(f"{self.link},0us").rate
-        except ValueError:
-            raise ValueError(f"link is {self.link!r}: write a rate like 10Gbit") from None
+        return parsed("link", self.link, lambda rate: Link.parse(f"{rate},0us").rate, "a rate like 10Gbit")
 
     def run(self) -> dict[str, Any]:
         import numpy as np

@@ -9,6 +9,7 @@ from tyro.conf import Positional
 
 from skirl.cli.show import facts
 from skirl.core.optimizer_names import OptimizerName
+from skirl.tools.flags import check_new
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,7 @@ class Export:
             raise ValueError("Parquet holds rows with their numbers: leave state-dict and dense out")
         if self.dense and not (self.state_dict or self.out.suffix == ".pt"):
             raise ValueError("dense parameters go with a state dict: add --state-dict")
-        if self.out.exists() and not self.force:
-            raise ValueError(
-                f"out is {self.out}, which already exists: name another file, or add --force to replace it"
-            )
+        check_new(self.out, self.force)
 
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.other_formats import write_rows

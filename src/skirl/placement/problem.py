@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from skirl.placement.costs import Costs
+from skirl.placement.costs import SUMS, Costs
 from skirl.placement.spec import Piece, TableSpec, check_specs, whole
 from skirl.tools.jit import kernel
 
@@ -22,11 +22,9 @@ def place_greedily(order, compute, exchange, nbytes, fixed, slow, caps, at, load
     """Put each item of `order` on the least busy rank that has room, or else on the one that is then least over.
 
     Item i has compute[i] and exchange[i] in ms, nbytes[i], and fixed[i] (its rank, or -1). Rank r multiplies what is
-    computed by slow[r], and has room for caps[r] bytes. Out: `at`, the rank of each item, and the `load` in ms and `used`
-    bytes of each rank.
+    computed by slow[r], and has room for caps[r] bytes. Out: `at`, the rank of each item; the `load` in ms and `used`
+    bytes of each rank grow.
     """
-    load[:] = 0.0
-    used[:] = 0
     for i in order:
         if fixed[i] >= 0:
             at[i] = fixed[i]
@@ -52,7 +50,7 @@ def _over(used, cap):
 
 
 @kernel
-def move_and_swap(compute, exchange, nbytes, fixed, slow, caps, at, load, used, most):
+def move_and_swap(compute, exchange, nbytes, fixed, slow, caps, at, load, used, base, most):
     """Move or swap items while that reduces the bytes over the caps or the busiest rank's time. Return how often.
 
     Each change, of at most `most`, is the best one for a single rank: the one most over its cap, or else the busiest.
@@ -81,8 +79,8 @@ def move_and_swap(compute, exchange, nbytes, fixed, slow, caps, at, load, used, 
         if not changed:
             break
         done += 1
-    # The sums have drifted over many steps: add them up again.
-    load[:] = 0.0
+    # The sums have drifted over many steps: add them up again, from what each rank has besides.
+    load[:] = base
     for i in range(len(at)):
         load[at[i]] += compute[i] * slow[at[i]] + exchange[i]
     return done
@@ -191,12 +189,14 @@ class Problem:
     costs: Costs
     columns: Columns = "exact"
     rows: bool = True
+    by_rows_cut: frozenset[int] = frozenset()
+    """Tables that are cut by rows, whose blocks stay at their ranks; the others are to be placed."""
+    blocks: np.ndarray = field(default_factory=lambda: np.zeros((3 + SUMS, 0)))
+    """Compute ms, exchange ms, bytes and sums for a net of each rank's blocks of these: [3 + SUMS, ranks]."""
     _known: dict[tuple[int, int, int], tuple[float, float, int]] = field(default_factory=dict)
     _adds: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
     _last: tuple[Any, ...] = (None,)
     """Arrays of the last items that were asked for: the same ones are asked for again and again."""
-    _cut: tuple[Any, ...] = (None,)
-    """Arrays of the items of which one was cut last."""
 
     def __post_init__(self) -> None:
         check_specs(self.specs)
@@ -210,6 +210,9 @@ class Problem:
         if len(self.caps) > (rows := sum(spec.rows for spec in self.specs)):
             raise ValueError(f"there are {len(self.caps)} ranks for {rows} rows: set fewer ranks than rows")
         self.bytes_of = np.array(self.caps, np.int64)
+        if not self.blocks.size:
+            self.blocks = np.zeros((3 + SUMS, len(self.caps)))
+        self._ms, self._exchange, self._sums = self.blocks[0], self.blocks[1], self.blocks[3:].T.copy()
         self.pinned = [-1 if spec.rank is None else spec.rank for spec in self.specs]
         for number, spec in enumerate(self.specs):  # raises before the search if a cost is missing
             self.cost(whole(number, spec))
@@ -239,39 +242,28 @@ class Problem:
         return may and spec.rank is None and spec.split in ("any", "columns")
 
     def root(self) -> tuple[Piece, ...]:
-        """Return every table whole."""
-        return tuple(whole(number, spec) for number, spec in enumerate(self.specs))
+        """Return every table whole that is not cut by rows."""
+        return tuple(whole(number, spec) for number, spec in enumerate(self.specs) if number not in self.by_rows_cut)
 
     def arrays(self, items: tuple[Piece, ...]) -> tuple[np.ndarray, ...]:
         """Return compute and exchange ms, bytes, pins and what is added to sums, each [items]."""
         if self._last[0] is not items:
-            compute, exchange, nbytes = zip(*map(self.cost, items))
+            compute, exchange, nbytes = np.array([self.cost(piece) for piece in items]).reshape(-1, 3).T.copy()
             fixed = np.array([self.pinned[piece.table] for piece in items], np.int64)
-            adds = np.array([self._adds[_key(piece)] for piece in items])
-            self._last = (items, np.array(compute), np.array(exchange), np.array(nbytes, np.int64), fixed, adds)
+            adds = np.array([self._adds[_key(piece)] for piece in items]).reshape(-1, SUMS)
+            self._last = (items, compute, exchange, nbytes.astype(np.int64), fixed, adds)
         return self._last[1:]
-
-    def with_cut(self, items: tuple[Piece, ...], number: int, pair: tuple[Piece, Piece]) -> tuple[Piece, ...]:
-        """Return items with one of them cut in two. What is known of the others, maybe a thousand, is kept."""
-        if self._cut[0] is not items:
-            self.arrays(items)
-            self._cut = self._last
-        made = (*items[:number], *items[number + 1 :], *pair)
-        more = zip(*((*self.cost(piece), self.pinned[piece.table], self.adds(piece)) for piece in pair))
-        kept = [np.append(np.delete(was, number, axis=0), now, axis=0) for was, now in zip(self._cut[1:], more)]
-        self._last = (made, *kept)
-        return made
 
     def greedy(self, items: tuple[Piece, ...], order: np.ndarray) -> Placed:
         """Put items on the least busy rank, one after the other."""
-        at, load, used = np.zeros(len(items), np.int64), np.zeros(len(self.caps)), np.zeros(len(self.caps), np.int64)
+        at, load, used = np.zeros(len(items), np.int64), self._ms + self._exchange, self.blocks[2].astype(np.int64)
         args: Any = (order, *self._loops(items), at, load, used)
         place_greedily(*args)
         return self._together(items, at, used)
 
     def at(self, items: tuple[Piece, ...], at: np.ndarray) -> Placed:
         """Put items on the ranks given."""
-        used = np.zeros(len(self.caps), np.int64)
+        used = self.blocks[2].astype(np.int64)
         np.add.at(used, at, self.arrays(items)[2])
         return self._together(items, at, used)
 
@@ -288,8 +280,9 @@ class Problem:
 
     def _moved(self, placed: Placed, most: int, clock: Callable[[], bool]) -> Placed:
         at, load, used = placed.at.copy(), placed.load.copy(), placed.used.copy()
+        base = self._ms * placed.slow + self._exchange
         while most > 0 and not clock():
-            args: Any = (*self._loops(placed.items, placed.slow), at, load, used, min(_CHANGES, most))
+            args: Any = (*self._loops(placed.items, placed.slow), at, load, used, base, min(_CHANGES, most))
             done = move_and_swap(*args)
             most -= done
             if done < _CHANGES:
@@ -306,8 +299,8 @@ class Problem:
         ranks, slow = len(self.caps), np.ones(len(self.caps))
         if self.costs.net is not None:
             sums = np.stack([np.bincount(at, column, minlength=ranks) for column in adds.T], axis=1)
-            slow = self.costs.factors(sums)
-        load = np.bincount(at, compute * slow[at] + exchange, minlength=ranks)
+            slow = self.costs.factors(sums + self._sums)
+        load = np.bincount(at, compute * slow[at] + exchange, minlength=ranks) + self._ms * slow + self._exchange
         return Placed(items, at, load, used, self.bytes_of, slow)
 
 

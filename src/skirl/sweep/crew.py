@@ -27,13 +27,12 @@ from skirl.tools.flags import flat_of
 from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
 from skirl.train.evaluation import Evaluation, predicted
-from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.loop import touched_rows
 from skirl.train.metrics import Meter, Metrics, NotFinite
 from skirl.train.predict import Fresh
 from skirl.train.recipe import Recipe
-from skirl.train.resume import Origin
+from skirl.train.resume import Origin, begin_from
 from skirl.train.run_folder import RunFolder
 from skirl.train.schedule import Rates
 

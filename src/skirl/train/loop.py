@@ -18,19 +18,16 @@ from skirl.checkpoint.keeper import Keeper
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
 from skirl.core.tables import Schema
-from skirl.data.source import Source
-from skirl.nn.collection import Collection
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Report, progress_of
 from skirl.train.evaluation import Evaluation
-from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.metrics import Meter, NotFinite
 from skirl.train.recipe import Recipe
-from skirl.train.resume import RULES, agreed_start, told
+from skirl.train.resume import RULES, agreed_start, begin_from, told
 from skirl.train.run_folder import RunFolder
 from skirl.train.schedule import Rates
 from skirl.train.trainers import TrainerShare, gathered
@@ -149,47 +146,28 @@ def steps(
             parts, logits, losses = [], [], []
 
 
-@dataclass(frozen=True)
 class _Run:
-    """A run's model and data, and all that watches its training."""
+    """A run's model over its rows and its data, and all that watches its training."""
 
-    recipe: Recipe
-    share: TrainerShare
-    folder: RunFolder
-    embeddings: Collection
-    model: nn.Module
-    dense: torch.optim.Optimizer
-    rates: Rates
-    stream: Source
-    """The batches of this trainer."""
-    meter: Meter
-    judge: Evaluation
+    def __init__(
+        self, recipe: Recipe, share: TrainerShare, folder: RunFolder, evaluation: EvaluationFlags, resume: bool
+    ) -> None:
+        self.share, self.folder, self.meter = share, folder, Meter()
+        self.embeddings = recipe.embeddings(
+            recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0), resume=resume
+        )
+        self.model, self.dense = recipe.model_over(self.embeddings)
+        self.rates = recipe.rates_of(self.embeddings, self.dense)
+        self.stream = share.of(recipe.stream(), recipe.step.shards)
+        """The batches of this trainer."""
+        self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
 
-    @classmethod
-    def made(
-        cls,
-        recipe: Recipe,
-        share: TrainerShare,
-        folder: RunFolder,
-        evaluation: EvaluationFlags,
-        *,
-        resume: bool,
-    ) -> "_Run":
-        """The model over its rows, once it is known how many the cache is to hold."""
-        cache = recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0)
-        embeddings = recipe.embeddings(cache, resume=resume)
-        model, dense = recipe.model_over(embeddings)
-        rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
-        judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, Meter(), judge)
-
-    def saved(self, saving: SaveFlags) -> dict[str, Any]:
-        """Return the arguments of a `Keeper`: what it saves, and when."""
-        return {
-            "model": self.model, "optimizers": [self.dense, self.rates, self.meter, self.judge, self.folder],
-            "every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
-            "keep_best": saving.keep_best, "first": self.share.first,
-        }  # fmt: skip
+    def keeper(self, saving: SaveFlags, batches: Lookahead) -> Keeper:
+        return Keeper(
+            saving.save, model=self.model, optimizers=[self.dense, self.rates, self.meter, self.judge, self.folder],
+            data=batches, every=saving.save_every, minutes=saving.save_minutes, keep=saving.keep, resume=saving.resume,
+            keep_best=saving.keep_best, first=self.share.first,
+        )  # fmt: skip
 
     def loop(self, batches: Lookahead, keeper: Keeper, progress: Report) -> tuple[int, str] | None:
         """Train to the end; the step at which numbers were no longer finite and what was not, None where all were."""
@@ -259,14 +237,19 @@ def train(
     recipe, log = share.recipe(recipe), share.logged(log)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
-    folder = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
-    run = _Run.made(recipe, share, folder, evaluation, resume=saving.resume)
+    where = {"every": log.log_every, "resume": saving.resume, "trainers": share.size}
+    folder = RunFolder(log.folder(), name=f"{recipe.model.model}-{recipe.data.kind}", flags=flags, **where)
+    run = _Run(recipe, share, folder, evaluation, saving.resume)
     begun_from: dict[str, Any] | None = None
     total = recipe.stream().steps
+    begun = (
+        f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {'all' if total is None else f'{total:,}'} "
+        f"batches of {recipe.data.batch:,}, --cache {recipe.cache.cache}"
+    )
     with (
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
-        Keeper(saving.save, **run.saved(saving), data=batches) as keeper,
-        progress_of("train", total, _said(recipe, total)) as progress,
+        run.keeper(saving, batches) as keeper,
+        progress_of("train", total, begun) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):
@@ -294,22 +277,6 @@ def train(
     folder.finish(result)
     run.embeddings.close()
     return result | {"missing": folder.missing + timeline}
-
-
-def run_folder(
-    recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool, trainers: int = 1
-) -> RunFolder:
-    """Where the run is written down."""
-    name = f"{recipe.model.model}-{recipe.data.kind}"
-    return RunFolder(log.folder(), name=name, flags=flags, every=log.log_every, resume=resume, trainers=trainers)
-
-
-def _said(recipe: Recipe, steps: int | None) -> str:
-    many = "all" if steps is None else f"{steps:,}"
-    return (
-        f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {many} batches of {recipe.data.batch:,}, "
-        f"--cache {recipe.cache.cache}"
-    )
 
 
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:

@@ -212,17 +212,9 @@ GROUP = 1 << 17
 """Rows in a Parquet row group."""
 
 
-def evaluate(chosen: SavedFlags) -> dict[str, Any]:
-    return _result("evaluate", chosen, None)
-
-
-def predict(chosen: SavedFlags, into: Path) -> dict[str, Any]:
-    """Write predictions of a saved run to a Parquet file. Return the result, with metrics if there are labels."""
-    return _result("predict", chosen, into)
-
-
-def _result(command: str, chosen: SavedFlags, into: Path | None) -> dict[str, Any]:
-    started = time.monotonic()
+def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
+    """Return the metrics of a saved run, if there are labels. into: write its predictions to this Parquet file."""
+    started, command = time.monotonic(), "evaluate" if into is None else "predict"
     with saved_run(chosen, labelled=into is None) as run:
         data = run.recipe.data
         paths = find(data.path) if data.kind in FILE_KINDS else []
