@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from skirl.cli.data import Convert
+from skirl.cli.files import Convert
 from skirl.data.files.columnar import KEY
 from tests.data.logs import criteo_rows, write_tsv
 from tests.fuzz.loop import Target

@@ -12,8 +12,7 @@ import torch
 
 import skirl
 from skirl import cli
-from skirl.cli.data import Convert, Vocab
-from skirl.cli.rows import Info
+from skirl.cli.files import Convert, Info, Vocab
 from skirl.cli.train import Evaluate, Predict, Train
 from skirl.data.flags import DataFlags
 

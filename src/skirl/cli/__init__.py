@@ -32,12 +32,12 @@ COMMANDS = {
     "serve": ("skirl.store.remote.serve:Serve", "keep rows for trainers on other machines, as a memory node"),
     "evaluate": ("skirl.cli.train:Evaluate", "compute the metrics of a trained model on the data that you name"),
     "predict": ("skirl.cli.train:Predict", "write the predictions of a trained model as Parquet"),
-    "vocab": ("skirl.cli.data:Vocab", "give the ids in data files rows of their own"),
-    "convert": ("skirl.cli.data:Convert", "write data files as Parquet that is read several times faster"),
-    "analyze": ("skirl.cli.data:Analyze", "find out whether it pays to write data by session"),
-    "export": ("skirl.cli.rows:Export", "write rows as safetensors, a state dict of nn.EmbeddingBag, or Parquet"),
-    "import": ("skirl.cli.rows:Import", "make a checkpoint of the rows of a trained PyTorch model"),
-    "info": ("skirl.cli.rows:Info", "tell what a checkpoint, store, vocabulary, data file, run or sweep is"),
+    "vocab": ("skirl.cli.files:Vocab", "give the ids in data files rows of their own"),
+    "convert": ("skirl.cli.files:Convert", "write data files as Parquet that is read several times faster"),
+    "analyze": ("skirl.cli.files:Analyze", "find out whether it pays to write data by session"),
+    "export": ("skirl.cli.files:Export", "write rows as safetensors, a state dict of nn.EmbeddingBag, or Parquet"),
+    "import": ("skirl.cli.files:Import", "make a checkpoint of the rows of a trained PyTorch model"),
+    "info": ("skirl.cli.files:Info", "tell what a checkpoint, store, vocabulary, data file, run or sweep is"),
 }
 """The class and the help of each command."""
 NOBODY_READS = 128 + 13

@@ -232,7 +232,10 @@ def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Char
         pairs = pairwise([(0.0, 0.0), *_points(lines, name)])
         moved[label] = [(step, (count - was) / (step - since)) for (since, was), (step, count) in pairs if step > since]
     yield Chart("Rows a step", moved, "step", "")
-    shares = [line | {n: 100 * line[n] / max(line["seconds"], 1e-9) for n in ("stall", "read")} for line in lines]
+    shares = [
+        {"step": line["step"], **{n: 100 * line[n] / max(line["seconds"], 1e-9) for n in ("stall", "read")}}
+        for line in lines
+    ]
     waits = {"for rows": _points(shares, "stall"), "for the loader": _points(shares, "read")}
     yield Chart("Time that the loop waited", waits, "step", "%")
     yield Chart("Learning rate", {"rows": _points(lines, "lr"), "dense": _points(lines, "dense_lr")}, "step", "")

@@ -130,8 +130,8 @@ class Verify(Composed):
         most = max(self.sizes(), default=1)
         if self.recipe.step.shards < most:
             raise ValueError(
-                f"trainers is {self.trainers!r} and shards is {self.recipe.step.shards}: set shards to a power of two of "
-                f"{most} or more"
+                f"trainers is {self.trainers!r} and shards is {self.recipe.step.shards}: set shards to a power of two "
+                f"of {most} or more"
             )
         if self.recipe.device.dtype != "float32":
             raise ValueError(

@@ -233,7 +233,7 @@ def train(
 ) -> dict[str, Any]:
     """Train; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
-    share = TrainerShare.of_job(recipe.device.device, recipe.peers.peer_patience)
+    share = TrainerShare.of_job(recipe.device.device, recipe.step.peer_patience)
     recipe, log = share.recipe(recipe), share.logged(log)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)

@@ -35,7 +35,7 @@ from skirl.tools.os_errors import writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.train.evaluation import Fresh, evaluating
-from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, SavedFlags, StepFlags
+from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, SavedFlags, StepFlags
 from skirl.train.metrics import Metrics
 from skirl.train.recipe import Recipe
 from skirl.train.resume import check_same_data, run_of
@@ -170,7 +170,7 @@ def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
 def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
     """Return the run's recipe over this data. What only training needs stays at its default."""
     made: dict[str, Any] = {"data": data, "rates": RateFlags(), "step": StepFlags()}
-    made |= {"cache": CacheFlags(), "movement": MovementFlags(), "peers": PeerFlags()}
+    made |= {"cache": CacheFlags(), "movement": MovementFlags()}
     hints = get_type_hints(Recipe)
     for part in fields(Recipe):
         if part.name not in made:
