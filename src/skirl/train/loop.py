@@ -28,7 +28,7 @@ from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.metrics import Meter, NotFinite
 from skirl.train.recipe import Recipe
 from skirl.train.resume import RULES, agreed_start, begin_from, told
-from skirl.train.run_folder import RunFolder
+from skirl.train.run_folder import RunFolder, Since
 from skirl.train.schedule import Rates
 from skirl.train.trainers import TrainerShare, gathered
 
@@ -171,7 +171,8 @@ class _Run:
 
     def loop(self, batches: Lookahead, keeper: Keeper, progress: Report) -> tuple[int, str] | None:
         """Train to the end; the step at which numbers were no longer finite and what was not, None where all were."""
-        share, meter, judge = self.share, self.meter, self.judge
+        share, meter, judge, since = self.share, self.meter, self.judge, Since()
+        since.begin(batches, meter)
         if judge.stops:
             return None
         for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
@@ -187,7 +188,7 @@ class _Run:
                     return batches.step, "predictions for the samples held out are not finite"
             last = last or judge.stops
             self.folder.after_step(batches, meter, self.rates.now, last=last, evaluation=judge)
-            progress(batches.step, lambda: meter.facts(batches))
+            progress(batches.step, lambda: since.facts(batches, meter))
             is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
             if keeper.after_step(asked, last=last, is_best=is_best) or judge.stops:
                 break

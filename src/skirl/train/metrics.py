@@ -6,17 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.tools.progress import Facts, Speed
-from skirl.tools.units import figure
-
-if TYPE_CHECKING:
-    from skirl.pipeline.lookahead import Lookahead
+from skirl.tools.progress import Speed
 
 _BITS = 18
 TOGETHER = 65536
@@ -143,7 +139,6 @@ class Meter:
         """The first step whose loss or predictions were not finite, and what was. Nothing from there on is counted."""
         self.speed = Speed()
         """The seconds spent on training."""
-        self._shown = (0.0, 0, 0, 0.0)
 
     def add(
         self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
@@ -217,27 +212,6 @@ class Meter:
         self._late.clear()
         self._metrics.load_state_dict(state["metrics"])
         self._so_far.update(state["so_far"])
-        self._shown = (self.speed.seconds, self._so_far["steps"], self._so_far["samples"], self._so_far["sum"])
-
-    def facts(self, batches: "Lookahead") -> Facts:
-        """Return facts for the progress: speed and loss since the last call, all others since the start."""
-        now, engine, here = self.speed.seconds, batches.engine, self._so_far
-        since, steps, samples, losses = self._shown
-        self._shown = (now, here["steps"], here["samples"], here["sum"])
-        moved, scores = engine.counters, self.metrics.scores()
-        filled = sum(cache.filled for cache in engine.caches) / max(1, sum(len(cache) for cache in engine.caches))
-        return {
-            "samples/s": f"{(here['samples'] - samples) / max(now - since, 1e-9):,.0f}",
-            "loss": figure((here["sum"] - losses) / max(1, here["steps"] - steps)),
-            "AUC": _shown(scores.auc),
-            "NE": _shown(scores.ne),
-            "fetched": f"{moved.fetched:,}",
-            "new": f"{moved.new:,}",
-            "written": f"{moved.written:,}",
-            "cache": f"{filled:.0%} full",
-            "hidden": f"{batches.times.hidden:.0%}" if moved.fetched or moved.written else "nothing moved",
-            "window": f"{batches.window} batches",
-        }
 
     def result(self) -> dict[str, Any]:
         here = self._so_far
@@ -273,7 +247,3 @@ def sent(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         return here
 
     return landed
-
-
-def _shown(value: float | None) -> str:
-    return "none yet" if value is None else figure(value)

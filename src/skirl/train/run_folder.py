@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 from skirl.checkpoint.starts import Superseded
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import why
+from skirl.tools.progress import Facts
 from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
+from skirl.tools.units import figure
 from skirl.train.flags import RUNS
 from skirl.train.resume import Change, changes_between
 
@@ -319,6 +321,21 @@ class Since:
 
     def begin(self, batches: "Lookahead", meter: "Meter") -> None:
         self._before = _sums(batches, meter)
+
+    def facts(self, batches: "Lookahead", meter: "Meter") -> Facts:
+        """Return the same as text, to show."""
+        line = self.line(batches, meter)
+        auc, ne = ("none yet" if line[name] is None else figure(line[name]) for name in ("auc", "ne"))
+        return {
+            "samples/s": f"{line['samples_per_second']:,.0f}",
+            "loss": figure(line["loss"]),
+            "AUC": auc,
+            "NE": ne,
+            **{name: f"{line[name]:,}" for name in ("fetched", "new", "written")},
+            "cache": f"{line['filled']:.0%} full",
+            "hidden": f"{line['hidden']:.0%}" if line["fetched"] or line["written"] else "nothing moved",
+            "window": f"{line['window']} batches",
+        }
 
     def line(self, batches: "Lookahead", meter: "Meter") -> dict[str, Any]:
         before, now, engine, times = self._before, _sums(batches, meter), batches.engine, batches.times
