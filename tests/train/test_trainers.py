@@ -25,10 +25,9 @@ from skirl.nn.collection import collections_of
 from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
-from skirl.train.loop import Done, keys_of
+from skirl.train.loop import Done, TrainerShare, keys_of
 from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
-from skirl.train.trainers import TrainerShare
 from tests.streams import stored_rows
 from tests.threads_as_trainers import InProcess
 from tests.warm import COMMAND, PIPE, Python

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from skirl.data.files.stream import Files
     from skirl.data.source import Source
     from skirl.nn.collection import TablePlace
-    from skirl.train.trainers import TrainerShare
+    from skirl.train.loop import TrainerShare
 
 log = logging.getLogger("skirl")
 # torch and the readers take a second to import, which reports and help do without: they are imported where they are used.
@@ -219,7 +219,7 @@ def begin_from(
     from skirl.checkpoint.without_model import opened
     from skirl.nn.collection import collections_of, tables_of
     from skirl.peers.base import Alone
-    from skirl.train.trainers import TrainerShare
+    from skirl.train.loop import TrainerShare
 
     path, share = Path(origin.given), share or TrainerShare(Alone())
     with opened(path, share.peers) as (rows, dense, data, _):

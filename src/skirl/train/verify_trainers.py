@@ -22,9 +22,8 @@ import numpy as np
 from skirl.core.tables import Schema
 from skirl.peers.job import fail
 from skirl.tools.progress import progress_of
-from skirl.train.loop import steps
+from skirl.train.loop import TrainerShare, steps
 from skirl.train.recipe import Recipe
-from skirl.train.trainers import TrainerShare
 from skirl.train.verify import Trace, compare, digest, in_plain_python, stored
 
 DEPTHS = (1, 20, "auto")
