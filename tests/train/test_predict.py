@@ -17,7 +17,7 @@ from skirl.core.batch import Batch
 from skirl.data import Synthetic
 from skirl.data.flags import DataFlags
 from skirl.models import DLRM
-from skirl.train.evaluation import predicted
+from skirl.train.evaluation import evaluating
 from skirl.train.metrics import Metrics
 from skirl.train.predict import scored, side_by_side
 from tests.data import logs
@@ -102,7 +102,8 @@ def batches() -> list[Batch]:
 
 @pytest.mark.parametrize("when", ["never", "odd", "always"])
 def test_logits_are_those_of_one_batch_after_the_other(model: nn.Module, when: str) -> None:
-    expected = [logits for _, logits in predicted(model, batches())]
+    with evaluating(model, batches()) as found, torch.no_grad():
+        expected = [model(batch) for batch in found]
     told = Told(model, when)
     found = list(scored(told, batches(), 2))
     assert [batch.labels.tolist() for batch, _ in found] == [batch.labels.tolist() for batch in batches()]

@@ -272,7 +272,7 @@ def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], No
 def scored(
     model: nn.Module, batches: Iterable[Batch], threads: int
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Yield each batch with its logits, as `predicted` does.
+    """Yield each batch with its logits.
 
     Threads that share a batch of a thousand samples wait for each other at each small layer. So each computes a batch of
     its own, if the first batch gets the same bits either way. A batch of another size uses all threads, as does any batch
