@@ -15,13 +15,11 @@ import numpy as np
 
 from common import main, result
 from skirl.placement.calibrate import measure_machine
-from skirl.placement.check import computing_ms, exchange_of
 from skirl.placement.costs import Kernel
-from skirl.placement.measure import arena_of
-from skirl.placement.pieces import Piece, blocks, whole
+from skirl.placement.measure import arena_of, computing_ms, exchange_of
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.search import search
-from skirl.placement.spec import TableSpec, canonical, reuse_of
+from skirl.placement.spec import Piece, TableSpec, blocks, canonical, reuse_of, whole
 
 CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))
 """Number of ranks and largest dim of the tasks."""

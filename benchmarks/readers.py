@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from common import Stopwatch, main, result
-from skirl.cli.data import Convert
+from skirl.cli.files import Convert
 from skirl.data.flags import DataFlags
 from skirl.data.synthetic import Synthetic
 

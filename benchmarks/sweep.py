@@ -26,7 +26,7 @@ from skirl.sweep.race import Race, Rules
 from skirl.sweep.variants import Varied, checked_variants, text_of
 from skirl.tools.machine import cores
 from skirl.train.loop import steps
-from skirl.train.meter import Meter
+from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
 
 ENDLESS = 1_000_000

@@ -72,14 +72,7 @@ def test_version(capsys):
 
 def test_python_m_is_the_command():
     """As torchrun starts it. The exit code is the command's."""
-    done = subprocess.run(
-        [sys.executable, "-m", "skirl", "trian"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-        check=False,
-    )
+    done = skirl("trian")
     assert done.returncode == 2 and "did you mean 'train'?" in done.stderr
 
 

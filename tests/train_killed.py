@@ -28,8 +28,8 @@ from skirl.checkpoint import load, numbers
 from skirl.cli.train import Train
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.evaluation import Evaluation
-from skirl.train.loop import run_folder
-from skirl.train.meter import Meter
+from skirl.train.metrics import Meter
+from skirl.train.run_folder import RunFolder
 from tests.killed import ended, forked, imported
 from tests.processes import alone
 from tests.resume import plain
@@ -50,16 +50,12 @@ def train(**flags: Any) -> Train:
 
 def state_of(saves: Path, store: str) -> dict[str, str]:
     """Return digests of everything in the newest checkpoint."""
-    command = train(store=store)
-    recipe = command.recipe
+    recipe = train(store=store).recipe
     embeddings, meter = recipe.embeddings(400), Meter()
     model, dense = recipe.model_over(embeddings)
     rates, evaluation = recipe.rates_of(embeddings, dense), Evaluation()
-    load(
-        saves,
-        model=model,
-        optimizers=[dense, rates, meter, evaluation, run_folder(recipe, command.log, {}, resume=True)],
-    )
+    folder = RunFolder("none", name="run", flags={}, resume=True)
+    load(saves, model=model, optimizers=[dense, rates, meter, evaluation, folder])
     held = embeddings.engine.store
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *held.held()]))
     rows = np.empty((len(keys), embeddings.engine.widths[0]), np.float32)

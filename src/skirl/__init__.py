@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from skirl.sweep.sweep import Sweep
     from skirl.sweep.variants import Variant
     from skirl.tools.sealed_json import CheckpointError
-    from skirl.train.report.run_folder import lines_of
+    from skirl.train.run_folder import lines_of
 
 __all__ = [
     "FTRL",
@@ -61,29 +61,7 @@ __all__ = [
 
 _PACKAGES = ("data", "dedup", "lightning", "models", "nn", "store", "torchrec", "train")
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "checkpoint": ("Saving", "load", "save"),
-        "checkpoint.export_as": ("export",),
-        "checkpoint.import_rows": ("import_rows",),
-        "core.batch": ("Batch", "KeyedJagged", "moved"),
-        "core.initial": ("Constant", "Normal", "Uniform"),
-        "core.optim": ("FTRL", "SGD", "Adagrad", "Adam", "RowwiseAdagrad"),
-        "core.tables": ("Table",),
-        "data.encodings": ("Default", "Grown", "Hashed", "InVocabulary", "Longest"),
-        "data.share": ("ShardSampler",),
-        "nn.bag": ("EmbeddingBag",),
-        "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection"),
-        "nn.output": ("Output",),
-        "pipeline.lookahead": ("Lookahead", "lookahead"),
-        "sweep.sweep": ("Sweep",),
-        "sweep.variants": ("Variant",),
-        "tools.sealed_json": ("CheckpointError",),
-        "train.report.run_folder": ("lines_of",),
-        **dict.fromkeys(_PACKAGES, ()),
-    },
-)
+__getattr__ = lazily(__name__, *_PACKAGES)
 
 
 def __dir__() -> list[str]:

@@ -78,12 +78,7 @@ class Rows(Callback):
         return self._accumulate or self.trainer.accumulate_grad_batches
 
     def begin(self, loader: "_First") -> Pass:
-        """Begin a pass over a loader: from the start of an epoch, or from where a checkpoint was written.
-
-        **Arguments**
-
-        - `loader`: the loader that `loader` wrapped.
-        """
+        """Begin a pass over a loader: from the start of an epoch, or from where a checkpoint was written."""
         k, resumes, self._resumes = self.accumulate, self._resumes, False
         place = self.place if resumes else {**self.place, "batches": 0, "loader": None}
         if resumes and place["batches"] and place["accumulate"] != k:
@@ -116,21 +111,11 @@ class Rows(Callback):
         return self._place or nowhere
 
     def resume(self, place: dict[str, Any]) -> None:
-        """Let the next pass continue where a checkpoint, whose rows have just been loaded, was saved.
-
-        **Arguments**
-
-        - `place`: the position: the state of a lookahead.
-        """
+        """Let the next pass continue where a checkpoint, whose rows have just been loaded, was saved."""
         self._place, self._resumes = place, True
 
     def close(self, apply: bool = True) -> None:
-        """End the lookahead. A step with only some of its micro-batches is discarded, as for the dense parameters.
-
-        **Arguments**
-
-        - `apply`: whether to apply a step with all its micro-batches; True by default.
-        """
+        """End the lookahead. A step with only some of its micro-batches is discarded, as for the dense parameters."""
         ahead, self.ahead, self.passing, self._made_with = self.ahead, None, None, None
         if ahead is not None:
             ahead.close(apply and ahead.ends_step)

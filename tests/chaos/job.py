@@ -25,7 +25,7 @@ from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.without_model import opened
 from skirl.nn.collection import collections_of
 from skirl.tools.processes import die_with_parent
-from skirl.train.report.run_folder import lines_of
+from skirl.train.run_folder import lines_of
 from tests.chaos.nodes import StartedNodes, family, free_port
 
 HUNG = 1800.0

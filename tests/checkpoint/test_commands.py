@@ -14,7 +14,7 @@ from torch import nn
 import skirl
 from skirl.checkpoint.without_model import opened
 from skirl.cli import main
-from skirl.cli.rows import Import
+from skirl.cli.files import Import
 from skirl.engine.access import peek
 
 TABLES = [skirl.Table("user", 300, 8), skirl.Table("item", 200, 8, features=("clicked",), pooling="mean")]

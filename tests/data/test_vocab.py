@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from skirl.cli.data import Convert, Vocab
+from skirl.cli.files import Convert, Vocab
 from skirl.data import DataFlags
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.find import BadRow, BadSchema

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.cli.data import Analyze, Convert
+from skirl.cli.files import Analyze, Convert
 from skirl.dedup import analyze
 from skirl.dedup.analyze import Sample, figures_of
 from skirl.dedup.sessions import with_keys

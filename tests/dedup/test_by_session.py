@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl import cli
-from skirl.cli import data as commands
-from skirl.cli.data import Convert
+from skirl.cli import files as commands
+from skirl.cli.files import Convert
 from skirl.data.files.column import Column, Encoded, offsets_of
 from skirl.data.files.find import BadFile
 from skirl.data.files.schema import BUILT_IN, FileSchema

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from skirl.cli.data import Convert
+from skirl.cli.files import Convert
 from skirl.data.files.columnar import KEY
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.layout import once, with_runs

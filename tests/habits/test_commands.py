@@ -12,8 +12,7 @@ import torch
 
 import skirl
 from skirl import cli
-from skirl.cli.data import Convert, Vocab
-from skirl.cli.rows import Info
+from skirl.cli.files import Convert, Info, Vocab
 from skirl.cli.train import Evaluate, Predict, Train
 from skirl.data.flags import DataFlags
 
@@ -261,7 +260,7 @@ def test_the_suffix_says_what_an_export_is(tmp_path):
 def test_a_vocabulary_is_not_replaced_by_mistake(folder, tmp_path):
     flags = {"schema": str(folder / "schema.toml"), "min_count": 1, "quiet": True}
     Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), **flags).run()
-    with pytest.raises(ValueError, match=r"--out is .*v, which already exists, and runs may need it: .* add --force"):
+    with pytest.raises(ValueError, match=r"out is .*v, which already exists, and runs may need it: .* add --force"):
         Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), **flags)
     assert Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), force=True, **flags).run()["samples"] == ROWS
 

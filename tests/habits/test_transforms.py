@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import skirl
-from skirl.cli.data import Vocab
+from skirl.cli.files import Vocab
 from skirl.data import DataFlags, encodings_of
 from skirl.data.files.find import BadRow
 

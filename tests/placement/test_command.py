@@ -76,7 +76,7 @@ BAD = [
     ([{**TABLE, "rows": 1, "distinct": 1}], [], "there are 2 ranks for 1 rows: set fewer ranks than rows"),
     ([TABLE], ["--memory", "1KB", "2KB", "3KB"], "--memory is 1KB 2KB 3KB, and there are 2 ranks: name one for each"),
     ([TABLE], ["--memory", "much"], "--memory is 'much': set it to a size like 16GB"),
-    ([TABLE], ["--link", "fast"], "--link is 'fast': write a rate like 10Gbit"),
+    ([TABLE], ["--link", "fast"], "--link is 'fast': set it to a rate like 10Gbit"),
     ([TABLE], ["--ranks", "0"], "--ranks is 0: set it to 1 to 1024"),
     ([TABLE], ["--seconds", "0"], "--seconds is 0.0: set it above 0"),
     ([TABLE], ["--costs", "c.txt"], "--costs is 'c.txt': name a file that ends in .json"),
@@ -125,7 +125,7 @@ def test_costs_are_measured_once_and_kept(tmp_path, capsys, monkeypatch):
 def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
     flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 3}
     recipe = Recipe.of(**flags)
-    from skirl.placement.lookups import count_tables
+    from skirl.placement.measure import count_tables
 
     found = count_tables(recipe)
     batches = []

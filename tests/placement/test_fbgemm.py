@@ -11,10 +11,8 @@ import torch
 
 from skirl.placement import fbgemm
 from skirl.placement.fbgemm import FbgemmArena, Memory
-from skirl.placement.lookups import Lookups
-from skirl.placement.measure import missing
-from skirl.placement.pieces import Piece
-from skirl.placement.spec import TableSpec
+from skirl.placement.measure import Lookups, missing
+from skirl.placement.spec import Piece, TableSpec
 from tests.cases import cases
 
 BATCH, LR = 16, 0.5

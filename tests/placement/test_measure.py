@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 
 from skirl.core.optim import row_optimizer
-from skirl.placement import calibrate, measure, nets
+from skirl.placement import calibrate, measure
 from skirl.placement.calibrate import Measured, fit, fit_costs, measure_machine, training
-from skirl.placement.check import check_plans, exchange_of
 from skirl.placement.costs import TERMS, load_costs, shipped
-from skirl.placement.lookups import Lookups, draw_ids
-from skirl.placement.measure import Arena, Ready, noise_of, rounds_of
-from skirl.placement.pieces import Piece
+from skirl.placement.measure import Arena, Lookups, Ready, check_plans, draw_ids, exchange_of, noise_of, rounds_of
 from skirl.placement.problem import Problem
 from skirl.placement.search import SearchResult
-from skirl.placement.spec import TableSpec, reuse_of
+from skirl.placement.spec import Piece, TableSpec, reuse_of
 from skirl.tools.machine import machine
 
 
@@ -30,7 +27,7 @@ def small(monkeypatch):
     for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("TABLES", 4), ("ROUNDS", 2)):
         monkeypatch.setattr(calibrate, name, value)
     for name in ("EPOCHS", "TUNED"):
-        monkeypatch.setattr(nets, name, 3)
+        monkeypatch.setattr(f"skirl.placement.costs.{name}", 3)
     monkeypatch.setattr(calibrate, "arena_of", lambda kernel: Arena(1 << 14, plain=True))
 
 
@@ -160,7 +157,7 @@ def measured() -> None:
 
 
 def test_what_is_within_the_noise_changes_nothing(monkeypatch):
-    monkeypatch.setattr("skirl.placement.check.noise_of", lambda rounds: 0.9)
+    monkeypatch.setattr("skirl.placement.measure.noise_of", lambda rounds: 0.9)
     problem, found = three_plans()
     checked = check_plans(problem, found, Fake(0.0))
     assert checked.chosen == 0 and checked.placed is found.placed

@@ -7,9 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skirl.placement import nets
-from skirl.placement.costs import KERNELS, TERMS, Costs, load_costs, save_costs, shipped
-from skirl.placement.nets import BINS, FEATURES, HEAD, HIDDEN, SUMS, ComputeNet, Mlp, Sets, features_of, train_net
+from skirl.placement.costs import (
+    BINS,
+    FEATURES,
+    HEAD,
+    HIDDEN,
+    KERNELS,
+    SUMS,
+    TERMS,
+    ComputeNet,
+    Costs,
+    Mlp,
+    Sets,
+    features_of,
+    load_costs,
+    save_costs,
+    shipped,
+    train_net,
+)
 from skirl.placement.problem import Problem, over_caps
 from skirl.placement.search import plan_tables
 from skirl.placement.spec import TableSpec, canonical
@@ -106,7 +121,7 @@ def known(sets: int, seed: int) -> Sets:
 
 def test_a_net_learns_what_a_sum_cannot_say(monkeypatch):
     for name, value in (("EPOCHS", 60), ("RATE", 1e-2), ("DROPPED", 0.0), ("TUNED", 5)):
-        monkeypatch.setattr(nets, name, value)
+        monkeypatch.setattr(f"skirl.placement.costs.{name}", value)
     learned, other = known(120, 0), known(60, 1)
     made = train_net(learned, 0)
 
@@ -147,7 +162,7 @@ def test_costs_of_another_skirl_are_refused(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=says):
             load_costs(path, link=1e8, ranks=2)
     with monkeypatch.context() as other:
-        other.setattr("skirl.placement.nets.FEATURES", ("dim",))
+        other.setattr("skirl.placement.costs.FEATURES", ("dim",))
         save_costs(costs(2), path)
     with pytest.raises(ValueError, match="its net has other features"):
         load_costs(path, link=1e8, ranks=2)

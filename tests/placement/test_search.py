@@ -10,14 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skirl.placement import balance
 from skirl.placement.costs import Costs, shipped
-from skirl.placement.lookups import generate
-from skirl.placement.pieces import Piece, blocks, check_cover, halves
+from skirl.placement.measure import generate
 from skirl.placement.plan_file import TablePlan
-from skirl.placement.problem import UNBOUND, Problem, over_caps
+from skirl.placement.problem import UNBOUND, Problem, move_and_swap, over_caps
 from skirl.placement.search import _Beam, _Blocks, plan_tables, search
-from skirl.placement.spec import TableSpec, canonical
+from skirl.placement.spec import Piece, TableSpec, blocks, canonical, check_cover, halves
 from tests.cases import cases
 from tests.placement.test_nets import costs as by_net
 
@@ -211,21 +209,21 @@ def test_blocks_together_take_what_each_takes():
             if a < b:
                 piece = Piece(n, a, b, 0, problem.specs[n].dim)
                 wanted[rank] += (*problem.cost(piece), *problem.adds(piece))
-    assert np.allclose(_Blocks(problem, range(9)).of(some), wanted) and wanted.any(axis=0).all()
+    assert np.allclose(_Blocks(problem, range(9)).of(some), wanted.T) and wanted.any(axis=0).all()
 
 
 # Time
 
 
 FIRST = """
-from skirl.placement import balance
+from skirl.placement import problem as module
 from skirl.placement.costs import Costs
 from skirl.placement.problem import Problem
 from skirl.placement.search import search
 from skirl.placement.spec import TableSpec
 
 def now():  # a loop that is compiled or loaded takes an hour
-    loops = (balance.greedy, balance.improve)
+    loops = (module.place_greedily, module.move_and_swap)
     return 3600.0 * sum(len(getattr(loop, "signatures", ())) for loop in loops)
 
 specs = [TableSpec(f"t{n}", 500, 16, 64, 640.0, 300.0) for n in range(2)]
@@ -250,7 +248,7 @@ def test_what_fits_is_found_without_any_time():
 
 def test_it_ends_in_time_whatever_takes_it(monkeypatch):
     """Asking for costs and moves advances the clock: with many tables on many ranks, not every block is asked for."""
-    at, improve = [0.0], balance.improve
+    at, improve = [0.0], move_and_swap
 
     class Slow(Costs):
         def part(self, spec, rows, dim):
@@ -261,7 +259,7 @@ def test_it_ends_in_time_whatever_takes_it(monkeypatch):
         at[0] += 5e-3
         return improve(*args)
 
-    monkeypatch.setattr(balance, "improve", moves)
+    monkeypatch.setattr("skirl.placement.problem.move_and_swap", moves)
     made = generate(150, batch=512, max_dim=64, seed=1, optimizer="rowwise-adagrad")
     held = sum(s.nbytes(s.rows, s.dim) for s in made)
     problem = problem_of(made, (int(held / 64 / 0.9),) * 64, Slow(shipped(1e9, 64).ms, 1e9, 64))

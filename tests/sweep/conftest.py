@@ -9,5 +9,5 @@ import pytest
 def no_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not request.module.__name__.endswith("test_report"):
-            patch.setattr("skirl.cli.page.find_spec", lambda name: None)
+            patch.setattr("skirl.cli.show.find_spec", lambda name: None)
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from skirl.cli.rows import Export
+from skirl.cli.files import Export
 
 TIMES = ("seconds", "begun_at")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from skirl.cli.report import report_of_sweep
 from skirl.cli.sweep import SweepCommand
-from skirl.cli.sweep_report import report
 from skirl.data import DataFlags
 from skirl.sweep.crew import Crew
 from skirl.sweep.race import Race, Rules
@@ -61,7 +61,7 @@ def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
     assert all(place["auc"] is None for line in standings for place in line["places"])
     best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
     assert made.summary(result)["winner"].startswith(best)
-    text = Path(report(folder / "run", folder / "page.html")["page"]).read_text()
+    text = Path(report_of_sweep(folder / "run", folder / "page.html")["page"]).read_text()
     assert f"The best of 4 variants is {best}" in text
     assert [line["unseen"] for line in standings] == [min(line["step"], FIRST) for line in standings]
     return result

@@ -14,7 +14,7 @@ import torch
 from skirl.checkpoint import best, dense, folder
 from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.without_model import opened
-from skirl.cli.rows import Info
+from skirl.cli.files import Info
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER, Bests, checkpoint_of

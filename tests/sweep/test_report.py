@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skirl.cli.sweep_report import as_text, report
+from skirl.cli.report import report_of_sweep, sweep_lines
 
 STEPS = (10, 20, 30, 40)
 
@@ -46,8 +46,8 @@ def test_a_page_names_the_best_once_and_all_in_its_table(tmp_path: Path):
         seed_noise=0.00123,
         by_variant={"a": {"test_auc": 0.7}, "b": {}, "<c>": {"test_auc": None}},
     )
-    facts = report(tmp_path, None)
-    text = as_text(facts)
+    facts = report_of_sweep(tmp_path, tmp_path / "report.html")
+    text = sweep_lines(facts)
     assert text["winner"] == "a, loss 0.45000 on samples that nobody had trained on"
     assert (text["sweep"], text["left"]) == ("3 variants on synthetic:tiny, ended", "1 dropped at a rung")
     page = (tmp_path / "report.html").read_text()
@@ -59,9 +59,9 @@ def test_a_page_names_the_best_once_and_all_in_its_table(tmp_path: Path):
 
 def test_a_sweep_that_goes_on_has_a_leader_and_one_that_failed_says_why(tmp_path: Path):
     write(tmp_path)
-    text = as_text(report(tmp_path, None))
+    text = sweep_lines(report_of_sweep(tmp_path, tmp_path / "report.html"))
     assert text["sweep"].endswith("still going on, killed, or failed") and text["leader"].startswith("a, loss")
     write(tmp_path, failed="all 3 variants have diverged")
-    text = as_text(report(tmp_path, tmp_path / "there" / "page.html"))
+    text = sweep_lines(report_of_sweep(tmp_path, tmp_path / "there" / "page.html"))
     assert text["failed"] == "all 3 variants have diverged" and "leader" not in text
     assert '<p class="result">all 3 variants have diverged' in (tmp_path / "there" / "page.html").read_text()

@@ -1,6 +1,8 @@
-"""Streaming metrics, compared with their definitions on few samples."""
+"""Streaming metrics, compared with their definitions on few samples; and the meter, which waits for a GPU late."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.train.metrics import LogLoss, Metrics, StreamingAUC
+from skirl.train.metrics import Meter, Metrics
 from tests.cases import cases
 
 
@@ -24,12 +26,16 @@ def sample(n: int, seed: int, scale: float = 1.5) -> tuple[np.ndarray, np.ndarra
     return logits, (rng.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float64)
 
 
+def scored(logits: np.ndarray, labels: np.ndarray) -> Any:
+    metrics = Metrics()
+    metrics.update(logits, labels)
+    return metrics.scores()
+
+
 @pytest.mark.parametrize("scale", [1e-4, 0.1, 1.5, 20, 1e5])
 def test_auc_is_the_definition_within_its_bins(scale: float) -> None:
     logits, labels = sample(4000, seed=1)
-    auc = StreamingAUC()
-    auc.update(logits * scale, labels)
-    assert abs(auc.value() - plain_auc(logits, labels)) <= 2e-5
+    assert abs(scored(logits * scale, labels).auc - plain_auc(logits, labels)) <= 2e-5
 
 
 # With 9 bits after the leading one, these scores never share a bin, so the result has to be exact.
@@ -41,49 +47,36 @@ coarse = st.builds(math.ldexp, st.integers(-1023, 1023), st.integers(-20, 20))
 def test_auc_is_exact_for_scores_of_few_bits(pairs: list[tuple[float, bool]]) -> None:
     scores = np.array([score for score, _ in pairs])
     labels = np.array([float(label) for _, label in pairs])
-    auc = StreamingAUC()
-    auc.update(scores, labels)
-    if 0 < labels.sum() < len(labels):
-        assert auc.value() == pytest.approx(plain_auc(scores, labels), abs=1e-14)
-    else:
-        assert math.isnan(auc.value())
+    auc = scored(scores, labels).auc
+    both = 0 < labels.sum() < len(labels)
+    assert auc == (pytest.approx(plain_auc(scores, labels), abs=1e-14) if both else None)
 
 
 def test_auc_ties_count_one_half_and_the_zeros_are_equal() -> None:
-    auc = StreamingAUC()
-    auc.update(np.array([0.0, -0.0]), np.array([1.0, 0.0]))
-    assert auc.value() == 0.5
+    assert scored(np.array([0.0, -0.0]), np.array([1.0, 0.0])).auc == 0.5
 
 
 def test_auc_does_not_depend_on_how_the_stream_is_cut() -> None:
     logits, labels = sample(3000, seed=2)
-    whole, parts, other = StreamingAUC(), StreamingAUC(), StreamingAUC()
-    whole.update(logits, labels)
+    parts = Metrics()
     for part in np.array_split(np.random.default_rng(0).permutation(3000), 7):
         parts.update(torch.tensor(logits[part]), torch.tensor(labels[part]))
-    assert parts.value() == whole.value()
-    other.update(logits[:1000], labels[:1000])
-    state = other.state_dict()
-    resumed = StreamingAUC()
-    resumed.load_state_dict(state)
-    other.update(logits, labels)  # the state is a copy
-    resumed.update(logits[1000:], labels[1000:])
-    assert resumed.value() == whole.value()
+    assert parts.scores().auc == scored(logits, labels).auc
 
 
 def test_log_loss_and_its_companions_are_the_definitions() -> None:
     logits, labels = sample(5000, seed=3, scale=8)
-    loss = LogLoss()
+    metrics = Metrics()
     for x, y in zip(np.array_split(logits, 6), np.array_split(labels, 6)):
-        loss.update(torch.tensor(x), torch.tensor(y))
+        metrics.update(torch.tensor(x), torch.tensor(y))
     expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels))
     rate = labels.mean()
     constant = torch.full((5000,), math.log(rate / (1 - rate)), dtype=torch.float64)
     base = torch.nn.functional.binary_cross_entropy_with_logits(constant, torch.tensor(labels))
-    assert loss.value() == pytest.approx(float(expected), rel=1e-12)
-    assert loss.click_rate() == rate
-    assert loss.normalised_entropy() == pytest.approx(float(expected / base), rel=1e-12)
-    assert loss.calibration() == pytest.approx(np.mean(1 / (1 + np.exp(-logits))) / rate, rel=1e-12)
+    found: Any = metrics.scores()
+    assert found.logloss == pytest.approx(float(expected), rel=1e-12)
+    assert found.ne == pytest.approx(float(expected / base), rel=1e-12)
+    assert found.calibration == pytest.approx(np.mean(1 / (1 + np.exp(-logits))) / rate, rel=1e-12)
 
 
 @cases(100)
@@ -111,11 +104,73 @@ def test_metrics_go_on_from_a_checkpoint_with_every_bit(sizes: list[int], saved:
         assert found.auc is None and found.ne is None
 
 
-@pytest.mark.parametrize("metric", [StreamingAUC, LogLoss])
-def test_what_would_corrupt_a_metric_is_refused(metric: type) -> None:
+def test_what_would_corrupt_a_metric_is_refused() -> None:
     with pytest.raises(ValueError, match="1 of 2 logits are not finite"):
-        metric().update(torch.tensor([1.0, float("nan")]), torch.tensor([0.0, 1.0]))
+        Metrics().update(torch.tensor([1.0, float("nan")]), torch.tensor([0.0, 1.0]))
     with pytest.raises(ValueError, match="labels have other values"):
-        metric().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
+        Metrics().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
     with pytest.raises(ValueError, match="2 logits for 3 labels"):
-        metric().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0, 1.0]))
+        Metrics().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0, 1.0]))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_sent(monkeypatch):
+    """Replace the transfer from a GPU, which is not there."""
+    monkeypatch.setattr("skirl.train.metrics.sent", lambda *tensors: lambda: tensors)
+
+
+class OnGpu:
+    """A loss that records when its value is asked for."""
+
+    device = SimpleNamespace(type="cuda")
+
+    def __init__(self, value, asked):
+        self.value, self.asked = value, asked
+
+    def item(self):
+        self.asked.append(self.value)
+        return self.value
+
+
+LOSSES = [0.5, 0.25, 1.5, 0.125]
+LOGITS = [torch.tensor([1.0, -2.0]) * i for i in range(1, 5)]
+LABELS = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0])]
+
+
+def test_a_step_on_a_gpu_is_counted_with_the_one_after_it():
+    asked, meter = [], Meter()
+    for loss, logits, labels in zip(LOSSES, LOGITS, LABELS):
+        before = len(asked)
+        meter.add(OnGpu(loss, asked), logits, labels)
+        assert len(asked) - before == (1 if loss != LOSSES[0] else 0)
+    assert asked == LOSSES[:3]
+    assert meter.losses == sum(LOSSES) and asked == LOSSES
+
+
+def test_who_asks_is_told_of_every_step():
+    here, there = Meter(), Meter()
+    for loss, logits, labels in zip(LOSSES, LOGITS, LABELS):
+        here.add(torch.tensor(loss), logits, labels)
+        there.add(OnGpu(loss, []), logits, labels)
+        assert there.steps == here.steps and there.metrics.scores() == here.metrics.scores()
+    there.add(OnGpu(9.0, []), LOGITS[0], LABELS[0])
+    here.add(torch.tensor(9.0), LOGITS[0], LABELS[0])
+    ours, expected = there.state_dict(), here.state_dict()
+    assert ours["so_far"] == expected["so_far"] and there.metrics.scores() == here.metrics.scores()
+
+
+def test_a_checkpoint_takes_the_place_of_what_was_not_counted_yet():
+    saved, meter = Meter(), Meter()
+    saved.add(torch.tensor(0.5), LOGITS[0], LABELS[0])
+    meter.add(OnGpu(9.0, []), LOGITS[1], LABELS[1])
+    meter.load_state_dict(saved.state_dict())
+    assert (meter.steps, meter.losses) == (1, 0.5)
+
+
+def test_predictions_of_another_trainer_that_are_not_finite():
+    """This trainer has no logits, and as many samples as the step."""
+    none, meter = torch.empty(0), Meter()
+    meter.add(torch.tensor(0.5), none, none, samples=8)
+    assert meter.samples == 8 and not meter.diverged(last=True) and meter.result()["auc"] is None
+    meter.add(torch.tensor(0.5), none, none, samples=8, finite=False)
+    assert meter.diverged(last=True) and meter.not_finite == (2, "predictions are not finite")

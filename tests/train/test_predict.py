@@ -1,6 +1,7 @@
 """Predictions of saved runs on real click logs, on numbered batches, and by several threads at once."""
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +17,9 @@ from skirl.core.batch import Batch
 from skirl.data import Synthetic
 from skirl.data.flags import DataFlags
 from skirl.models import DLRM
-from skirl.train.evaluation import predicted
+from skirl.train.evaluation import evaluating
 from skirl.train.metrics import Metrics
-from skirl.train.predict import scored
+from skirl.train.predict import scored, side_by_side
 from tests.data import logs
 
 FLAGS: dict[str, Any] = {"model": "dlrm-tiny", "dim": 8, "batch": 512, "rows": "2000", "cache": "40%", "quiet": True}
@@ -101,7 +102,8 @@ def batches() -> list[Batch]:
 
 @pytest.mark.parametrize("when", ["never", "odd", "always"])
 def test_logits_are_those_of_one_batch_after_the_other(model: nn.Module, when: str) -> None:
-    expected = [logits for _, logits in predicted(model, batches())]
+    with evaluating(model, batches()) as found, torch.no_grad():
+        expected = [model(batch) for batch in found]
     told = Told(model, when)
     found = list(scored(told, batches(), 2))
     assert [batch.labels.tolist() for batch, _ in found] == [batch.labels.tolist() for batch in batches()]
@@ -110,3 +112,43 @@ def test_logits_are_those_of_one_batch_after_the_other(model: nn.Module, when: s
         assert torch.equal(logits, plain + said)
     apart = {name for name in told.by if name.startswith("skirl-side")}
     assert bool(apart) == (when != "always")
+
+
+def test_two_items_are_worked_on_at_once_and_come_in_order() -> None:
+    met = threading.Barrier(2, timeout=10)
+
+    def work(n: int) -> int:
+        met.wait()  # fails if a single thread does all the work
+        time.sleep(0.002 if n % 2 == 0 else 0)
+        return -n
+
+    with side_by_side(work, iter(range(20)), 2) as results:
+        assert list(results) == [-n for n in range(20)]
+
+
+def test_an_error_comes_where_its_result_would_have_come() -> None:
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise KeyError("read")
+
+    for work, error, before in ((lambda n: 1 // (3 - n), ZeroDivisionError, 3), (lambda n: n, KeyError, 5)):
+        found = []
+        with pytest.raises(error), side_by_side(work, items(), 3) as results:
+            for result in results:
+                found.append(result)
+        assert len(found) == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-side")]
+
+
+def test_who_leaves_early_leaves_nothing_behind() -> None:
+    taken = []
+
+    def items() -> Iterator[int]:
+        for n in range(1000):
+            taken.append(n)
+            yield n
+
+    with side_by_side(lambda n: n, items(), 2) as results:
+        assert next(results) == 0
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-side")]
+    assert len(taken) < 10

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,15 +18,16 @@ from skirl.checkpoint import best
 from skirl.checkpoint.keeper import Asked, Keeper
 from skirl.checkpoint.without_model import opened
 from skirl.cli.train import Train
+from skirl.core.placement import Placement
+from skirl.core.tables import Schema
 from skirl.data.share import block
 from skirl.nn.collection import collections_of
 from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
-from skirl.train.loop import Done
-from skirl.train.meter import Meter
+from skirl.train.loop import Done, TrainerShare, keys_of
+from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
-from skirl.train.trainers import TrainerShare
 from tests.streams import stored_rows
 from tests.threads_as_trainers import InProcess
 from tests.warm import COMMAND, PIPE, Python
@@ -242,3 +244,23 @@ def test_a_signal_to_one_process_ends_all_at_one_step(python: Python, tmp_path):
     result = json.loads(said[0][0])
     assert result["checkpoints"]["stopped_by"] == "SIGTERM" and result["begins_again"]
     assert 5 <= result["checkpoints"]["newest"] == result["steps"] < 100_000
+
+
+def test_each_trainer_tells_of_the_rows_that_it_owns(tmp_path: Path) -> None:
+    def work(peers: InProcess) -> dict[str, Any]:
+        with using(peers):
+            return Train.of(**SMALL | {"run": str(tmp_path / "two")}, log_every=2).run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skirl.pipeline.agree.check_weights", lambda *_: None)  # they share one generator
+        first, second = InProcess.run(2, work)
+    assert second["run"] is None
+    found = json.loads((tmp_path / "two" / "result.json").read_text())
+    lanes = found["by_trainer"]["lanes"]
+    assert lanes == first["by_trainer"]["lanes"] == second["by_trainer"]["lanes"]
+    recipe = Recipe.of(**{name: value for name, value in SMALL.items() if name not in ("quiet", "run")})
+    keys = np.unique(np.concatenate([keys_of(b.sparse, Schema.of(recipe.tables())) for b in recipe.stream()]))
+    owners = Placement.even(2).site_of(keys)
+    assert [lane["touched"] for lane in lanes] == np.bincount(owners, minlength=2).tolist()
+    assert sum(lane["new"] for lane in lanes) == found["counters"]["new"] == len(keys)
+    assert all(lane["sent"] > 0 for lane in lanes)

@@ -15,6 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Saving", "load", "numbers", "save"]
 
-__getattr__ = lazily(
-    __name__, {"saving": ("Saving",), "load_run": ("load",), "save_run": ("save",), "folder": ("numbers",)}
-)
+__getattr__ = lazily(__name__)

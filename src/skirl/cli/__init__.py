@@ -32,19 +32,14 @@ COMMANDS = {
     "serve": ("skirl.store.remote.serve:Serve", "keep rows for trainers on other machines, as a memory node"),
     "evaluate": ("skirl.cli.train:Evaluate", "compute the metrics of a trained model on the data that you name"),
     "predict": ("skirl.cli.train:Predict", "write the predictions of a trained model as Parquet"),
-    "vocab": ("skirl.cli.data:Vocab", "give the ids in data files rows of their own"),
-    "convert": ("skirl.cli.data:Convert", "write data files as Parquet that is read several times faster"),
-    "analyze": ("skirl.cli.data:Analyze", "find out whether it pays to write data by session"),
-    "export": ("skirl.cli.rows:Export", "write rows as safetensors, a state dict of nn.EmbeddingBag, or Parquet"),
-    "import": ("skirl.cli.rows:Import", "make a checkpoint of the rows of a trained PyTorch model"),
-    "info": ("skirl.cli.rows:Info", "tell what a checkpoint, store, vocabulary, data file, run or sweep is"),
+    "vocab": ("skirl.cli.files:Vocab", "give the ids in data files rows of their own"),
+    "convert": ("skirl.cli.files:Convert", "write data files as Parquet that is read several times faster"),
+    "analyze": ("skirl.cli.files:Analyze", "find out whether it pays to write data by session"),
+    "export": ("skirl.cli.files:Export", "write rows as safetensors, a state dict of nn.EmbeddingBag, or Parquet"),
+    "import": ("skirl.cli.files:Import", "make a checkpoint of the rows of a trained PyTorch model"),
+    "info": ("skirl.cli.files:Info", "tell what a checkpoint, store, vocabulary, data file, run or sweep is"),
 }
 """The class and the help of each command."""
-GONE = {
-    "bench": "benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout of skirl's repository",
-    "same": "`skirl convert --check` compares the rows of the data with those that it has written",
-}
-"""What to use instead of words that are no commands here, by the words."""
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
@@ -102,9 +97,6 @@ def _main(args: list[str]) -> int:
         return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
     if args in (["-h"], ["--help"]):
         return _print(_overview())
-    if args and args[0] in GONE:
-        print(f"skirl: {args[0]!r} is not a command: {GONE[args[0]]}", file=sys.stderr)
-        return 2
     if not args or args[0] not in COMMANDS:
         return _unknown(args)
     name = args[0]

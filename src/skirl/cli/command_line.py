@@ -23,7 +23,7 @@ def read_flags(
     """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
 
     `kind` is the command: `common` and `usual` are what its help shows, `hidden` what it never shows, `positional` may be
-    given without its name, `repeated` several times; `elsewhere` says what to use instead of flags that it has not.
+    given without its name, `repeated` several times.
     """
     import tyro  # 0.1 s that an overview does not need
 
@@ -105,7 +105,7 @@ def _checked(prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str
         name = typed.removeprefix("--").replace("-", "_")
         name = f"{name}_" if f"{name}_" in flags else name
         if not typed.startswith("--") or name not in flags:
-            _refuse_unknown(prog, flags, typed, getattr(kind, "elsewhere", {}))
+            _refuse_unknown(prog, flags, typed)
         before = given.pop(name, []) if name in getattr(kind, "repeated", ()) else []
         given[name] = [*before, value] if equals else before
         taking = "" if equals or flags[name].type is bool else name
@@ -128,7 +128,7 @@ def _checked(prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str
     elif positional and example and not words and positional not in given:
         _refuse(prog, f"say which {positional}, for instance `{example}`; {prog} --help lists what else can be set")
     if words[len(alone) :]:
-        _refuse_unknown(prog, flags, words[len(alone)], {})
+        _refuse_unknown(prog, flags, words[len(alone)])
     for name, values in given.items():
         is_word = values and not is_list(flags[name].type)
         words += [f"{option(name)}={values[0]}"] if is_word else [option(name), *values]
@@ -150,10 +150,8 @@ def _check_values(prog: str, flag: Flag, values: Sequence[str]) -> None:
             _refuse(prog, f"{typed} is {text!r}{hint}: set it to {wanted}")
 
 
-def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str, elsewhere: Mapping[str, str]) -> NoReturn:
+def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str) -> NoReturn:
     """Exit because of a word that is no flag, or that follows none."""
-    if (instead := elsewhere.get(word.removeprefix("--"))) is not None:
-        _refuse(prog, f"there is no flag {word}: {instead}")
     names = [option(name).removeprefix("--") for name in flags]  # dashes would make all of them alike
     near = difflib.get_close_matches(word.lstrip("-").replace("_", "-"), names, n=1)
     hint = f"did you mean --{near[0]}?" if near else f"{prog} --help lists them"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from skirl.cli.show import ShowFlags, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
-from skirl.tools.flags import Composed
+from skirl.tools.flags import Composed, check_new, parsed
 from skirl.tools.progress import progress_of
 from skirl.tools.units import parse_bytes, size
 from skirl.train.flags import OptimizerFlags
@@ -36,10 +36,6 @@ class Place(Composed):
     }
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
     positional: ClassVar[str] = "tables"
-    elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("sites", "stores", "rates", "moves", "trainers"),
-        "skirl place plans tables for TorchRec; for rows over several stores, write --store disk:a,disk:b*2",
-    )
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
@@ -86,10 +82,7 @@ class Place(Composed):
         for name in ("out", "costs"):
             if (path := getattr(self, name)) is not None and path.suffix != ".json":
                 raise ValueError(f"{name} is {str(path)!r}: name a file that ends in .json")
-        if self.out is not None and self.out.exists() and not self.force:
-            raise ValueError(
-                f"out is {self.out}, which already exists: name another file, or add --force to replace it"
-            )
+        check_new(self.out, self.force)
         self.caps()
         self.rate()
 
@@ -97,32 +90,22 @@ class Place(Composed):
         """Return the bytes that each rank may hold."""
         from skirl.placement.problem import UNBOUND
 
-        for one in self.memory or ():
-            try:
-                enough = parse_bytes(one) > 0
-            except ValueError:
-                enough = False
-            if not enough:
-                raise ValueError(f"memory is {one!r}: set it to a size like 16GB")
-        caps = [UNBOUND] if self.memory is None else list(map(parse_bytes, self.memory))
+        caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.memory or ()] or [UNBOUND]
+        if min(caps) <= 0:
+            raise ValueError(f"memory is {' '.join(self.memory or ())}: set each to a size like 16GB")
         return tuple(caps if len(caps) == self.ranks else caps * self.ranks)
 
     def rate(self) -> float:
         """Return the bytes a second of --link."""
         from skirl.tools.units import Link
 
-        try:
-            return Link.parse(f"{self.link},0us").rate
-        except ValueError:
-            raise ValueError(f"link is {self.link!r}: write a rate like 10Gbit") from None
+        return parsed("link", self.link, lambda rate: Link.parse(f"{rate},0us").rate, "a rate like 10Gbit")
 
     def run(self) -> dict[str, Any]:
         import numpy as np
 
         from skirl.placement.calibrate import costs_for
-        from skirl.placement.check import check_plans, exchange_of
-        from skirl.placement.lookups import count_tables
-        from skirl.placement.measure import arena_of, check_specs
+        from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
         from skirl.placement.plan_file import TablePlan
         from skirl.placement.problem import UNBOUND
         from skirl.placement.search import plan_tables

@@ -9,22 +9,25 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from skirl.cli import show
-from skirl.cli.page import Chart, Table, write_page
+from skirl.cli.show import Chart, Table, columns, facts, scores, text, write_page
 from skirl.tools.flags import flags_of, option
 from skirl.tools.sealed_json import finite
 from skirl.tools.units import clock, figure
-from skirl.train.report.run_folder import CONFIG, RESULT, lines_of
 from skirl.train.resume import shown, told
+from skirl.train.run_folder import CONFIG, RESULT, lines_of
 
 Line = Mapping[str, Any]
-Points = list[tuple[float, float]]
-
 MOST_LANES = 8
 """Most trainers with a line on a terminal."""
 LANE = ("touched", "fetched", "written", "sent", "seconds", "waited", "stall", "read", "peak_bytes")
 """What is shown of each trainer: rows and bytes, its seconds, and for how many it waited for others, rows, the loader."""
 MOVED = ("touched", "fetched", "new", "written")
+SWEEP, RACE = "sweep.json", "race.jsonl"
+MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
+"""The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
+SAME = "; but all seeds began with the same rows and weights, out of --from, so other ones may differ by more"
+"""What to know of the noise of seeds then."""
+UNKNOWN = "still going on, killed, or failed"
 
 
 @dataclass(frozen=True)
@@ -39,68 +42,66 @@ class Report:
     """Print the facts as one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        if (self.folder / "sweep.json").is_file():
-            from skirl.cli.sweep_report import report as report_of_sweep
-
-            return report_of_sweep(self.folder, self.page)
-        return report(self.folder, self.page)
+        report = report_of_sweep if (self.folder / SWEEP).is_file() else report_of_run
+        return report(self.folder, self.page or self.folder / "report.html")
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        if result["command"] == "report of a sweep":
-            from skirl.cli.sweep_report import as_text as text_of_sweep
-
-            return text_of_sweep(result) | {"page": result["page"]}
-        return as_text(result) | {"page": result["page"]}
+        lines = sweep_lines if result["command"] == "report of a sweep" else run_lines
+        return lines(result) | {"page": result["page"]}
 
 
-@dataclass(frozen=True)
-class RunContents:
-    """The contents of a run folder."""
-
-    config: Mapping[str, Any]
-    lines: Sequence[Line]
-    """One line per logged interval."""
-    evaluations: Sequence[Line]
-    result: Mapping[str, Any]
-    """Empty if the run did not end."""
-
-    @classmethod
-    def of(cls, folder: Path) -> "RunContents":
-        if not (folder / CONFIG).is_file():
-            raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
-        lines = lines_of(folder)
-        train, evaluations = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
-        result = _read(folder / RESULT) if (folder / RESULT).is_file() else {}
-        return cls(_read(folder / CONFIG), train, evaluations, result)
-
-    def sum(self, name: str) -> float:
-        return sum(line[name] for line in self.lines)
-
-    def sums(self, name: str) -> dict[str, float]:
-        """Return the sums over the whole run of a field that has seconds by stage."""
-        stages = dict.fromkeys(stage for line in self.lines for stage in line[name])
-        return {stage: sum(line[name].get(stage, 0.0) for line in self.lines) for stage in stages}
-
-
-def report(folder: Path, page: Path | None) -> dict[str, Any]:
-    """Read the folder of a run, write a page, and return the facts."""
-    left = RunContents.of(folder)
+def _read(path: Path) -> dict[str, Any]:
     try:
-        page, run = page or folder / "report.html", facts(left)
-        lead, tables, charts = [*_lead(run)], [*_tables(left, run)], [*_charts(left)]
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another run") from error
+
+
+def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
+    return [(float(line["step"]), float(line[name])) for line in lines if finite(line.get(name))]
+
+
+def _figure(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else figure(value, digits)
+
+
+# A run
+
+
+def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
+    """Read the folder of a run, write a page, and return the facts."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
+    every, config = lines_of(folder), _read(folder / CONFIG)
+    lines, evaluations = ([line for line in every if line["kind"] == kind] for kind in ("train", "eval"))
+    result = _read(folder / RESULT) if (folder / RESULT).is_file() else {}
+    try:
+        run = run_facts(config, lines, evaluations, result)
+        tables, charts = [*_tables(config, run, lines, evaluations)], [*_charts(lines, evaluations)]
+        write_page(page, title=f"Run {folder.name}", lead=[*_lead(run)], tables=tables, charts=charts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         wrong = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(
             f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
         ) from error
-    write_page(page, title=f"Run {folder.name}", lead=lead, tables=tables, charts=charts)
     return {"command": "report", "run": str(folder), "page": str(page), **run}
 
 
-def facts(left: RunContents) -> dict[str, Any]:
-    last: Line = left.lines[-1] if left.lines else {}
-    seconds, stall, busy, result = left.sum("seconds"), left.sum("stall"), left.sums("busy"), left.result
-    samples = sum(line["samples_per_second"] * line["seconds"] for line in left.lines)
+def run_facts(
+    config: Mapping[str, Any], lines: Sequence[Line], evaluations: Sequence[Line], result: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a run did so far. result: empty if it did not end."""
+
+    def total(name: str) -> float:
+        return sum(line[name] for line in lines)
+
+    def by_stage(name: str) -> dict[str, float]:
+        stages = dict.fromkeys(stage for line in lines for stage in line[name])
+        return {stage: sum(line[name].get(stage, 0.0) for line in lines) for stage in stages}
+
+    last: Line = lines[-1] if lines else {}
+    seconds, stall, busy = total("seconds"), total("stall"), by_stage("busy")
+    samples = sum(line["samples_per_second"] * line["seconds"] for line in lines)
     lanes = (result.get("by_trainer") or {}).get("lanes", [])
     return {
         "ended": bool(result),
@@ -110,158 +111,259 @@ def facts(left: RunContents) -> dict[str, Any]:
         "kept": result.get("best"),
         "losses": result.get("loss"),
         "by_trainer": result.get("by_trainer"),
-        "changes": left.config.get("changes") or [],
-        "flags": left.config["flags"],
+        "changes": config.get("changes") or [],
+        "flags": config["flags"],
         "steps": last.get("step", 0),
         "samples": last.get("samples", 0),
         "seconds": seconds,
         "samples_per_second": samples / max(seconds, 1e-9),
         **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
         **({name: sum(lane[name] for lane in lanes) for name in MOVED} if lanes else {}),
-        "trainers": left.config.get("trainers") or 1,
-        "best": min(left.evaluations, key=lambda line: line["test_logloss"], default=None),
-        "last": left.evaluations[-1] if left.evaluations else None,
+        "trainers": config.get("trainers") or 1,
+        "best": min(evaluations, key=lambda line: line["test_logloss"], default=None),
+        "last": evaluations[-1] if evaluations else None,
         "stall": stall,
-        "read": left.sum("read"),
+        "read": total("read"),
         "busy": busy,
-        "blame": left.sums("blame"),
+        "blame": by_stage("blame"),
         "hidden": max(0.0, 1.0 - (stall + busy.get("load", 0.0)) / max(sum(busy.values()), 1e-9)),
     }
 
 
-def run_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a run that has ended from its result, for `as_text`."""
-    kept = (
-        "steps",
-        "samples",
-        "seconds",
-        "samples_per_second",
-        "auc",
-        "logloss",
-        "ne",
-        "calibration",
-        "missing",
-        "changes",
-    )
-    kept = (*kept, "by_trainer", "trainers")
+def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a run that has just ended, for `run_lines`."""
     return {
-        **result["counters"], **result["movement"], **{name: result[name] for name in kept},
+        **result, **result["counters"], **result["movement"],
         "flags": result, "ended": True, "stopped_by": result["checkpoints"]["stopped_by"], "run_failed": result["failed"],
         "losses": result["loss"], "touched": result["rows"]["touched"], "best": None, "blame": {},
     }  # fmt: skip
 
 
-def as_text(run: Mapping[str, Any]) -> dict[str, str]:
+def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return the facts of a run as lines of text, by title."""
     flags, steps, best = run["flags"], max(1, run["steps"]), run["best"]
-    state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
-    state = "failed" if run["run_failed"] else state if run["ended"] else "still going on, killed, or failed"
+    state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended" if run["ended"] else UNKNOWN
     lines = {
-        "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
+        "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
         "speed": f"{run['samples_per_second']:,.0f} samples/s without evaluations and checkpoints",
-        **show.facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"]))}),
-        **show.facts({"missing": "\n".join(run["missing"] or [])}),
+        **facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"]))}),
+        **facts({"missing": "\n".join(run["missing"] or [])}),
     }
     if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
-    lines["loss"] = show.course(run["losses"]) if run["losses"] else f"{figure(run['loss'])} over the last interval"
-    lines["metrics"] = f"{show.scores(run)} of all predictions, each made before its batch was trained on"
+    if run["losses"]:
+        first, last, mean = (figure(run["losses"][name]) for name in ("first", "last", "mean"))
+        lines["loss"] = f"{first} for the first batch, {last} for the last, {mean} on average"
+    else:
+        lines["loss"] = f"{figure(run['loss'])} over the last interval"
+    lines["metrics"] = f"{scores(run)} of all predictions, each made before its batch was trained on"
     if best is not None:
         kept = f"; step {run['kept']['step']:,} is kept in {run['kept']['folder']}" if run["kept"] else ""
-        auc = _number(best["test_auc"])
+        auc = _figure(best["test_auc"])
         lines["test"] = f"log loss {best['test_logloss']:.4f}, AUC {auc} at step {best['step']:,}, its best{kept}"
     moved = ", ".join(f"{run[name] / steps:,.0f} {name}" for name in MOVED[1:])
     lines["rows"] = f"{run['touched']:,} touched; {moved} a step"
-    lines["hidden"] = show.hidden(run["hidden"], run["fetched"] + run["written"])
+    lines["hidden"] = "no row was fetched or written: there was no movement to hide"
+    if run["fetched"] + run["written"]:
+        lines["hidden"] = f"{run['hidden']:.0%} of the movement"
     worst = max(run["blame"], key=run["blame"].__getitem__, default=None)
     blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
     lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
-    return lines | lanes_text(run["by_trainer"])
-
-
-def lanes_text(found: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a line for each trainer, where there are several."""
-    lanes = [] if found is None else found["lanes"]
-    lines = {
-        f"trainer {n}": show.text({name: lane[name] for name in LANE}) for n, lane in enumerate(lanes[:MOST_LANES])
-    }
-    more = {"trainers": f"{len(lanes) - MOST_LANES} more: skirl report shows all"} if len(lanes) > MOST_LANES else {}
-    return lines | more
+    lanes = run["by_trainer"]["lanes"] if run["by_trainer"] else []
+    for n, lane in enumerate(lanes[:MOST_LANES]):
+        lines[f"trainer {n}"] = text({name: lane[name] for name in LANE})
+    if len(lanes) > MOST_LANES:
+        lines["trainers"] = f"{len(lanes) - MOST_LANES} more: skirl report shows all"
+    return lines
 
 
 def _lead(run: Mapping[str, Any]) -> Iterator[str]:
     """Yield what came of the run, and whether it overfits; then where its time went."""
-    text, best, last = as_text(run), run["best"], run["last"]
+    lines, best, last = run_lines(run), run["best"], run["last"]
     if best is None:
-        yield f"{text['run']}: {text.get('loss', text.get('metrics'))}."
+        yield f"{lines['run']}: {lines.get('loss', lines.get('metrics'))}."
     else:
-        yield f"{text['run']}: held-out {text['test']}."
+        yield f"{lines['run']}: held-out {lines['test']}."
         if best["step"] != last["step"]:
             grown = f"from {best['test_logloss']:.4f} to {last['test_logloss']:.4f} by step {last['step']:,}"
             yield f"It overfits: after step {best['step']:,}, held-out log loss rose {grown}."
-    yield f"{text['speed']}."
-    if "waited" in text:
-        yield f"The loop waited {text['waited']}."
+    yield f"{lines['speed']}."
+    if "waited" in lines:
+        yield f"The loop waited {lines['waited']}."
 
 
-def _tables(left: RunContents, run: Mapping[str, Any]) -> Iterator[Table]:
+def _tables(
+    config: Mapping[str, Any], run: Mapping[str, Any], lines: Sequence[Line], evaluations: Sequence[Line]
+) -> Iterator[Table]:
     from skirl.cli.train import Train
 
-    yield Table(["", ""], [[name, text] for name, text in as_text(run).items()])
-    if left.lines:
-        times = [[name, f"{s:,.2f}", f"{run['blame'].get(name, 0.0):,.2f}"] for name, s in run["busy"].items() if s]
+    yield Table(["", ""], [*run_lines(run).items()])
+    if lines:
+        times = [(name, f"{s:,.2f}", f"{run['blame'].get(name, 0.0):,.2f}") for name, s in run["busy"].items() if s]
         waits = (("waiting for rows", run["stall"]), ("waiting for the loader", run["read"]))
-        times += [[name, f"{seconds:,.2f}", "-"] for name, seconds in waits]
+        times += [(name, f"{seconds:,.2f}", "-") for name, seconds in waits]
         whose = " of trainer 0" if run["trainers"] > 1 else ""
         yield Table(["", "seconds", "of them while the loop waited"], times, f"Where the time went{whose}")
     if run["by_trainer"]:
-        lanes = [
-            [str(n), *(show.text(of[name], name) for name in LANE)] for n, of in enumerate(run["by_trainer"]["lanes"])
-        ]
+        lanes = [[str(n), *(text(of[name], name) for name in LANE)] for n, of in enumerate(run["by_trainer"]["lanes"])]
         yield Table(["trainer", *LANE], lanes, "Trainers: the others wait for one that waits little for them")
-    if left.evaluations:
-        scores = ("auc", "logloss", "ne", "calibration")
-        rows = [[f"{e['step']:,}", *(_number(e[f"test_{n}"]) for n in scores)] for e in left.evaluations]
+    if evaluations:
+        names = ("auc", "logloss", "ne", "calibration")
+        rows = [[f"{e['step']:,}", *(_figure(e[f"test_{n}"]) for n in names)] for e in evaluations]
         yield Table(["step", "AUC", "log loss", "normalised entropy", "calibration"], rows, "Evaluations")
-    config, machine = left.config, left.config["machine"]
-    about = [*config["versions"].items(), ("processor", f"{machine['processor']}, {machine['cores']} cores")]
-    yield Table(["", ""], [*about, ("begun", f"{config['started']}, at step {config['begun_at']}")], "Where it ran")
+    about = [*config["versions"].items()]
+    about.append(("processor", f"{config['machine']['processor']}, {config['machine']['cores']} cores"))
+    about.append(("begun", f"{config['started']}, at step {config['begun_at']}"))
+    yield Table(["", ""], about, "Where it ran")
     usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
     changed = [[option(n), shown(v)] for n, v in run["flags"].items() if n not in usual or v != usual[n]]
     yield Table(["flag", "value"], changed, "Set")
 
 
-def _charts(left: RunContents) -> Iterator[Chart]:
-    lines, evaluations = left.lines, left.evaluations
+def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Chart]:
     loss = {"training, each interval": _points(lines, "loss"), "held out": _points(evaluations, "test_logloss")}
     yield Chart("Log loss", loss, "step", "")
     auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
     yield Chart("AUC", auc, "step", "")
     yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")}, "step", "")
-    moved: dict[str, Points] = {}
+    moved = {}
     for name, label in (("fetched", "fetched again"), ("new", "made"), ("written", "written")):
-        counts = [(0, 0), *((line["step"], line[name]) for line in lines)]
-        pairs = pairwise(counts)
+        pairs = pairwise([(0.0, 0.0), *_points(lines, name)])
         moved[label] = [(step, (count - was) / (step - since)) for (since, was), (step, count) in pairs if step > since]
     yield Chart("Rows a step", moved, "step", "")
-    waits: dict[str, Points] = {
-        label: [(line["step"], 100 * line[name] / max(line["seconds"], 1e-9)) for line in lines]
-        for label, name in (("for rows", "stall"), ("for the loader", "read"))
-    }
+    shares = [
+        {"step": line["step"], **{n: 100 * line[n] / max(line["seconds"], 1e-9) for n in ("stall", "read")}}
+        for line in lines
+    ]
+    waits = {"for rows": _points(shares, "stall"), "for the loader": _points(shares, "read")}
     yield Chart("Time that the loop waited", waits, "step", "%")
     yield Chart("Learning rate", {"rows": _points(lines, "lr"), "dense": _points(lines, "dense_lr")}, "step", "")
 
 
-def _points(lines: Sequence[Line], name: str) -> Points:
-    return [(line["step"], line[name]) for line in lines if finite(line[name])]
+# A sweep
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else figure(value)
+def standing(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the head of the table and a line for each place, cell by cell; held-out losses only if ranks are by them.
+
+    >>> place = {"rank": 2, "variant": "lr=0.1", "loss": 0.5, "difference": 0.0123, "error": 4e-4, "state": "races"}
+    >>> standing([place | {"auc": 0.75}])[1]
+    ('2', 'lr=0.1', '0.50000', '+0.01230 ± 0.00040', '0.7500', 'races')
+    """
+    from skirl.sweep.race import VariantPlace
+    from skirl.sweep.standing import difference
+
+    judged = any(at.get("held_out") is not None for at in places)
+    held_out = ["held out"] if judged else []
+    lines: list[tuple[str, ...]] = [("rank", "variant", *held_out, "loss", "to rank 1", "AUC", "state")]
+    for at in places:
+        losses = (_figure(at.get(name), 5) for name in (["held_out"] if judged else []) + ["loss"])
+        behind = difference(VariantPlace(**{name: value for name, value in at.items() if name != "auc"}))
+        auc = "-" if at["auc"] is None else f"{at['auc']:.4f}"
+        lines.append((str(at["rank"]), at["variant"], *losses, behind, auc, at["state"]))
+    return lines
 
 
-def _read(path: Path) -> dict[str, Any]:
+def standing_text(places: Sequence[Mapping[str, Any]]) -> str:
+    lines = standing(places)
+    return columns(lines, left=(1, len(lines[0]) - 1))
+
+
+def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
+    """Return rank 1 with what it is ranked by, as text.
+
+    >>> best_line({"variant": "a", "loss": 0.5, "held_out": None})
+    'a, loss 0.50000 on samples that nobody had trained on'
+    >>> best_line({"variant": "a", "held_out": 0.6}, {"step": 40, "folder": "saves/a/best"})
+    'a, log loss 0.60000 on the samples held out, at step 40, in saves/a/best'
+    """
+    if place.get("held_out") is None:
+        loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
+        return f"{place['variant']}, {loss} on samples that nobody had trained on"
+    at = "" if best is None else f", at step {best['step']:,}" + (f", in {best['folder']}" if best["folder"] else "")
+    return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
+
+
+def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
+    """Read the folder of a sweep, write its page and return the facts."""
+    at = folder / SWEEP
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another run") from error
+        sweep = json.loads(at.read_bytes())
+        result = json.loads(at.read_bytes()) if (at := folder / RESULT).is_file() else {}
+        data = at.read_bytes() if (at := folder / RACE).is_file() else b""
+        race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
+        left, standings = ([line for line in race if line["event"] == event] for event in ("left", "standing"))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{at} is damaged ({error!r}), and a report needs it: name another sweep") from None
+    ends = [one for one, after in zip(standings, [*standings[1:], {}]) if one["begun_at"] != after.get("begun_at")]
+    facts = {
+        "command": "report of a sweep",
+        "sweep": str(folder),
+        "page": str(page),
+        "flags": sweep["flags"],
+        "started": sweep["started"],
+        "ended": bool(result),
+        **{name: result.get(name) for name in ("winner", "failed", "best", "cost", "from", "seed_noise")},
+        "measure": standings[-1]["measure"] if standings else None,
+        "variants": [variant["name"] for variant in sweep["variants"]],
+        "left": left,
+        "step": standings[-1]["step"] if standings else 0,
+        "seconds": sum(one["seconds"] for one in ends),
+        "standing": standings[-1]["places"] if standings else [],
+        "test_auc": {name: of.get("test_auc") for name, of in result.get("by_variant", {}).items()},
+    }
+    _write_sweep(folder, page, facts)
+    return facts
+
+
+def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
+    """Return the facts of a sweep as lines of text, by title."""
+    state = ("failed" if sweep["failed"] else "ended") if sweep["ended"] else UNKNOWN
+    lines = {
+        "sweep": f"{len(sweep['variants'])} variants on {sweep['flags'].get('data')}, {state}",
+        "steps": f"{sweep['step']:,} in {clock(sweep['seconds'])}",
+        **facts(sweep, "failed"),
+    }
+    if sweep["standing"] and not sweep["failed"]:
+        lines["winner" if sweep["winner"] else "leader"] = best_line(sweep["standing"][0], sweep["best"])
+    if sweep["cost"] is not None:
+        lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
+    kinds = [left["kind"] for left in sweep["left"]]
+    if kinds:
+        says = {"dropped": "dropped at a rung", "diverged": "diverged", "patience": "no better in their evaluations"}
+        lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in says.items() if kind in kinds)
+    if sweep["seed_noise"] is not None:
+        lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
+        lines["noise"] += SAME * bool(sweep["from"])
+    return lines
+
+
+def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
+    lines, places, aucs = sweep_lines(sweep), sweep["standing"], sweep["test_auc"]
+    best = lines.pop("winner", None) or lines.pop("leader", None)
+    first = f"The best of {len(sweep['variants'])} variants is {best}." if best else None
+    head, *cells = standing(places) if places else [()]
+    if any(score is not None for score in aucs.values()):
+        head = (*head, "held-out AUC")
+        cells = [(*line, _figure(aucs.get(at["variant"]))) for line, at in zip(cells, places, strict=True)]
+    every = {at["variant"]: lines_of(folder / at["variant"]) for at in places}
+    losses, held_out = (
+        {of: _points([line for line in lines if line["kind"] == kind], name) for of, lines in every.items()}
+        for kind, name in (("train", "loss"), ("eval", "test_logloss"))
+    )
+    write_page(
+        page,
+        title=f"Sweep {folder.name}",
+        lead=[
+            first or sweep["failed"] or "No step is done yet.",
+            *([f"Here, {MEANS}."] if sweep["seed_noise"] is not None else []),
+            "A loss is a mean over the recent batches, each before anybody trained on its samples; of one that left, as it "
+            "was then. A difference is to rank 1, on the same batches, with the standard error of the paired difference.",
+        ],
+        tables=[Table(head, cells, "Variants"), Table(("", ""), [*lines.items()], "Sweep")],
+        charts=[
+            Chart("log loss, each interval", losses, "step", "log loss"),
+            Chart("log loss on the samples held out", held_out, "step", "log loss"),
+        ],
+    )

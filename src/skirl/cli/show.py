@@ -1,9 +1,17 @@
-"""A command's result as people read it on a terminal. `--json` prints the result itself; page.py draws pages."""
+"""A command's result as people read it: text on a terminal, or one HTML file that opens offline, with pictures.
 
-from collections.abc import Mapping
+`--json` prints the result itself."""
+
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib.util import find_spec
+from itertools import chain, repeat
+from pathlib import Path
 from typing import Any, ClassVar
 
+from skirl.tools.os_errors import writing
 from skirl.tools.units import clock, figure, size
 
 MOST = 40
@@ -95,25 +103,6 @@ def columns(lines: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> str:
     )
 
 
-def course(loss: Mapping[str, float]) -> str:
-    """Return the losses of a run as text, from those of its first and last batch and their mean.
-
-    >>> course({"first": 0.7, "last": 0.5, "mean": 0.6})
-    '0.7000 for the first batch, 0.5000 for the last, 0.6000 on average'
-    """
-    first, last, mean = (figure(loss[name]) for name in ("first", "last", "mean"))
-    return f"{first} for the first batch, {last} for the last, {mean} on average"
-
-
-def hidden(share: float, moved: int) -> str:
-    """Say how much of the movement of this many rows was hidden behind computing.
-
-    >>> hidden(0.3, 10), hidden(0.3, 0)
-    ('30% of the movement', 'no row was fetched or written: there was no movement to hide')
-    """
-    return f"{share:.0%} of the movement" if moved else "no row was fetched or written: there was no movement to hide"
-
-
 def scores(result: Mapping[str, Any], prefix: str = "") -> str:
     """Return the metrics of a result as text.
 
@@ -123,3 +112,122 @@ def scores(result: Mapping[str, Any], prefix: str = "") -> str:
     names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
     found = {text: result[prefix + name] for name, text in names.items() if prefix + name in result}
     return ", ".join(f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items())
+
+
+# Pages
+
+NO_PICTURES = "Pictures are drawn by matplotlib: pip install 'skirl[plots]'"
+MOST_NAMED = 10
+"""A chart names and colours its first lines; further ones are grey."""
+INK = "#123456"
+"""Drawn in the page's text colour, so that pictures suit light and dark mode."""
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 1.5em auto; padding: 0 1em; }
+h1 { font-size: 1.4em; }
+h1, p, td { overflow-wrap: anywhere; }
+.result { font-size: 1.15em; font-weight: 600; }
+.wide { overflow-x: auto; margin: 1.2em 0; }
+table { border-collapse: collapse; }
+caption { text-align: left; font-weight: 600; padding-bottom: .3em; }
+th, td { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; border-bottom: 1px solid #8884; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24em), 1fr)); gap: 1em; }
+.charts svg { width: 100%; height: auto; }
+"""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines, each a list of points, by name; important ones first."""
+
+    title: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    x: str
+    y: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text. Columns whose cells all look like numbers are aligned to the right."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+def write_page(
+    path: Path, *, title: str, lead: Sequence[str], tables: Sequence[Table], charts: Sequence[Chart]
+) -> None:
+    """Write a page: a title, sentences of which the first is the result, pictures, tables."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(html(title, lead, tables, charts), encoding="utf-8", errors="replace")
+
+
+def html(title: str, lead: Sequence[str], tables: Sequence[Table], charts: Sequence[Chart]) -> str:
+    """Return a page as text; without matplotlib, a sentence stands in place of its pictures.
+
+    >>> page = html("Rows & caches", ["<20% is enough."], [Table(["table", "rows"], [["user", "1,000"]])], [])
+    >>> "Rows &amp; caches" in page, "&lt;20%" in page, '<td class="number">1,000</td>' in page
+    (True, True, True)
+    """
+    drawn = [chart for chart in charts if any(chart.lines.values())]
+    pictures = [svg(chart) for chart in drawn] if find_spec("matplotlib") else [f"<p>{NO_PICTURES}</p>"] * bool(drawn)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        *(f"<p{kind}>{escape(text)}</p>" for text, kind in zip(lead, chain([' class="result"'], repeat("")))),
+        *(['<div class="charts">', *pictures, "</div>"] if pictures else []),
+        *map(_table, tables),
+    ]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n<body>\n'
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _table(table: Table) -> str:
+    columns = range(len(table.header))
+    numbers = [bool(table.rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in table.rows) for i in columns]
+
+    def row(tag: str, cells: Sequence[str]) -> str:
+        kinds = (' class="number"' if number else "" for number in numbers)
+        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
+
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    head = f"<thead><tr>{row('th', table.header)}</tr></thead>" if any(table.header) else ""
+    body = "\n".join(f"<tr>{row('td', cells)}</tr>" for cells in table.rows)
+    return f'<div class="wide"><table>{caption}{head}<tbody>{body}</tbody></table></div>'
+
+
+def svg(chart: Chart) -> str:
+    """Return a chart as an SVG element."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    style: Any = {
+        **dict.fromkeys(inked, INK),
+        "svg.fonttype": "none", "svg.hashsalt": chart.title, "text.parse_math": False, "font.size": 11,
+        "axes.spines.top": False, "axes.spines.right": False,
+    }  # fmt: skip
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(5.6, 3.9), layout="constrained")
+        axes = figure.add_subplot(xlabel=chart.x, ylabel=chart.y)
+        axes.set_title(chart.title, loc="left", fontweight="bold", wrap=True)
+        axes.grid(alpha=0.25)
+        named = []
+        for i, (name, points) in enumerate(chart.lines.items()):
+            shown = len(named) < MOST_NAMED
+            color, mark = f"C{len(named)}" if shown else "#8888", "o" if len(points) < 2 else None
+            (line,) = axes.plot(*zip(*points), color=color, marker=mark, zorder=-i) if points else (None,)
+            if shown and line is not None:
+                named.append((line, name))
+        if len(chart.lines) > 1:
+            figure.legend(*zip(*named), loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :].replace(INK, "currentColor")

@@ -50,15 +50,9 @@ class Size(Composed):
     def run(self) -> dict[str, Any]:
         from skirl.sizing.size import sized
 
-        link = None if self.link is None else Link.parse(self.link)
-        step, optimizer, prefetch = (
-            self.step_ms and self.step_ms / 1e3,
-            self.optimizer.optimizer,
-            self.movement.prefetch,
-        )
-        flags = {"data": self.data.data, "model": self.model.model, "optimizer": optimizer, "dim": self.model.dim}
-        flags |= {"batch": self.data.batch, "prefetch": prefetch, "link": self.link, "step_ms": self.step_ms}
-        return {"command": "size", **flags, **sized(self.data, self.model.row_dim, optimizer, prefetch, link, step)}
+        link, step = self.link and Link.parse(self.link), self.step_ms and self.step_ms / 1e3
+        run = self.data, self.model.row_dim, self.optimizer.optimizer, self.movement.prefetch
+        return {"command": "size", **self.flat(), **sized(*run, link or None, step)}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         from skirl.sizing.curve import KINDS, LEAST

@@ -74,8 +74,11 @@ class SweepCommand(Composed):
         device = self.recipe.device
         if device.threads is None:  # bits depend on the thread count, so it is written down
             return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
-        self._check_saved()
+        from skirl.sweep.checkpoint import check_same, saved_with
         from skirl.sweep.run import run
+
+        if self.save.goes_on and self.save.save is not None:
+            check_same(saved_with(self.save.save), self.flat())
 
         with self.recipe.naming_cache():
             result = run(
@@ -84,24 +87,16 @@ class SweepCommand(Composed):
             )  # fmt: skip
         page = None
         if result["run"]:
-            from skirl.cli.sweep_report import report
+            from skirl.cli.report import report_of_sweep
 
             try:
-                page = report(Path(result["run"]), None)["page"]
+                page = report_of_sweep(Path(result["run"]), Path(result["run"]) / "report.html")["page"]
             except (OSError, ValueError) as error:
                 result["missing"].append(f"the page is missing: {why(error)}")
         return result | {"page": page}
 
-    def _check_saved(self) -> None:
-        """Raise if the sweep resumes from a checkpoint with other flags."""
-        if not self.save.goes_on or self.save.save is None:
-            return
-        from skirl.sweep.checkpoint import check_same, saved_with
-
-        check_same(saved_with(self.save.save), self.flat())
-
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.sweep_report import MEANS, as_text, table_text
+        from skirl.cli.report import MEANS, standing_text, sweep_lines
         from skirl.cli.train import origin_line
 
         names = {
@@ -111,11 +106,10 @@ class SweepCommand(Composed):
             "step": result["steps"],
             "left": [],
         }
-        race = table_text(result["standing"]) + f"\n{MEANS}" * (result["seed_noise"] is not None)
-        lines = as_text(result | names) | {"race": race}
-        lines |= facts(
-            result, "samples_per_second", "processes_used", "read_batches", "plans", "peak_bytes", "stopped_early"
-        )
+        race = standing_text(result["standing"]) + f"\n{MEANS}" * (result["seed_noise"] is not None)
+        lines = sweep_lines(result | names) | {"race": race}
+        shown = ("samples_per_second", "processes_used", "read_batches", "plans", "peak_bytes", "stopped_early")
+        lines |= facts(result, *shown)
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "from_zero", "run", "page", "stopped_by")

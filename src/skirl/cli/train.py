@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from skirl.cli.report import as_text, run_of
+from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, scores, text
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed
@@ -19,9 +19,6 @@ from skirl.train.flags import (
     check_evaluated,
 )
 from skirl.train.recipe import Recipe
-
-KEPT = ("count", "bytes", "pause_share", "stopped_by")
-"""What is shown of a run's checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +58,22 @@ class Train(Composed):
             return train(self.recipe, self.evaluation, self.save, self.log, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        rows, kept, lines = result["rows"], result["checkpoints"], as_text(run_of(result))
+        rows, kept, lines = result["rows"], result["checkpoints"], run_lines(facts_of_result(result))
         if "test_samples" in result:
             lines["test"] = f"{scores(result, 'test_')} on {result['test_samples']:,} samples held out"
-        if (ended := nothing_left(result, self.recipe.data.steps)) is not None:
+        ends, at, steps = {}, result["steps"], self.recipe.data.steps
+        if (best := result["best"]) is not None:
+            loss = best["test_logloss"]
+            scored = "" if loss is None else f", log loss {loss:.4f} on the samples held out"
+            ends["best"] = f"step {best['step']:,}{scored}, in {best['folder']}"
+        if result["from"] is not None:
+            ends["begun"] = origin_line(result["from"])
+        if at and result["begun_at"] >= at:  # it was resumed, and had no step left to train
+            past = f"is past --steps {steps}," if steps is not None and at > steps else None
+            how = past or ("had stopped early" if result["stopped_early"] else "had ended")
             shown = ("loss", "metrics", "test", "changed", "missing")
-            return {"ended": ended} | {name: lines[name] for name in shown if name in lines} | outcome(result)
+            ended = {"ended": f"the run {how} at step {at:,}: nothing was left to train"}
+            return ended | {name: lines[name] for name in shown if name in lines} | ends
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
         wide = self.recipe.model.row_dim
         lines |= {
@@ -78,18 +85,22 @@ class Train(Composed):
         }
         if result["stopped_early"]:
             lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
-        lines |= (
-            {"folder": f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"} if result["run"] else {}
-        )
+        if result["run"]:
+            lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.save.save:
             newest = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {self.save.save}"
             lines["saved"] = f"{newest}; more --steps and --resume go on from there" if kept["newest"] else newest
             if kept["failed"]:
                 lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
-            lines["checkpoints"] = text({name: kept[name] for name in KEPT})
+            lines["checkpoints"] = text({name: kept[name] for name in ("count", "bytes", "pause_share", "stopped_by")})
         if result["bad_rows_skipped"]:
             lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
-        return lines | outcome(result) | facts(result, "trace")
+        return lines | ends | facts(result, "trace")
+
+
+def origin_line(begun: Mapping[str, Any]) -> str:
+    state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
+    return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
 
 
 @dataclass(frozen=True)
@@ -119,8 +130,8 @@ class Verify(Composed):
         most = max(self.sizes(), default=1)
         if self.recipe.step.shards < most:
             raise ValueError(
-                f"trainers is {self.trainers!r} and shards is {self.recipe.step.shards}: set shards to a power of two of "
-                f"{most} or more"
+                f"trainers is {self.trainers!r} and shards is {self.recipe.step.shards}: set shards to a power of two "
+                f"of {most} or more"
             )
         if self.recipe.device.dtype != "float32":
             raise ValueError(
@@ -171,19 +182,13 @@ class Verify(Composed):
 
     def recipes(self) -> list[Recipe]:
         """Return a recipe for each optimizer. On disk, each has a folder of its own if there are several."""
-        if self.optimizer != "all":
-            return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
         from skirl.store.specs import inside
 
-        cache = self.recipe.cache
-        return [
-            replace(
-                self.recipe,
-                optimizer=OptimizerFlags(name),
-                cache=replace(cache, store=inside(cache.store, name)),
-            )
-            for name in get_args(OptimizerName)
-        ]
+        if self.optimizer != "all":
+            return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
+        made = [replace(self.recipe, optimizer=OptimizerFlags(name)) for name in get_args(OptimizerName)]
+        stores = [inside(self.recipe.cache.store, name) for name in get_args(OptimizerName)]
+        return [replace(one, cache=replace(one.cache, store=store)) for one, store in zip(made, stores)]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         if self.trainers is not None:
@@ -199,8 +204,8 @@ class Verify(Composed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen(SavedFlags, ShowFlags):
-    """The flags of `skirl evaluate`, and what both commands print."""
+class Evaluate(SavedFlags, ShowFlags):
+    """Compare the predictions of a trained model with labels."""
 
     group: ClassVar[str] = ""
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -210,6 +215,11 @@ class Chosen(SavedFlags, ShowFlags):
     }
     common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
 
+    def run(self) -> dict[str, Any]:
+        from skirl.train.predict import predict
+
+        return predict(self)
+
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, "checkpoint", "step", "data", "part", "samples")
         lines |= {"metrics": scores(result)} if "auc" in result else {}
@@ -218,17 +228,7 @@ class Chosen(SavedFlags, ShowFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Chosen):
-    """Compare the predictions of a trained model with labels."""
-
-    def run(self) -> dict[str, Any]:
-        from skirl.train.predict import evaluate
-
-        return evaluate(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predict(Chosen):
+class Predict(Evaluate):
     """Write the predictions of a trained model to a Parquet file."""
 
     into: Path
@@ -245,33 +245,6 @@ class Predict(Chosen):
         from skirl.train.predict import predict
 
         return predict(self, self.into)
-
-
-def nothing_left(result: Mapping[str, Any], steps: int | None) -> str | None:
-    """Return what the summary says of a resumed run that had no step left to train; None if it trained."""
-    at = result["steps"]
-    if not at or result["begun_at"] < at:
-        return None
-    past = steps is not None and at > steps
-    how = f"is past --steps {steps}," if past else "had stopped early" if result["stopped_early"] else "had ended"
-    return f"the run {how} at step {at:,}: nothing was left to train"
-
-
-def origin_line(begun: Mapping[str, Any]) -> str:
-    state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
-    return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
-
-
-def outcome(result: Mapping[str, Any]) -> dict[str, str]:
-    """Return the summary's lines on the best checkpoint and the run's origin."""
-    lines = {}
-    if (best_one := result["best"]) is not None:
-        loss = best_one["test_logloss"]
-        scored = "" if loss is None else f", log loss {loss:.4f} on the samples held out"
-        lines["best"] = f"step {best_one['step']:,}{scored}, in {best_one['folder']}"
-    if (begun := result["from"]) is not None:
-        lines["begun"] = origin_line(begun)
-    return lines
 
 
 @dataclass

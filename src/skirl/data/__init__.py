@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DataFlags", "Source", "Synthetic", "encodings_of"]
 
-__getattr__ = lazily(__name__, {"encodings": ("encodings_of",), "source": ("Source",), "synthetic": ("Synthetic",)})
+__getattr__ = lazily(__name__)

@@ -1,8 +1,8 @@
 """Which rows are a session: what a user asks for, rows with their sort keys, and where sessions begin in rows in order."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from skirl.data.files.hashing import hash_numbers, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.stream import Files
 from skirl.dedup.row_hash import session_hashes, time_bits
+from skirl.tools.flags import parsed
 from skirl.tools.units import parse_seconds
 
 KEYS = ("~partition", "~session", "~time", "~row")
@@ -24,8 +25,6 @@ ROWS = 4096
 """Rows to decode, and to write out in full, at once: lists may be long, and a file may store each once for many rows."""
 WHOLE = 128 << 20
 """Most bytes of a row group that has to be decoded as a whole."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,6 @@ class Columns:
     def starts(self) -> "SessionStarts":
         """Return what finds sessions."""
         return SessionStarts(self.request.seconds("gap"))
-
-
-def parsed(name: str, text: str, parse: Callable[[str], T], form: str) -> T:
-    """Parse a flag's text. Raise a ValueError that says what to set the flag to if it cannot be parsed."""
-    try:
-        return parse(text)
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}: set it to {form}") from None
 
 
 def shaped(files: Files, request: Sessions) -> tuple[Files, Columns]:

@@ -17,17 +17,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DCAT", "DIN", "DLRM", "MODELS", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "base": ("Embeddings", "Model"),
-        "by_name": ("MODELS",),
-        "dcat": ("DCAT",),
-        "dcnv2": ("DCNv2",),
-        "deep_cross": ("DeepCross",),
-        "deepfm": ("DeepFM",),
-        "din": ("DIN",),
-        "dlrm": ("DLRM",),
-        "wide_deep": ("WideDeep",),
-    },
-)
+__getattr__ = lazily(__name__)

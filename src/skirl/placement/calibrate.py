@@ -8,12 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.placement.costs import KERNELS, Costs, Kernel, Part, load_costs, save_costs, shipped, terms_of
-from skirl.placement.lookups import Lookups, generate
-from skirl.placement.measure import Arena, arena_of, noise_of, rounds_of
-from skirl.placement.nets import Sets, features_of, train_net
-from skirl.placement.pieces import Piece
-from skirl.placement.spec import TableSpec
+from skirl.placement.costs import (
+    KERNELS,
+    Costs,
+    Kernel,
+    Part,
+    Sets,
+    features_of,
+    load_costs,
+    save_costs,
+    shipped,
+    terms_of,
+    train_net,
+)
+from skirl.placement.measure import Arena, Lookups, arena_of, generate, noise_of, rounds_of
+from skirl.placement.spec import Piece
 from skirl.tools.machine import machine
 from skirl.tools.progress import progress_of
 
@@ -32,18 +41,6 @@ _CYCLES, _TURNS, _CLOSE = 1000, 12, 0.01
 """Most cycles and turns of a fit; errors up to the last have the same weight."""
 
 
-def check_measuring(minutes: float, combinations: int, seed: int, out: Path | None) -> None:
-    """Raise if costs cannot be measured as asked."""
-    if not 0 < minutes < float("inf"):
-        raise ValueError(f"minutes is {minutes}: set it above 0")
-    if combinations < LEAST:
-        raise ValueError(f"combinations is {combinations}: set it to {LEAST} or more")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}: set it to 0 or more")
-    if out is not None and out.suffix != ".json":
-        raise ValueError(f"out is {str(out)!r}: name a file that ends in .json")
-
-
 @dataclass(frozen=True)
 class Combination:
     """Parts of tables on one rank, all with one optimizer; `numbers` are those of the tables, which draw their ids."""
@@ -59,25 +56,21 @@ class Combination:
         ]
 
 
-def combinations_of(tables: Sequence[TableSpec], count: int, rng: np.random.Generator) -> list[Combination]:
-    """Return random combinations: 1 to 15 tables with other dims, and with all, half or a quarter of their rows."""
-    found = []
-    for _ in range(count):
-        numbers = rng.choice(len(tables), int(rng.integers(1, MOST_PARTS + 1))).tolist()
-        parts = []
-        for n in numbers:
-            rows = max(1, tables[n].rows >> int(rng.integers(0, 3)))
-            parts.append((tables[n], rows, int(rng.choice(DIMS))))
-        found.append(Combination(tuple(parts), tuple(numbers)))
-    return found
-
-
 def training(optimizer: str, count: int, seed: int, batches: Sequence[int]) -> list[Combination]:
-    """Return combinations of generated tables of several batch sizes, to fit costs to or to judge them."""
+    """Return random combinations of generated tables of several batch sizes, to fit costs to or to judge them.
+
+    Each has 1 to 15 tables with other dims, and with all, half or a quarter of their rows.
+    """
     rng, found = np.random.default_rng([seed, 1]), list[Combination]()
     for n, batch in enumerate(batches):
         tables = generate(TABLES, batch=batch, max_dim=max(DIMS), seed=seed + 100 + n, optimizer=optimizer)
-        found += combinations_of(tables, -(-count // len(batches)), rng)
+        for _ in range(-(-count // len(batches))):
+            numbers = rng.choice(len(tables), int(rng.integers(1, MOST_PARTS + 1))).tolist()
+            parts = []
+            for table in numbers:
+                rows = max(1, tables[table].rows >> int(rng.integers(0, 3)))
+                parts.append((tables[table], rows, int(rng.choice(DIMS))))
+            found.append(Combination(tuple(parts), tuple(numbers)))
     return found[:count]
 
 

@@ -1,18 +1,237 @@
-"""Costs of parts of tables for a rank: a sum of a few terms, corrected by a net if one was trained; and their file."""
+"""Costs of parts of tables for a rank, and their file: a sum of a few terms, corrected by a small net.
 
+It has a net for each part, their sum, and a head over it; it is trained in torch, and predicts in plain numpy, which
+takes microseconds."""
+
+import base64
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log2
+from functools import lru_cache
+from math import log, log2
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from skirl.placement.nets import SUMS, ComputeNet, features_of
-from skirl.placement.spec import TableSpec
+from skirl.placement.spec import BINS, TableSpec
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import read_sealed, skirl_version, write_sealed
+
+PLAIN = (
+    "log rows", "log dim", "log batch", "log ids", "log distinct", "log pooling", "no multiple of 16", "no multiple of 8",
+)  # fmt: skip
+OPTIMIZERS = ("rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl")
+"""Row optimizers that the costs shipped with skirl know."""
+FEATURES = (*PLAIN, *(f"reuse {n}" for n in range(BINS)), *(f"is {name}" for name in OPTIMIZERS))
+"""Features of a part of a table; unknown ones count as the mean of the training data."""
+HIDDEN, SUMS, HEAD = 32, 4, 16
+"""Units of a part's net, number of sums that a set of parts has, and units of the head."""
+FARTHEST = 4.0
+"""Deviations from the mean at which a feature is cut off, so that an unusual table gets no wild answer."""
+MOST = log(4.0)
+"""The logarithm of a net's factor lies between this and its negative."""
+
+
+def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
+    """Return a net's features for this many rows and columns of a table, whose lookups are spread over its rows.
+
+    >>> features_of(TableSpec("a", rows=1024, dim=8, batch=4, ids=8.0, distinct=8.0), 512, 8)[[3, 6, 7]].round(3).tolist()
+    [1.386, 1.0, 0.0]
+    """
+    share, found = rows / spec.rows, _shared(spec).copy()
+    ids = max(spec.ids * share, 1e-3)
+    found[0], found[1], found[3] = log(rows), log(dim), log(ids)
+    found[4], found[5] = log(max(spec.distinct * share, 1e-3)), log(ids / spec.batch)
+    found[6], found[7] = dim % 16 != 0, dim % 8 != 0
+    return found
+
+
+@lru_cache(4096)
+def _shared(spec: TableSpec) -> np.ndarray:
+    """Return the features that all parts of a table share."""
+    found = np.zeros(len(FEATURES))
+    found[2] = log(spec.batch)
+    found[len(PLAIN) : len(PLAIN) + BINS] = spec.reuse or np.nan
+    found[len(PLAIN) + BINS :] = [spec.optimizer == name for name in OPTIMIZERS]
+    return found
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """Two linear layers with a ReLU between them: [units, inputs], [units], [outputs, units], [outputs]."""
+
+    first: np.ndarray
+    first_bias: np.ndarray
+    last: np.ndarray
+    last_bias: np.ndarray
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return outputs for inputs, [n, inputs] to [n, outputs]."""
+        return np.maximum(x @ self.first.T + self.first_bias, 0.0) @ self.last.T + self.last_bias
+
+
+@dataclass(frozen=True)
+class ComputeNet:
+    """Corrections to sums of terms: a factor for the time of each part, and one for that of a whole set of parts.
+
+    `mean` and `deviation` are those of each of `FEATURES`. `each` tells the logarithm of a part's factor, and what it adds
+    to `SUMS` sums; `head`, for these sums, the logarithm of the factor of the whole set.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    each: Mlp
+    head: Mlp
+
+    def parts(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the factor of each part, [n], and what it adds to the sums of its set, [n, SUMS]."""
+        found = self.each(scaled(features, self.mean, self.deviation))
+        return np.exp(bounded(found[:, 0])), np.logaddexp(0.0, found[:, 1:])
+
+    def factors(self, sums: np.ndarray) -> np.ndarray:
+        """Return the factor of each set, [n], from sums over its parts, [n, SUMS]."""
+        return np.exp(bounded(self.head(np.log1p(sums))[:, 0]))
+
+    def body(self) -> dict[str, Any]:
+        """Return it as a file stores it."""
+        layers = {name: [packed(of) for of in vars(getattr(self, name)).values()] for name in ("each", "head")}
+        moments = {"mean": packed(self.mean), "deviation": packed(self.deviation)}
+        return {"features": list(FEATURES), **moments, **layers}
+
+    @classmethod
+    def parsed(cls, body: Mapping[str, Any]) -> "ComputeNet":
+        """Return the net that a sealed file stores. Raise a ValueError if it has other features."""
+        if body["features"] != list(FEATURES):
+            raise ValueError("its net has other features than those of this skirl: measure again")
+        layers = [Mlp(*map(unpacked, body[name])) for name in ("each", "head")]
+        return cls(unpacked(body["mean"]), unpacked(body["deviation"]), *layers)
+
+
+def scaled(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Return features in deviations from their means, cut off far away, and 0 for unknown ones."""
+    of = (features - mean) / deviation
+    return np.minimum(
+        np.maximum(np.where(np.isnan(of), 0.0, of), -FARTHEST), FARTHEST
+    )  # np.clip and np.nan_to_num take 25 us
+
+
+def bounded(x: np.ndarray) -> np.ndarray:
+    """Squash values smoothly to between `MOST` and its negative.
+
+    >>> bounded(np.array([0.0, 99.0])).round(3).tolist()
+    [0.0, 1.386]
+    """
+    return MOST * np.tanh(x / MOST)
+
+
+def packed(of: np.ndarray) -> dict[str, Any]:
+    """Return an array as a file stores it: its shape, and its numbers as text."""
+    data = np.ascontiguousarray(of, "<f4")
+    return {"shape": list(of.shape), "float32": base64.b64encode(data.tobytes()).decode()}
+
+
+def unpacked(body: Mapping[str, Any]) -> np.ndarray:
+    """Return the array that a sealed file stores."""
+    return np.frombuffer(base64.b64decode(body["float32"]), "<f4").astype(float).reshape(body["shape"])
+
+
+# Training
+
+EPOCHS, TUNED = 150, 60
+"""Epochs of training from scratch, and from a net that was trained elsewhere."""
+BATCH, RATE, TUNED_RATE, DECAY = 64, 3e-3, 1e-3, 1e-2
+DROPPED = 0.1
+KEPT = 5
+"""One set in this many tells when a net is best; nothing is learned from it."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Measured sets of parts.
+
+    `features` [parts, FEATURES] and `base`, the milliseconds by a sum of terms, are those of each part; `of` is the set
+    that it is in; `ms` are the measured milliseconds of each set.
+    """
+
+    features: np.ndarray
+    base: np.ndarray
+    of: np.ndarray
+    ms: np.ndarray
+
+
+def train_net(sets: Sets, seed: int, start: ComputeNet | None = None) -> ComputeNet:
+    """Train a net on these sets, from one of another machine if it is given."""
+    generator = torch.Generator().manual_seed(seed)
+    if start is None:
+        deviation = sets.features.std(axis=0)
+        mean, deviation = sets.features.mean(axis=0), np.where(deviation > 1e-6, deviation, 1.0)
+    else:
+        mean, deviation = start.mean, start.deviation
+    each, head = _module(len(FEATURES), HIDDEN, 1 + SUMS, generator), _module(SUMS, HEAD, 1, generator)
+    if start is not None:
+        for module, mlp in ((each, start.each), (head, start.head)):
+            with torch.no_grad():
+                for p, of in zip(module.parameters(), vars(mlp).values(), strict=True):
+                    p.copy_(torch.tensor(of))
+    x = torch.tensor(scaled(sets.features, mean, deviation), dtype=torch.float32)
+    base, of = torch.tensor(sets.base, dtype=torch.float32), torch.tensor(sets.of)
+    wanted = torch.tensor(np.log(sets.ms), dtype=torch.float32)
+
+    def errors(which: Tensor, drop: bool) -> Tensor:
+        number = torch.full((len(sets.ms),), -1)
+        number[which] = torch.arange(len(which))
+        inside = number[of] >= 0
+        at, seen = number[of][inside], x[inside]
+        if drop:
+            seen = seen * (torch.rand(seen.shape, generator=generator) > DROPPED)
+        out = each(seen)
+        parts = base[inside] * torch.exp(MOST * torch.tanh(out[:, 0] / MOST))
+        total = torch.zeros(len(which)).index_add(0, at, parts)
+        sums = torch.zeros(len(which), SUMS).index_add(0, at, F.softplus(out[:, 1:]))
+        factor = MOST * torch.tanh(head(torch.log1p(sums))[:, 0] / MOST)
+        return torch.log(total) + factor - wanted[which]
+
+    order = torch.randperm(len(sets.ms), generator=generator)
+    kept, rest = order[: len(order) // KEPT], order[len(order) // KEPT :]
+    parameters: Sequence[Tensor] = [*each.parameters(), *head.parameters()]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the nets are so small that threads would only wait for each other
+    epochs, rate = (EPOCHS, RATE) if start is None else (TUNED, TUNED_RATE)
+    optimizer = torch.optim.AdamW(parameters, rate, weight_decay=DECAY)
+    slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    least, best = float("inf"), list[Tensor]()
+    for epoch in range(epochs + 1):
+        if epoch:  # the start counts as well
+            for which in rest[torch.randperm(len(rest), generator=generator)].split(BATCH):
+                optimizer.zero_grad()
+                off = errors(which, True)
+                F.huber_loss(off, torch.zeros_like(off), delta=0.1).backward()
+                optimizer.step()
+            slower.step()
+        with torch.no_grad():
+            error = float(errors(kept, False).abs().mean())
+            if error < least or not best:
+                least, best = error, [p.detach().clone() for p in parameters]
+    torch.set_num_threads(threads)
+    numbers = [of.numpy().astype(float) for of in best]
+    return ComputeNet(mean, deviation, Mlp(*numbers[:4]), Mlp(*numbers[4:]))
+
+
+def _module(inputs: int, units: int, outputs: int, generator: torch.Generator) -> nn.Sequential:
+    """Return two layers; the last one starts near 0."""
+    first, last = nn.Linear(inputs, units), nn.Linear(units, outputs)
+    with torch.no_grad():
+        for layer in (first, last):
+            bound = layer.in_features**-0.5
+            layer.weight.uniform_(-bound, bound, generator=generator)
+            layer.bias.zero_()
+        last.weight.mul_(0.1)
+    return nn.Sequential(first, nn.ReLU(), last)
+
 
 Kernel = Literal["skirl-cpu", "fbgemm-cpu", "fbgemm-cuda"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)

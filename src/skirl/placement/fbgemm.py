@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from skirl.core.optim import row_optimizer
-from skirl.placement.lookups import Lookups
-from skirl.placement.measure import ARENA, EVICTED, Arena
-from skirl.placement.pieces import Piece
+from skirl.placement.measure import ARENA, EVICTED, Arena, Lookups
+from skirl.placement.spec import Piece
 
 KINDS = {
     "sgd": "EXACT_SGD", "rowwise-adagrad": "EXACT_ROWWISE_ADAGRAD", "adagrad": "EXACT_ADAGRAD", "adam": "ADAM",

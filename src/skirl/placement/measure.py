@@ -1,20 +1,115 @@
-"""Measuring lookups and updates of parts of tables on this machine, in rounds, of which the least counts. The last-level
-cache is evicted before each run, and everything that is measured takes turns, so that a busy neighbour affects all of
-it alike. The engine's CPU kernels are here; FBGEMM's operator, behind the same three methods, is in fbgemm.py."""
+"""What batches look up in tables, and how long kernels take for it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import thread_time
 from typing import Any
 
 import numpy as np
 
+from skirl.core.keys import ROW_BITS
 from skirl.core.optim import row_optimizer
+from skirl.core.tables import Schema
 from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.buffers import empty
 from skirl.placement.costs import Kernel
-from skirl.placement.lookups import Lookups
-from skirl.placement.pieces import Piece
-from skirl.placement.spec import TableSpec
+from skirl.placement.problem import Placed, Problem
+from skirl.placement.search import SearchResult
+from skirl.placement.spec import BINS, Piece, TableSpec, reuse_of
+from skirl.tools.progress import progress_of
+from skirl.train.loop import keys_of
+from skirl.train.recipe import Recipe
+
+_ODD = 2654435761
+_ACTIVE, _HEAD = 0.08, 2.5
+"""The share of a generated table's rows that are looked up at all, and the largest exponent of ten of how many of them
+are looked up alike, before Zipf's law begins."""
+
+
+def count_tables(recipe: Recipe) -> list[TableSpec]:
+    """Return the tables of a run, with what its batches look up in each."""
+    schema, stream = Schema.of(list(recipe.tables())), recipe.stream()
+    ids, distinct = np.zeros(len(schema.tables)), np.zeros(len(schema.tables))
+    reuse, batches = np.zeros((len(schema.tables), BINS)), 0
+    with progress_of("read", stream.steps) as progress:
+        for batch in stream:
+            batches += 1
+            keys, counts = np.unique(keys_of(batch.sparse, schema), return_counts=True)
+            table = keys >> ROW_BITS
+            for n in np.unique(table).tolist():
+                of_table = counts[table == n]
+                ids[n] += of_table.sum()
+                distinct[n] += len(of_table)
+                reuse[n] += len(of_table) * np.array(reuse_of(of_table))
+            progress(batches, dict)
+    size, optimizer = recipe.data.batch, recipe.optimizer.optimizer
+    if not batches:
+        raise ValueError(f"{recipe.data.data} has no batch of {size:,} samples: set batch smaller")
+    return [
+        TableSpec(
+            t.name, t.rows, t.dim, size, float(ids[n] / batches), float(distinct[n] / batches),
+            tuple((reuse[n] / max(1, distinct[n])).tolist()), optimizer,
+        )
+        for n, t in enumerate(schema.tables)
+    ]  # fmt: skip
+
+
+def generate(count: int, *, batch: int, max_dim: int, seed: int, optimizer: str) -> list[TableSpec]:
+    """Return random tables of any size and reuse, of which one in three has a single id for each sample."""
+    rng, specs = np.random.default_rng(seed), []
+    dims = [1 << n for n in range(2, max_dim.bit_length())]
+    for n in range(count):
+        rows, pooling = int(10 ** rng.uniform(1, 7.3)), 1.0 if n % 3 == 0 else 10 ** rng.uniform(0, 2)
+        head, ids = float(10 ** rng.uniform(0, _HEAD)), round(batch * pooling)
+        active = max(head, rows * _ACTIVE)
+        rank = (((active / head + 1) ** rng.random(ids) - 1) * head).astype(np.int64)
+        counts = np.unique(rank * _ODD % rows, return_counts=True)[1]
+        facts = (float(ids), float(len(counts)), reuse_of(counts), optimizer)
+        specs.append(TableSpec(f"table-{n}", rows, int(rng.choice(dims)), batch, *facts))
+    return specs
+
+
+def draw_ids(spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
+    """Return random rows that a batch looks up: as many, as many distinct ones, and as often as the spec says.
+
+    >>> ids = draw_ids(TableSpec("a", rows=1000, dim=8, batch=4, ids=64.0, distinct=9.0), np.random.default_rng(0))
+    >>> len(ids), len(np.unique(ids))
+    (64, 9)
+    """
+    count = max(1, round(spec.distinct))
+    begins = np.arange(count + 1) * spec.rows // count
+    rows = begins[:-1] + (rng.random(count) * np.diff(begins)).astype(np.int64)  # one in each stretch
+    if spec.reuse:
+        often = 2.0 ** np.repeat(np.arange(len(spec.reuse)), rng.multinomial(count, np.array(spec.reuse))) - 1
+    else:
+        often = 1 / np.arange(1.0, count + 1)
+    rng.shuffle(often)
+    more = max(0, round(spec.ids) - count)
+    often = often if often.sum() > 0 else np.ones(count)
+    ids = np.repeat(rows, 1 + rng.multinomial(more, often / often.sum()))
+    rng.shuffle(ids)
+    return ids
+
+
+@dataclass
+class Lookups:
+    """A random batch of one table, shared by all its parts. Each `number` gives one batch; ids belong to random samples."""
+
+    spec: TableSpec
+    number: int
+    ids: np.ndarray = field(init=False)
+    bags: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.number)
+        self.ids = draw_ids(self.spec, rng)
+        self.bags = np.sort(rng.integers(0, self.spec.batch, len(self.ids)))
+
+    def of(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows, counted from the piece's first, and the bags of the ids that fall into a piece."""
+        inside = (self.ids >= piece.row) & (self.ids < piece.row_end)
+        return self.ids[inside] - piece.row, self.bags[inside]
+
 
 ARENA, OUTPUTS, EVICTED = 1 << 26, 1 << 24, 1 << 23
 """Number of floats: for rows, for pooled vectors and their gradients, and to read in order to evict the cache."""
@@ -184,3 +279,47 @@ def noise_of(rounds: np.ndarray) -> float:
     """
     one, other = rounds[::2].min(axis=0), rounds[1::2].min(axis=0)
     return float(np.round(np.median(np.abs(one - other) / np.minimum(one, other)), 6))
+
+
+PLANS, ROUNDS = 3, 4
+"""Plans that are measured, and rounds in which they take turns; the least time of each rank counts."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The plan to use, its measured milliseconds of computing by rank, those of each plan's busiest rank, and the noise."""
+
+    placed: Placed
+    compute: np.ndarray
+    busiest: list[float]
+    chosen: int
+    noise: float
+
+
+def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
+    """Return the milliseconds that each rank exchanges."""
+    exchange = problem.arrays(placed.items)[1]
+    return np.bincount(placed.at, exchange, minlength=len(problem.caps))
+
+
+def computing_ms(problem: Problem, plans: Sequence[Placed], arena: Arena, seed: int) -> tuple[np.ndarray, float]:
+    """Measure the milliseconds that each rank of each plan computes, [plans, ranks], and the noise of measuring."""
+    lookups = [Lookups(spec, seed * 1000 + n) for n, spec in enumerate(problem.specs)]
+    ready: dict[Piece, object] = {}
+    ranks = range(len(problem.caps))
+    for piece in {piece for plan in plans for piece in plan.items}:
+        ready[piece] = arena.ready(lookups[piece.table], piece)
+    combinations = [[ready[piece] for piece in plan.pieces(rank)] for plan in plans for rank in ranks]
+    rounds = rounds_of(arena, combinations, ROUNDS, seed)
+    busy = np.array([bool(of) for of in combinations])  # an empty rank computes nothing
+    return (rounds.min(axis=0) * busy).reshape(len(plans), -1), noise_of(rounds[:, busy])
+
+
+def check_plans(problem: Problem, found: SearchResult, arena: Arena, seed: int = 0) -> Checked:
+    """Measure the best plans of a search; one replaces the plan predicted to be best if it is better than the noise."""
+    plans = [found.placed, *found.others][:PLANS]
+    ms, noise = computing_ms(problem, plans, arena, seed)
+    busiest = [float((of + exchange_of(problem, plan)).max()) for of, plan in zip(ms, plans, strict=True)]
+    least = int(np.argmin(busiest))
+    chosen = least if busiest[least] < busiest[0] * (1 - noise) else 0
+    return Checked(plans[chosen], ms[chosen], busiest, chosen, noise)

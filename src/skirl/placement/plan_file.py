@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from skirl.placement.pieces import Piece, check_cover
 from skirl.placement.problem import Placed, Problem
-from skirl.placement.spec import TableSpec
+from skirl.placement.spec import Piece, TableSpec, check_cover
 from skirl.tools.sealed_json import COUNT, TEXT, Readable
 
 FORMAT, VERSION = "skirl-table-plan", 1

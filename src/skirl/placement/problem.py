@@ -1,4 +1,6 @@
-"""A placement problem: tables, the memory of ranks, and costs; and a placement of pieces with its score."""
+"""A placement problem: tables, the memory of ranks, and costs; and placements of pieces, made by compiled loops.
+
+The sum of bytes over the caps counts first, then the time of the busiest rank."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,10 +9,140 @@ from typing import Any, Literal
 
 import numpy as np
 
-from skirl.placement import balance
-from skirl.placement.costs import Costs
-from skirl.placement.pieces import Piece, whole
-from skirl.placement.spec import TableSpec, check_specs
+from skirl.placement.costs import SUMS, Costs
+from skirl.placement.spec import Piece, TableSpec, check_specs, whole
+from skirl.tools.jit import kernel
+
+EPS = 1e-9
+"""The least that a change has to gain, as a share of the busiest rank's time: less is rounding."""
+
+
+@kernel
+def place_greedily(order, compute, exchange, nbytes, fixed, slow, caps, at, load, used):
+    """Put each item of `order` on the least busy rank that has room, or else on the one that is then least over.
+
+    Item i has compute[i] and exchange[i] in ms, nbytes[i], and fixed[i] (its rank, or -1). Rank r multiplies what is
+    computed by slow[r], and has room for caps[r] bytes. Out: `at`, the rank of each item; the `load` in ms and `used`
+    bytes of each rank grow.
+    """
+    for i in order:
+        if fixed[i] >= 0:
+            at[i] = fixed[i]
+            load[at[i]] += compute[i] * slow[at[i]] + exchange[i]
+            used[at[i]] += nbytes[i]
+    for i in order:
+        if fixed[i] >= 0:
+            continue
+        best, best_load, best_over = -1, 0.0, 0
+        for r in range(len(caps)):
+            over = max(0, used[r] + nbytes[i] - caps[r])
+            busy = load[r] + compute[i] * slow[r] + exchange[i]
+            if best < 0 or over < best_over or (over == best_over and busy < best_load):
+                best, best_load, best_over = r, busy, over
+        at[i] = best
+        load[best] = best_load
+        used[best] += nbytes[i]
+
+
+@kernel
+def _over(used, cap):
+    return max(0, used - cap)
+
+
+@kernel
+def move_and_swap(compute, exchange, nbytes, fixed, slow, caps, at, load, used, base, most):
+    """Move or swap items while that reduces the bytes over the caps or the busiest rank's time. Return how often.
+
+    Each change, of at most `most`, is the best one for a single rank: the one most over its cap, or else the busiest.
+    """
+    ranks, done = len(caps), 0
+    while done < most:
+        worst, most_over = np.int64(-1), np.int64(0)  # no literals: `_change` would be compiled again for each
+        for r in range(ranks):
+            over = _over(used[r], caps[r])
+            if over > most_over:
+                worst, most_over = r, over
+        tight = worst >= 0
+        if not tight:
+            worst = np.int64(0)
+            for r in range(ranks):
+                if load[r] > load[worst]:
+                    worst = r
+        changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, used)
+        if not changed and tight:  # the bytes over cannot shrink; the busiest rank's time still may
+            worst = np.int64(0)
+            for r in range(ranks):
+                if load[r] > load[worst]:
+                    worst = r
+            tight = np.bool_(False)
+            changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, used)
+        if not changed:
+            break
+        done += 1
+    # The sums have drifted over many steps: add them up again, from what each rank has besides.
+    load[:] = base
+    for i in range(len(at)):
+        load[at[i]] += compute[i] * slow[at[i]] + exchange[i]
+    return done
+
+
+@kernel
+def _change(b, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, used):
+    """Make the best move or swap of an item of rank b, if it gains. Return whether one was made."""
+    best_i, best_j, best_r = np.int64(-1), np.int64(-1), np.int64(-1)  # as above, for `_put`
+    best_over, best_busy = 0, load[b] * (1 - EPS)
+    over_b = _over(used[b], caps[b])
+    if tight:
+        best_over, best_busy = -1, np.inf  # the bytes over have to become fewer
+    n, ranks = len(at), len(caps)
+    for i in range(n):
+        if at[i] != b or fixed[i] >= 0:
+            continue
+        ib = compute[i] * slow[b] + exchange[i]
+        left_over = _over(used[b] - nbytes[i], caps[b]) - over_b
+        for r in range(ranks):
+            if r == b:
+                continue
+            over = left_over + _over(used[r] + nbytes[i], caps[r]) - _over(used[r], caps[r])
+            if over > best_over:
+                continue
+            busy = max(load[b] - ib, load[r] + compute[i] * slow[r] + exchange[i])
+            if over < best_over or busy < best_busy:
+                if not tight and busy >= load[b] * (1 - EPS):
+                    continue
+                best_i, best_j, best_r, best_over, best_busy = i, -1, r, over, busy
+        for j in range(n):
+            r = at[j]
+            if r == b or fixed[j] >= 0:
+                continue
+            more = nbytes[j] - nbytes[i]
+            over = _over(used[b] + more, caps[b]) - over_b + _over(used[r] - more, caps[r]) - _over(used[r], caps[r])
+            if over > best_over:
+                continue
+            jb = compute[j] * slow[b] + exchange[j]
+            jr = compute[j] * slow[r] + exchange[j]
+            busy = max(load[b] - ib + jb, load[r] - jr + compute[i] * slow[r] + exchange[i])
+            if over < best_over or busy < best_busy:
+                if not tight and busy >= load[b] * (1 - EPS):
+                    continue
+                best_i, best_j, best_r, best_over, best_busy = i, j, r, over, busy
+    if best_i < 0:
+        return False
+    _put(best_i, best_r, compute, exchange, nbytes, slow, at, load, used)
+    if best_j >= 0:
+        _put(best_j, b, compute, exchange, nbytes, slow, at, load, used)
+    return True
+
+
+@kernel
+def _put(i, r, compute, exchange, nbytes, slow, at, load, used):
+    before = at[i]
+    load[before] -= compute[i] * slow[before] + exchange[i]
+    used[before] -= nbytes[i]
+    at[i] = r
+    load[r] += compute[i] * slow[r] + exchange[i]
+    used[r] += nbytes[i]
+
 
 Columns = Literal["exact", "always", "never"]
 UNBOUND = 1 << 52
@@ -57,12 +189,14 @@ class Problem:
     costs: Costs
     columns: Columns = "exact"
     rows: bool = True
+    by_rows_cut: frozenset[int] = frozenset()
+    """Tables that are cut by rows, whose blocks stay at their ranks; the others are to be placed."""
+    blocks: np.ndarray = field(default_factory=lambda: np.zeros((3 + SUMS, 0)))
+    """Compute ms, exchange ms, bytes and sums for a net of each rank's blocks of these: [3 + SUMS, ranks]."""
     _known: dict[tuple[int, int, int], tuple[float, float, int]] = field(default_factory=dict)
     _adds: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
     _last: tuple[Any, ...] = (None,)
     """Arrays of the last items that were asked for: the same ones are asked for again and again."""
-    _cut: tuple[Any, ...] = (None,)
-    """Arrays of the items of which one was cut last."""
 
     def __post_init__(self) -> None:
         check_specs(self.specs)
@@ -76,6 +210,9 @@ class Problem:
         if len(self.caps) > (rows := sum(spec.rows for spec in self.specs)):
             raise ValueError(f"there are {len(self.caps)} ranks for {rows} rows: set fewer ranks than rows")
         self.bytes_of = np.array(self.caps, np.int64)
+        if not self.blocks.size:
+            self.blocks = np.zeros((3 + SUMS, len(self.caps)))
+        self._ms, self._exchange, self._sums = self.blocks[0], self.blocks[1], self.blocks[3:].T.copy()
         self.pinned = [-1 if spec.rank is None else spec.rank for spec in self.specs]
         for number, spec in enumerate(self.specs):  # raises before the search if a cost is missing
             self.cost(whole(number, spec))
@@ -105,39 +242,28 @@ class Problem:
         return may and spec.rank is None and spec.split in ("any", "columns")
 
     def root(self) -> tuple[Piece, ...]:
-        """Return every table whole."""
-        return tuple(whole(number, spec) for number, spec in enumerate(self.specs))
+        """Return every table whole that is not cut by rows."""
+        return tuple(whole(number, spec) for number, spec in enumerate(self.specs) if number not in self.by_rows_cut)
 
     def arrays(self, items: tuple[Piece, ...]) -> tuple[np.ndarray, ...]:
         """Return compute and exchange ms, bytes, pins and what is added to sums, each [items]."""
         if self._last[0] is not items:
-            compute, exchange, nbytes = zip(*map(self.cost, items))
+            compute, exchange, nbytes = np.array([self.cost(piece) for piece in items]).reshape(-1, 3).T.copy()
             fixed = np.array([self.pinned[piece.table] for piece in items], np.int64)
-            adds = np.array([self._adds[_key(piece)] for piece in items])
-            self._last = (items, np.array(compute), np.array(exchange), np.array(nbytes, np.int64), fixed, adds)
+            adds = np.array([self._adds[_key(piece)] for piece in items]).reshape(-1, SUMS)
+            self._last = (items, compute, exchange, nbytes.astype(np.int64), fixed, adds)
         return self._last[1:]
-
-    def with_cut(self, items: tuple[Piece, ...], number: int, pair: tuple[Piece, Piece]) -> tuple[Piece, ...]:
-        """Return items with one of them cut in two. What is known of the others, maybe a thousand, is kept."""
-        if self._cut[0] is not items:
-            self.arrays(items)
-            self._cut = self._last
-        made = (*items[:number], *items[number + 1 :], *pair)
-        more = zip(*((*self.cost(piece), self.pinned[piece.table], self.adds(piece)) for piece in pair))
-        kept = [np.append(np.delete(was, number, axis=0), now, axis=0) for was, now in zip(self._cut[1:], more)]
-        self._last = (made, *kept)
-        return made
 
     def greedy(self, items: tuple[Piece, ...], order: np.ndarray) -> Placed:
         """Put items on the least busy rank, one after the other."""
-        at, load, used = np.zeros(len(items), np.int64), np.zeros(len(self.caps)), np.zeros(len(self.caps), np.int64)
+        at, load, used = np.zeros(len(items), np.int64), self._ms + self._exchange, self.blocks[2].astype(np.int64)
         args: Any = (order, *self._loops(items), at, load, used)
-        balance.greedy(*args)
+        place_greedily(*args)
         return self._together(items, at, used)
 
     def at(self, items: tuple[Piece, ...], at: np.ndarray) -> Placed:
         """Put items on the ranks given."""
-        used = np.zeros(len(self.caps), np.int64)
+        used = self.blocks[2].astype(np.int64)
         np.add.at(used, at, self.arrays(items)[2])
         return self._together(items, at, used)
 
@@ -154,9 +280,10 @@ class Problem:
 
     def _moved(self, placed: Placed, most: int, clock: Callable[[], bool]) -> Placed:
         at, load, used = placed.at.copy(), placed.load.copy(), placed.used.copy()
+        base = self._ms * placed.slow + self._exchange
         while most > 0 and not clock():
-            args: Any = (*self._loops(placed.items, placed.slow), at, load, used, min(_CHANGES, most))
-            done = balance.improve(*args)
+            args: Any = (*self._loops(placed.items, placed.slow), at, load, used, base, min(_CHANGES, most))
+            done = move_and_swap(*args)
             most -= done
             if done < _CHANGES:
                 break
@@ -172,8 +299,8 @@ class Problem:
         ranks, slow = len(self.caps), np.ones(len(self.caps))
         if self.costs.net is not None:
             sums = np.stack([np.bincount(at, column, minlength=ranks) for column in adds.T], axis=1)
-            slow = self.costs.factors(sums)
-        load = np.bincount(at, compute * slow[at] + exchange, minlength=ranks)
+            slow = self.costs.factors(sums + self._sums)
+        load = np.bincount(at, compute * slow[at] + exchange, minlength=ranks) + self._ms * slow + self._exchange
         return Placed(items, at, load, used, self.bytes_of, slow)
 
 

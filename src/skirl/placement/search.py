@@ -4,18 +4,16 @@ stay whole or are cut by columns, by a beam over halvings, each of whose states 
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS
-from skirl.placement.costs import TERMS, Costs
-from skirl.placement.nets import SUMS
-from skirl.placement.pieces import Piece, blocks, halves, whole
+from skirl.placement.costs import SUMS, TERMS, Costs
 from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Placed, Problem, over_caps
-from skirl.placement.spec import MULTIPLE, TableSpec, canonical
+from skirl.placement.spec import MULTIPLE, Piece, TableSpec, blocks, canonical, halves, whole
 from skirl.tools.units import size
 
 BEST = 4
@@ -123,6 +121,10 @@ class _RowCuts:
     def late(self, share: float) -> bool:
         return self.now() - self.began >= self.seconds * share
 
+    def rest(self, cut: frozenset[int]) -> Problem:
+        """Return the problem that is left when these tables are cut."""
+        return replace(self.problem, rows=False, by_rows_cut=cut, blocks=self.blocks.of(sorted(cut)))
+
     def run(self) -> SearchResult:
         self.choose()
         sets = sorted(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))[:BEST]
@@ -133,10 +135,10 @@ class _RowCuts:
             if found and left == 0.0:
                 in_time = False
                 break
-            rest = _Rest(self.problem, cut, self.blocks)
+            rest = self.rest(cut)
             result = beam_search(rest, seconds=left, now=self.now)
             in_time = in_time and result.in_time
-            found.append(rest.whole_of(rest.side_by_side(result.placed)))
+            found.append(_with_blocks(rest, _side_by_side(rest, result.placed)))
         best, *others = sorted(found, key=lambda placed: placed.score)
         fitting = [placed for placed in others if placed.score[0] == 0]
         return SearchResult(best, self.now() - self.began, in_time, fitting)
@@ -145,11 +147,12 @@ class _RowCuts:
         """Score a choice of tables to cut, with the others whole, by moves and swaps alone."""
         if cut in self.tried:
             return
-        rest = _Rest(self.problem, cut, self.blocks)
+        rest = self.rest(cut)
         root = rest.root()
         compute, exchange, nbytes, *_ = rest.arrays(root)
         ms, best = compute + exchange, list[tuple[int, float]]()
-        for sizes in (ms, nbytes / nbytes.sum() * ms.sum() + ms / 2):
+        held, busy = nbytes.sum() + rest.blocks[2].sum(), ms.sum() + rest.blocks[:2].sum()
+        for sizes in (ms, nbytes / held * busy + ms / 2):
             greedy = rest.greedy(root, np.argsort(-sizes, kind="stable"))
             best.append(rest.improved(greedy, clock=lambda: self.late(QUICK)).score)
             if best[-1][0] == 0:
@@ -214,65 +217,47 @@ class _Blocks:
                     into[n] = (*problem.cost(piece), *problem.adds(piece))
 
     def of(self, tables: Sequence[int]) -> np.ndarray:
-        """Return the compute ms, exchange ms, bytes and sums for a net of each rank's blocks: [ranks, 3 + SUMS]."""
+        """Return the compute ms, exchange ms, bytes and sums for a net of each rank's blocks: [3 + SUMS, ranks]."""
         full, last = (np.zeros((self.ranks + 1, 3 + SUMS)) for _ in range(2))
         np.add.at(full, self.of_full[tables], self.full[tables])
         np.add.at(last, self.of_full[tables], self.last[tables])
-        return (
-            np.cumsum(full[::-1], axis=0)[::-1][1:] + last[:-1]
-        )  # rank r has a full block of each table with more than r of them
+        # Rank r has a full block of each table with more than r of them.
+        return (np.cumsum(full[::-1], axis=0)[::-1][1:] + last[:-1]).T.copy()
 
 
-class _Rest(Problem):
-    """The problem that is left when some tables are cut: a rank's blocks of them are one item, which stays there."""
+def _side_by_side(problem: Problem, placed: Placed) -> Placed:
+    """Return the placement with each rank's columns of a table side by side, a width of no multiple of 4 at the end.
 
-    def __init__(self, of: Problem, cut: frozenset[int], row_blocks: _Blocks) -> None:
-        self.of, self.cut, tables = of, cut, len(of.specs)
-        known, adds, stay = dict(of._known), dict(of._adds), list[TableSpec]()
-        for rank, (compute, exchange, nbytes, *sums) in enumerate(row_blocks.of(sorted(cut)).tolist()):
-            if nbytes:
-                key = (tables + len(stay), 1, 1)
-                known[key], adds[key] = (compute, exchange, int(nbytes)), np.array(sums)
-                stay.append(TableSpec(f"\0{rank}", 1, 1, 1, 1.0, 1.0, (), of.specs[0].optimizer, rank, "no"))
-        super().__init__([*of.specs, *stay], of.caps, of.costs, of.columns, False, known, adds)
+    TorchRec cannot run parts of one table with different widths at one rank.
+    """
+    columns: dict[int, dict[int, int]] = {}
+    items, at = list[Piece](), list[int]()
+    for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
+        if piece.dim < problem.specs[piece.table].dim:
+            of = columns.setdefault(piece.table, {})
+            of[rank] = of.get(rank, 0) + piece.dim
+        else:
+            items.append(piece)
+            at.append(rank)
+    for table, by_rank in columns.items():
+        end = 0
+        for rank, width in sorted(by_rank.items(), key=lambda one: (one[1] % MULTIPLE > 0, one[0])):
+            items.append(whole(table, problem.specs[table])._replace(col=end, col_end=end + width))
+            at.append(rank)
+            end += width
+    return problem.at(tuple(items), np.array(at, np.int64))
 
-    def root(self) -> tuple[Piece, ...]:
-        """Return the tables that are not cut, and for each rank the item that stays there."""
-        return tuple(piece for piece in super().root() if piece.table not in self.cut)
 
-    def side_by_side(self, placed: Placed) -> Placed:
-        """Return the placement with each rank's columns of a table side by side, a width of no multiple of 4 at the end.
-
-        TorchRec cannot run parts of one table with different widths at one rank.
-        """
-        columns: dict[int, dict[int, int]] = {}
-        items, at = list[Piece](), list[int]()
-        for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
-            if piece.dim < self.specs[piece.table].dim:
-                of = columns.setdefault(piece.table, {})
-                of[rank] = of.get(rank, 0) + piece.dim
-            else:
-                items.append(piece)
+def _with_blocks(problem: Problem, placed: Placed) -> Placed:
+    """Return the placement with the blocks of tables that are cut by rows."""
+    items, at = [*placed.items], placed.at.tolist()
+    for table in sorted(problem.by_rows_cut):
+        spec = problem.specs[table]
+        for rank, (begin, end) in enumerate(blocks(spec.rows, len(problem.caps))):
+            if begin < end:
+                items.append(Piece(table, begin, end, 0, spec.dim))
                 at.append(rank)
-        for table, by_rank in columns.items():
-            end = 0
-            for rank, width in sorted(by_rank.items(), key=lambda one: (one[1] % MULTIPLE > 0, one[0])):
-                items.append(whole(table, self.specs[table])._replace(col=end, col_end=end + width))
-                at.append(rank)
-                end += width
-        return self.at(tuple(items), np.array(at, np.int64))
-
-    def whole_of(self, placed: Placed) -> Placed:
-        """Return the placement of the whole problem that this one stands for, with the blocks of cut tables."""
-        kept = [n for n, piece in enumerate(placed.items) if piece.table < len(self.of.specs)]
-        items, at = [placed.items[n] for n in kept], [int(placed.at[n]) for n in kept]
-        for table in sorted(self.cut):
-            spec = self.of.specs[table]
-            for rank, (begin, end) in enumerate(blocks(spec.rows, len(self.caps))):
-                if begin < end:
-                    items.append(Piece(table, begin, end, 0, spec.dim))
-                    at.append(rank)
-        return Placed(tuple(items), np.array(at, np.int64), placed.load, placed.used, placed.caps, placed.slow)
+    return replace(placed, items=tuple(items), at=np.array(at, np.int64))
 
 
 # Cuts by columns
@@ -346,9 +331,9 @@ class _Beam:
     def orders(self, items: tuple[Piece, ...]) -> list[np.ndarray]:
         compute, exchange, nbytes, *_ = self.problem.arrays(items)
         ms = compute + exchange
-        bound = self.problem.bytes_of.sum() < 4 * nbytes.sum()
-        weights = MEMORY_WEIGHTS if bound else MEMORY_WEIGHTS[:1]
-        share = nbytes / nbytes.sum() * ms.sum()
+        held, busy = nbytes.sum() + self.problem.blocks[2].sum(), ms.sum() + self.problem.blocks[:2].sum()
+        weights = MEMORY_WEIGHTS if self.problem.bytes_of.sum() < 4 * held else MEMORY_WEIGHTS[:1]
+        share = nbytes / held * busy
         return [np.argsort(-(ms + weight * share), kind="stable") for weight in weights]
 
     def placed_anew(self, items: tuple[Piece, ...]) -> Placed:
@@ -409,7 +394,7 @@ class _Beam:
         key = key - {state.items[item]} | set(pair)
         if key in self.memo:
             return None
-        items = problem.with_cut(state.items, item, pair)
+        items = (*state.items[:item], *state.items[item + 1 :], *pair)
         at = np.delete(state.at, item)
         start = problem.at(items, np.concatenate([at, [state.at[item], state.load.argmin()]]))
         best = problem.improved(start, clock=self.late)

@@ -25,15 +25,7 @@ __all__ = [
 ]
 
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "base": ("Layout", "Record", "Store"),
-        "checkpoint_rows": ("CheckpointRows",),
-        "disk.store": ("DiskError", "DiskFull", "DiskStore"),
-        "memory": ("MemoryStore",),
-    },
-)
+__getattr__ = lazily(__name__)
 
 
 def open_store(

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import tee
 from math import nan
@@ -26,16 +26,14 @@ from skirl.tools import rng_state
 from skirl.tools.flags import flat_of
 from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
-from skirl.train.evaluation import Evaluation, predicted
-from skirl.train.fine_tuning import begin_from
+from skirl.train.evaluation import Evaluation, evaluating
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.loop import touched_rows
-from skirl.train.meter import Meter
-from skirl.train.metrics import Metrics, NotFinite
+from skirl.train.metrics import Meter, Metrics, NotFinite
 from skirl.train.predict import Fresh
 from skirl.train.recipe import Recipe
-from skirl.train.report.run_folder import RunFolder
-from skirl.train.resume import Origin
+from skirl.train.resume import Origin, begin_from
+from skirl.train.run_folder import RunFolder
 from skirl.train.schedule import Rates
 
 
@@ -103,8 +101,10 @@ class Entrant:
     def evaluation(self, step: int, held_out: Iterable[Batch]) -> Iterator[None]:
         """Predict the held-out samples, one batch per `next`, and record their scores at the end."""
         metrics, began = Metrics(), time.monotonic()
-        with suppress(NotFinite), closing(predicted(self.contender.model, held_out)) as found:  # no scores then
-            for batch, logits in found:
+        with suppress(NotFinite), evaluating(self.contender.model, held_out) as found:  # no scores then
+            for batch in found:
+                with torch.no_grad():
+                    logits = self.contender.model(batch)
                 metrics.update(logits, batch.labels)
                 yield
             self.judge.add(step, metrics.scores(), time.monotonic() - began)

@@ -16,8 +16,7 @@ from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
 from skirl.train.flags import RUNS
-from skirl.train.report.run_folder import Missing, new_folder, put_json
-from skirl.train.report.sinks import Lines
+from skirl.train.run_folder import Lines, Missing, new_folder, put_json
 
 RACE, RESULT = "race.jsonl", "result.json"
 

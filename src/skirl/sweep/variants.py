@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 _SHARED = {
     "data": "it changes the batches, which all variants share",
-    "step": "a batch is cut once for all variants",
+    "step": "a sweep has one trainer, and a batch is cut once for all variants",
     "cache": "all variants share one plan and one place for rows",
     "movement": "rows of all variants move together",
-    "peers": "a sweep has one trainer",
     "device": "all variants compute in one place, in the same numbers",
 }
 """Parts of a recipe that all variants must share, and why."""

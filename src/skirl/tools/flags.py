@@ -6,13 +6,15 @@ import difflib
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,20 @@ def _values(whole: Any) -> dict[str, Any]:
         else:
             found[field.name] = own[field.name] = value
     return found | own
+
+
+def check_new(out: Path | str | None, force: bool, why: str = "") -> None:
+    """Raise if the file that --out names exists, and --force does not replace it."""
+    if out is not None and Path(out).exists() and not force:
+        raise ValueError(f"out is {out}, which already exists{why}: name another file, or add --force to replace it")
+
+
+def parsed(name: str, text: str, parse: Callable[[str], T], form: str) -> T:
+    """Parse a flag's text. Raise a ValueError that says what to set the flag to if it cannot be parsed."""
+    try:
+        return parse(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}: set it to {form}") from None
 
 
 # Values that were given in Python, or read from a file.

@@ -1,20 +1,30 @@
 """Public names of a package that are imported on first use, so that importing the package is quick."""
 
+import ast
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package."""
-    home_of = {name: home for home, names in homes.items() for name in names}
+def lazily(package: str, *packages: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package, for `packages` in it and all that its `if TYPE_CHECKING:` block imports."""
+
+    @cache
+    def modules() -> dict[str, str]:
+        tree = ast.parse(inspect.getsource(sys.modules[package]))
+        block = next(node for node in tree.body if isinstance(node, ast.If)).body
+        return {
+            name.name: str(node.module) for node in block if isinstance(node, ast.ImportFrom) for name in node.names
+        }
 
     def get(name: str) -> Any:
-        if name in home_of:
-            value = getattr(import_module(f"{package}.{home_of[name]}"), name)
-        elif name in homes:
+        if name in packages:
             value = import_module(f"{package}.{name}")
+        elif not name.startswith("__") and name in modules():
+            value = getattr(import_module(modules()[name]), name)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         setattr(sys.modules[package], name, value)

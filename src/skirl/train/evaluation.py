@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -32,11 +32,10 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], *, exchange: Exchange |
     (192, 0)
     """
     metrics = Metrics()
-    with closing(predicted(model, batches)) as found:
-        for (
-            batch,
-            logits,
-        ) in found:  # lookups need all trainers, so those without a batch in a turn predict an empty one
+    with evaluating(model, batches) as found:
+        for batch in found:  # lookups need all trainers, so those without a batch in a turn predict an empty one
+            with torch.no_grad():
+                logits = model(batch)
             pairs: Sequence[Sequence[Any]] = [(logits, batch.labels)]
             if exchange is not None:
                 pairs = exchange([logits.float().cpu().numpy().reshape(-1), batch.labels.cpu().numpy().reshape(-1)])
@@ -44,15 +43,6 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], *, exchange: Exchange |
                 if len(labels):
                     metrics.update(each, labels)
     return metrics.scores()
-
-
-def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Yield each batch with its logits, with the model in eval mode. At the end, or when closed, restore everything."""
-    with evaluating(model, batches) as found:
-        for batch in found:
-            with torch.no_grad():
-                logits = model(batch)
-            yield batch, logits
 
 
 @contextmanager

@@ -46,22 +46,26 @@ class RateFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFlags:
-    """The division of a step into parts."""
+    """The division of a step, maybe between trainers."""
 
     group: ClassVar[str] = "learning"
 
     shards: int = 1
     """Parts of each batch with a forward and backward of their own, a power of two. The bits depend on this number."""
+    peer_patience: float | None = None
+    """Seconds to wait for another trainer before the job ends with its name; $SKIRL_PATIENCE or 600 if not given."""
 
     def __post_init__(self) -> None:
         from skirl.core.tree import check_shards
 
         check_shards(self.shards)
+        if self.peer_patience is not None and not self.peer_patience > 0:
+            raise ValueError(f"peer_patience is {self.peer_patience}: set it to seconds above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
-    """The share of the tables on the device, and the place of the rest."""
+    """The share of the tables on the device, and where the rest is."""
 
     group: ClassVar[str] = "cache"
 
@@ -117,20 +121,6 @@ class MovementFlags:
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 1024:
             raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerFlags:
-    """The other trainers of a job."""
-
-    group: ClassVar[str] = "cache"
-
-    peer_patience: float | None = None
-    """Seconds to wait for another trainer before the job ends with its name; $SKIRL_PATIENCE or 600 if not given."""
-
-    def __post_init__(self) -> None:
-        if self.peer_patience is not None and not self.peer_patience > 0:
-            raise ValueError(f"peer_patience is {self.peer_patience}: set it to seconds above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""The training loop, and what watches it."""
+"""The training loop, of one trainer or of several that share its steps, and what watches it."""
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,27 +14,35 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.checkpoint import best
 from skirl.checkpoint.best import headers_with_steps
-from skirl.checkpoint.keeper import Keeper
+from skirl.checkpoint.keeper import Asked, Keeper
+from skirl.checkpoint.together import Votes
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
 from skirl.core.tables import Schema
+from skirl.data.share import block
 from skirl.data.source import Source
-from skirl.nn.collection import Collection
+from skirl.engine.device import torch_device
 from skirl.oracle.seen import Seen
+from skirl.peers.base import Peers
+from skirl.peers.job import trainers
+from skirl.peers.message import pack, unpack
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Report, progress_of
 from skirl.train.evaluation import Evaluation
-from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
-from skirl.train.meter import Meter
-from skirl.train.metrics import NotFinite
+from skirl.train.metrics import Meter, NotFinite
 from skirl.train.recipe import Recipe
-from skirl.train.report.run_folder import RunFolder
-from skirl.train.resume import RULES, agreed_start, told
+from skirl.train.resume import RULES, agreed_start, begin_from, told
+from skirl.train.run_folder import RunFolder, Since
 from skirl.train.schedule import Rates
-from skirl.train.trainers import TrainerShare, gathered
+
+T = TypeVar("T")
+NOT_ASKED = Asked()
+OF_LOOP = ("rows", "dense", "lookups")
+"""Channels on which the training loop itself waits for other trainers."""
+logger = logging.getLogger("skirl")
 
 
 @dataclass(slots=True)
@@ -67,6 +75,34 @@ def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> D
     return Done(batches, torch.cat(logits), labels, each, each.mean(), len(labels))
 
 
+def steps(
+    model: nn.Module,
+    dense: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    rates: Rates | None = None,
+    shards: int = 1,
+) -> Iterator[Done]:
+    """Train on every batch: this is all of training. Who consumes it sees each step after its update."""
+    parts: list[Batch] = []
+    logits: list[Tensor] = []
+    losses: list[Tensor] = []
+    for batch in batches:
+        logit = model(batch)
+        labels = moved(batch.labels, logit.device, logit.dtype)
+        loss = binary_cross_entropy_with_logits(logit, labels)
+        dense.zero_grad()
+        loss.backward()  # rows are updated here,
+        dense.step()  # dense weights here: both after the last shard
+        parts.append(batch)
+        logits.append(logit.detach())
+        losses.append(loss.detach())
+        if len(parts) == shards:
+            if rates is not None:
+                rates.step()
+            yield whole(parts, logits, losses)
+            parts, logits, losses = [], [], []
+
+
 def touched_rows(recipe: Recipe) -> int:
     """Read all ids and return how many distinct rows the run will touch."""
     schema = Schema.of(recipe.tables())
@@ -81,6 +117,123 @@ def touched_rows(recipe: Recipe) -> int:
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
     captured = capture(sparse, schema.features, copy=False)
     return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])
+
+
+class TrainerShare:
+    """One trainer's share of a run.
+
+    >>> from skirl.peers.base import Alone
+    >>> share = TrainerShare(Alone())
+    >>> share.alone, share.first, share.total({"fetched": 3})
+    (True, True, {'fetched': 3})
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+        self.rank, self.size = peers.rank, peers.size
+
+    @classmethod
+    def of_job(cls, device: str = "cpu", patience: float | None = None) -> "TrainerShare":
+        """Return this process's share. device: where its rows are. patience: seconds to wait for other trainers."""
+        return cls(trainers(str(torch_device(device)), patience))
+
+    @property
+    def alone(self) -> bool:
+        return self.size == 1
+
+    @property
+    def first(self) -> bool:
+        """True if this is the trainer that shows and writes the results of the run."""
+        return self.rank == 0
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with at least as many shards as trainers, a power of two. Raise if it sets too few."""
+        shards = 1 << (self.size - 1).bit_length()
+        if recipe.step.shards >= shards:
+            return recipe
+        if recipe.step.shards > 1:
+            raise ValueError(
+                f"{self.size} trainers share shards={recipe.step.shards}: set shards to {shards} or more, a power of two"
+            )
+        return replace(recipe, step=replace(recipe.step, shards=shards))
+
+    def logged(self, log: LogFlags) -> LogFlags:
+        """Return the flags for this trainer: the first one writes everything, the others nothing."""
+        return log if self.first else replace(log, run="none", trace=None)
+
+    def told(self, mine: Any, tag: str) -> list[Any]:
+        """Exchange values between all trainers and return them by rank. Call it between two steps."""
+        return self.peers.channel("lookups").told(mine, tag)
+
+    def of_first(self, work: Callable[[], T], tag: str) -> T:
+        """Do work on the first trainer and return its result on all. An error of it is raised on all."""
+        if self.alone:
+            return work()
+        votes = Votes(self.peers)
+        return votes.told(votes.agreed(lambda: work() if self.first else None, tag), tag)[0]
+
+    def of(self, stream: Source, shards: int) -> Source:
+        """Return the stream of this trainer's shards of every batch."""
+        return stream.sharded(*block(self.rank, self.size, shards), shards)
+
+    def exchange(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        """Send arrays to all trainers and return each one's, by rank. Call it between two steps."""
+        come = self.peers.channel("lookups").exchange([pack(*arrays)] * self.size, "numbers of a run")
+        return [unpack(part) for part in come]
+
+    def whole(self, done: Done, asked: Asked = NOT_ASKED) -> tuple[Done, Asked | None]:
+        """Combine a step over all trainers: the losses of all shards, in order, and their mean, as in one process.
+
+        Logits and labels, nearly all of the bytes, go to the first trainer only, which keeps the metrics.
+
+        asked: what this trainer is asked to do after the step. The second value is what all must do: stop if one of them is
+        asked to, save if the first is. It is None if there is only one trainer.
+        """
+        if self.alone:
+            return done, None
+        losses, *large = (t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels))
+        said = np.array([*asked, np.isfinite(large[0]).all(), done.samples], np.int64)
+        to_first, to_others = pack(losses, said, *large), pack(losses, said, *(part[:0] for part in large))
+        come = self.peers.channel("lookups").exchange(
+            [to_others if rank else to_first for rank in range(self.size)], "numbers of a step"
+        )
+        parts = zip(*map(unpack, come), strict=True)
+        losses, told, logits, labels = (torch.from_numpy(np.concatenate(of_ranks)) for of_ranks in parts)
+        stop, save, finite, samples = told.view(self.size, 4).unbind(1)
+        of_all = replace(
+            done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels, samples=int(samples.sum()),
+            finite=bool(finite.all()),
+        )  # fmt: skip
+        return of_all, Asked(stop=bool(stop.any()), save=bool(save[0]))
+
+    def total(self, counts: dict[str, Any]) -> dict[str, Any]:
+        """Return the counts with each whole number summed over all trainers."""
+        if self.alone:
+            return counts
+        names = [name for name, count in counts.items() if isinstance(count, int)]
+        come = self.exchange([np.array([counts[name] for name in names], np.int64)])
+        sums = np.sum([part for (part,) in come], axis=0).tolist()
+        return counts | dict(zip(names, sums, strict=True))
+
+
+def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str, Any] | None:
+    """Return the result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps."""
+    if share.alone:
+        return None
+    engine, times, counted = batches.engine, batches.times, share.peers.counted()
+    lane = {
+        "touched": len(engine.seen),
+        "cache": sum(len(cache) for cache in engine.caches),
+        **{name: count for name, count in asdict(engine.counters).items() if name != "steps"},
+        "seconds": meter.seconds,
+        "stall": times.stall,
+        "read": times.read,
+        "waited": sum(counted[name]["seconds"] for name in OF_LOOP if name in counted),
+        "busy": dict(times.busy),
+        "sent": sum(sum(of["bytes_sent"]) for of in counted.values()),
+        "peak_bytes": peak_bytes(),
+    }
+    return {"lanes": share.told(lane, "what each trainer did")}
 
 
 def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:
@@ -119,82 +272,33 @@ def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | No
     return None
 
 
-logger = logging.getLogger("skirl")
-
-
-def steps(
-    model: nn.Module,
-    dense: torch.optim.Optimizer,
-    batches: Iterable[Batch],
-    rates: Rates | None = None,
-    shards: int = 1,
-) -> Iterator[Done]:
-    """Train on every batch: this is all of training. Who consumes it sees each step after its update."""
-    parts: list[Batch] = []
-    logits: list[Tensor] = []
-    losses: list[Tensor] = []
-    for batch in batches:
-        logit = model(batch)
-        labels = moved(batch.labels, logit.device, logit.dtype)
-        loss = binary_cross_entropy_with_logits(logit, labels)
-        dense.zero_grad()
-        loss.backward()  # rows are updated here,
-        dense.step()  # dense weights here: both after the last shard
-        parts.append(batch)
-        logits.append(logit.detach())
-        losses.append(loss.detach())
-        if len(parts) == shards:
-            if rates is not None:
-                rates.step()
-            yield whole(parts, logits, losses)
-            parts, logits, losses = [], [], []
-
-
-@dataclass(frozen=True)
 class _Run:
-    """A run's model and data, and all that watches its training."""
+    """A run's model over its rows and its data, and all that watches its training."""
 
-    recipe: Recipe
-    share: TrainerShare
-    folder: RunFolder
-    embeddings: Collection
-    model: nn.Module
-    dense: torch.optim.Optimizer
-    rates: Rates
-    stream: Source
-    """The batches of this trainer."""
-    meter: Meter
-    judge: Evaluation
+    def __init__(
+        self, recipe: Recipe, share: TrainerShare, folder: RunFolder, evaluation: EvaluationFlags, resume: bool
+    ) -> None:
+        self.share, self.folder, self.meter = share, folder, Meter()
+        self.embeddings = recipe.embeddings(
+            recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0), resume=resume
+        )
+        self.model, self.dense = recipe.model_over(self.embeddings)
+        self.rates = recipe.rates_of(self.embeddings, self.dense)
+        self.stream = share.of(recipe.stream(), recipe.step.shards)
+        """The batches of this trainer."""
+        self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
 
-    @classmethod
-    def made(
-        cls,
-        recipe: Recipe,
-        share: TrainerShare,
-        folder: RunFolder,
-        evaluation: EvaluationFlags,
-        *,
-        resume: bool,
-    ) -> "_Run":
-        """The model over its rows, once it is known how many the cache is to hold."""
-        cache = recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0)
-        embeddings = recipe.embeddings(cache, resume=resume)
-        model, dense = recipe.model_over(embeddings)
-        rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
-        judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, Meter(), judge)
-
-    def saved(self, saving: SaveFlags) -> dict[str, Any]:
-        """Return the arguments of a `Keeper`: what it saves, and when."""
-        return {
-            "model": self.model, "optimizers": [self.dense, self.rates, self.meter, self.judge, self.folder],
-            "every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
-            "keep_best": saving.keep_best, "first": self.share.first,
-        }  # fmt: skip
+    def keeper(self, saving: SaveFlags, batches: Lookahead) -> Keeper:
+        return Keeper(
+            saving.save, model=self.model, optimizers=[self.dense, self.rates, self.meter, self.judge, self.folder],
+            data=batches, every=saving.save_every, minutes=saving.save_minutes, keep=saving.keep, resume=saving.resume,
+            keep_best=saving.keep_best, first=self.share.first,
+        )  # fmt: skip
 
     def loop(self, batches: Lookahead, keeper: Keeper, progress: Report) -> tuple[int, str] | None:
         """Train to the end; the step at which numbers were no longer finite and what was not, None where all were."""
-        share, meter, judge = self.share, self.meter, self.judge
+        share, meter, judge, since = self.share, self.meter, self.judge, Since()
+        since.begin(batches, meter)
         if judge.stops:
             return None
         for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
@@ -210,7 +314,7 @@ class _Run:
                     return batches.step, "predictions for the samples held out are not finite"
             last = last or judge.stops
             self.folder.after_step(batches, meter, self.rates.now, last=last, evaluation=judge)
-            progress(batches.step, lambda: meter.facts(batches))
+            progress(batches.step, lambda: since.facts(batches, meter))
             is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
             if keeper.after_step(asked, last=last, is_best=is_best) or judge.stops:
                 break
@@ -256,18 +360,23 @@ def train(
 ) -> dict[str, Any]:
     """Train; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
-    share = TrainerShare.of_job(recipe.device.device, recipe.peers.peer_patience)
+    share = TrainerShare.of_job(recipe.device.device, recipe.step.peer_patience)
     recipe, log = share.recipe(recipe), share.logged(log)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
-    folder = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
-    run = _Run.made(recipe, share, folder, evaluation, resume=saving.resume)
+    where = {"every": log.log_every, "resume": saving.resume, "trainers": share.size}
+    folder = RunFolder(log.folder(), name=f"{recipe.model.model}-{recipe.data.kind}", flags=flags, **where)
+    run = _Run(recipe, share, folder, evaluation, saving.resume)
     begun_from: dict[str, Any] | None = None
     total = recipe.stream().steps
+    begun = (
+        f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {'all' if total is None else f'{total:,}'} "
+        f"batches of {recipe.data.batch:,}, --cache {recipe.cache.cache}"
+    )
     with (
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
-        Keeper(saving.save, **run.saved(saving), data=batches) as keeper,
-        progress_of("train", total, _said(recipe, total)) as progress,
+        run.keeper(saving, batches) as keeper,
+        progress_of("train", total, begun) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):
@@ -295,22 +404,6 @@ def train(
     folder.finish(result)
     run.embeddings.close()
     return result | {"missing": folder.missing + timeline}
-
-
-def run_folder(
-    recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool, trainers: int = 1
-) -> RunFolder:
-    """Where the run is written down."""
-    name = f"{recipe.model.model}-{recipe.data.kind}"
-    return RunFolder(log.folder(), name=name, flags=flags, every=log.log_every, resume=resume, trainers=trainers)
-
-
-def _said(recipe: Recipe, steps: int | None) -> str:
-    many = "all" if steps is None else f"{steps:,}"
-    return (
-        f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {many} batches of {recipe.data.batch:,}, "
-        f"--cache {recipe.cache.cache}"
-    )
 
 
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from skirl.tools.os_errors import writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.train.evaluation import Fresh, evaluating
-from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, SavedFlags, StepFlags
+from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, SavedFlags, StepFlags
 from skirl.train.metrics import Metrics
 from skirl.train.recipe import Recipe
 from skirl.train.resume import check_same_data, run_of
@@ -170,7 +170,7 @@ def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
 def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
     """Return the run's recipe over this data. What only training needs stays at its default."""
     made: dict[str, Any] = {"data": data, "rates": RateFlags(), "step": StepFlags()}
-    made |= {"cache": CacheFlags(), "movement": MovementFlags(), "peers": PeerFlags()}
+    made |= {"cache": CacheFlags(), "movement": MovementFlags()}
     hints = get_type_hints(Recipe)
     for part in fields(Recipe):
         if part.name not in made:
@@ -212,17 +212,9 @@ GROUP = 1 << 17
 """Rows in a Parquet row group."""
 
 
-def evaluate(chosen: SavedFlags) -> dict[str, Any]:
-    return _result("evaluate", chosen, None)
-
-
-def predict(chosen: SavedFlags, into: Path) -> dict[str, Any]:
-    """Write predictions of a saved run to a Parquet file. Return the result, with metrics if there are labels."""
-    return _result("predict", chosen, into)
-
-
-def _result(command: str, chosen: SavedFlags, into: Path | None) -> dict[str, Any]:
-    started = time.monotonic()
+def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
+    """Return the metrics of a saved run, if there are labels. into: write its predictions to this Parquet file."""
+    started, command = time.monotonic(), "evaluate" if into is None else "predict"
     with saved_run(chosen, labelled=into is None) as run:
         data = run.recipe.data
         paths = find(data.path) if data.kind in FILE_KINDS else []
@@ -280,7 +272,7 @@ def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], No
 def scored(
     model: nn.Module, batches: Iterable[Batch], threads: int
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Yield each batch with its logits, as `predicted` does.
+    """Yield each batch with its logits.
 
     Threads that share a batch of a thousand samples wait for each other at each small layer. So each computes a batch of
     its own, if the first batch gets the same bits either way. A batch of another size uses all threads, as does any batch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from skirl.data.flags import DataFlags
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import Composed, check_types
-from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, PeerFlags, RateFlags, StepFlags
+from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, RateFlags, StepFlags
 
 if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do without
     import torch
@@ -46,7 +46,6 @@ class Recipe(Composed):
     step: StepFlags = field(default_factory=StepFlags)
     cache: CacheFlags = field(default_factory=CacheFlags)
     movement: MovementFlags = field(default_factory=MovementFlags)
-    peers: PeerFlags = field(default_factory=PeerFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
 
     def __post_init__(self) -> None:
@@ -61,8 +60,8 @@ class Recipe(Composed):
         if over := self.data.batch % self.step.shards:
             fits = self.data.batch - over
             raise ValueError(
-                f"batch is {self.data.batch} and shards is {self.step.shards}: set batch to a multiple of shards, such as "
-                f"{fits or self.step.shards}"
+                f"batch is {self.data.batch} and shards is {self.step.shards}: set batch to a multiple of shards, such "
+                f"as {fits or self.step.shards}"
             )
         self.tables()
         self.row_optimizer()

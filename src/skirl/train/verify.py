@@ -22,6 +22,7 @@ from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
 from skirl.engine.access import peek
 from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
+from skirl.nn.collection import Collection
 from skirl.tools import rng_state
 from skirl.tools.progress import progress_of
 from skirl.train.loop import Done, keys_of, steps, whole
@@ -202,13 +203,20 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize) -> Trace:
         read, shards = lambda keys: peek(engine, keys, 0)[0], recipe.step.shards
         done = trace.record(engine.schema, model, dense, rates, batches, read, shards)
         _watch(trace, recipe, done)
-    embeddings.flush()
-    trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
-    trace.rows = np.empty((len(trace.keys), engine.widths[0]), engine.dtype)
-    engine.store.read(trace.keys, trace.rows)
+    trace.keys, trace.rows = stored(embeddings)
     trace.cache, trace.moved = len(engine.caches[0]), asdict(engine.counters)
     embeddings.close()
     return trace
+
+
+def stored(embeddings: Collection) -> tuple[np.ndarray, np.ndarray]:
+    """Write all rows back. Return the keys that have a row, ascending, and the rows."""
+    embeddings.flush()
+    engine = embeddings.engine
+    keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
+    rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
+    engine.store.read(keys, rows)
+    return keys, rows
 
 
 def in_plain_python(recipe: Recipe) -> Trace:

@@ -22,10 +22,9 @@ import numpy as np
 from skirl.core.tables import Schema
 from skirl.peers.job import fail
 from skirl.tools.progress import progress_of
-from skirl.train.loop import steps
+from skirl.train.loop import TrainerShare, steps
 from skirl.train.recipe import Recipe
-from skirl.train.trainers import TrainerShare
-from skirl.train.verify import Trace, compare, digest, in_plain_python
+from skirl.train.verify import Trace, compare, digest, in_plain_python, stored
 
 DEPTHS = (1, 20, "auto")
 STORES = ("memory", "disk")
@@ -53,13 +52,12 @@ def verify_trainers(
         {"optimizer": optimizer, "cache": cache, "depth": depth, "store": store}
         for optimizer, cache, depth, store in product(optimizers, caches, DEPTHS, stores)
     ]
-    flags = {name: str(value) if isinstance(value, Path) else value for name, value in recipe.flat().items()}
     with progress_of("verify", len(sizes) * len(cases)) as progress:
         for size in sizes:
             # Owners need unequal parts of a batch's rows, so each gets its share of the cache and a tenth more.
             runs = [case | {"cache": -(-case["cache"] * 11 // (10 * size))} for case in cases]
             with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
-                (Path(folder) / JOB).write_text(json.dumps({"flags": flags, "runs": runs}))
+                (Path(folder) / JOB).write_text(json.dumps({"flags": recipe.flat(), "runs": runs}))
                 _run(size, Path(folder))
                 for number, case in enumerate(cases):
                     trace, moved = _joined(Path(folder), number, size)
@@ -152,7 +150,7 @@ def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, naps: 
     """Train, with pauses at random stages. Return losses, digests of dense weights, and this trainer's rows at the end."""
     embeddings = recipe.embeddings(cache, store=store)
     model, dense = recipe.model_over(embeddings)
-    rates, engine = recipe.rates_of(embeddings, dense), embeddings.engine
+    rates = recipe.rates_of(embeddings, dense)
     losses: list[float] = []
     weights: list[bytes] = []
     with recipe.lookahead(model, share.of(recipe.stream(), recipe.step.shards)) as batches:
@@ -160,14 +158,11 @@ def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, naps: 
         for done in steps(model, dense, batches, rates, batches.micros):
             losses.append(share.whole(done)[0].loss)
             weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))
-    embeddings.flush()
-    keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
-    rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
-    engine.store.read(keys, rows)
+    keys, rows = stored(embeddings)
     embeddings.close()
     return {
         "losses": np.array(losses), "dense": np.frombuffer(b"".join(weights), np.uint8), "keys": keys, "rows": rows,
-        "fetched": engine.counters.fetched,
+        "fetched": embeddings.engine.counters.fetched,
     }  # fmt: skip
 
 

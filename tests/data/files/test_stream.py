@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.cli.data import Vocab
+from skirl.cli.files import Vocab
 from skirl.core.batch import Batch
 from skirl.data import DataFlags, Source, Synthetic
 from skirl.data.files.dataset import WorkerDied, permutation

@@ -1,5 +1,5 @@
 """Plans for TorchRec: every number of every table once, refusal of what TorchRec would run differently, and reading its
-plans."""
+plans; and that plans which TorchRec runs train what plain torch trains."""
 
 import json
 from collections import OrderedDict
@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skirl.placement.costs import shipped
-from skirl.placement.lookups import generate
-from skirl.placement.pieces import Piece
+from skirl.placement.measure import generate
 from skirl.placement.plan_file import TablePlan
+from skirl.placement.spec import Piece
 from skirl.placement.torchrec import statistics, tables
 from skirl.torchrec import SkirlPlanner, cache_statistics, hardware_config, sharding_plan, table_plan
+from tests.placement.torchrec import model
 from tests.placement.torchrec.model import sharder
 from tests.warm import PIPE, Python
 
@@ -228,14 +230,14 @@ def test_cache_statistics_are_those_of_an_lru_cache():
 
 
 def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):
-    from skirl.placement import calibrate, nets
+    from skirl.placement import calibrate
     from skirl.placement.costs import load_costs, save_costs
     from skirl.placement.fbgemm import FbgemmArena
     from skirl.torchrec import measure_costs
 
     for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("TABLES", 4)):
         monkeypatch.setattr(calibrate, name, value)
-    monkeypatch.setattr(nets, "EPOCHS", 2)
+    monkeypatch.setattr("skirl.placement.costs.EPOCHS", 2)
     with monkeypatch.context() as smaller:
         smaller.setattr(calibrate, "arena_of", lambda kernel: FbgemmArena(1 << 16))
         costs = measure_costs("sgd", combinations=10, minutes=1e-9, out=tmp_path / "a.json")
@@ -325,3 +327,41 @@ def test_what_cannot_be_planned_is_told_in_a_sentence(said, text):
     with pytest.raises(ValueError, match=text.replace("(", r"\(")) as error:
         SkirlPlanner(topology(2, cap), 16, **{"seconds": 0.05, **said}).plan(model_of((50, 8, 1), (60, 4, 1)))
     assert "\n" not in str(error.value)
+
+
+TWO = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import torch.distributed as dist
+from tests.placement.torchrec.model import differences
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+print(json.dumps(differences(10, 1)))
+dist.destroy_process_group()
+"""
+
+
+def alike(found: dict[str, float]) -> bool:
+    adagrad = found.pop("columns, rowwise-adagrad")
+    return len(found) == 7 and max(found.values()) < 1e-4 < 1e-3 < adagrad  # each part of a row has a different number
+
+
+def test_at_one_rank(tmp_path, monkeypatch):
+    """Nothing is exchanged, but kernels, optimizers and the dense part are those used with two."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    threads = torch.get_num_threads()
+    try:
+        assert alike(model.differences(2, 0))
+    finally:
+        torch.set_num_threads(threads)
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow  # two processes import TorchRec
+def test_at_two_ranks(python: Python, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    team = [python.start(TWO, str(tmp_path), str(rank), stdout=PIPE) for rank in range(2)]
+    first, second = (json.loads(process.communicate(250)[0].splitlines()[-1]) for process in team)
+    assert first == second and alike(first)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from skirl.placement.pieces import Piece
-from skirl.placement.torchrec.sharding import laid_out
+from skirl.placement.spec import Piece
+from skirl.placement.torchrec.planner import laid_out
 from skirl.placement.torchrec.statistics import stack_distances
 
 GOOD = [

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from skirl.placement.calibrate import check_measuring, fit, measure_machine
+from skirl.placement.calibrate import LEAST, fit, measure_machine
 from skirl.placement.costs import Costs, Part, shipped
 from skirl.placement.fbgemm import check_optimizers
-from skirl.placement.lookups import generate
-from skirl.placement.torchrec.sharding import sharders_of
+from skirl.placement.measure import generate
+from skirl.placement.torchrec.planner import sharders_of
 from skirl.placement.torchrec.tables import PlanRequest, ids_of, needed, steps_of, tables_of
 from skirl.tools.jit import kernel
 
@@ -42,7 +42,13 @@ def measure_costs(
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device is {device!r}: set it to cpu or cuda")
     path = None if out is None else Path(out)
-    check_measuring(minutes, combinations, seed, path)
+    if not 0 < minutes < float("inf"):
+        raise ValueError(f"minutes is {minutes}: set it above 0")
+    for name, value, least in (("combinations", combinations, LEAST), ("seed", seed, 0)):
+        if value < least:
+            raise ValueError(f"{name} is {value}: set it to {least} or more")
+    if path is not None and path.suffix != ".json":
+        raise ValueError(f"out is {str(path)!r}: name a file that ends in .json")
     check_optimizers([optimizer], device)
     kernel = "fbgemm-cpu" if device == "cpu" else "fbgemm-cuda"
     return measure_machine(kernel, [optimizer], minutes=minutes, combinations=combinations, seed=seed, out=path)

@@ -1,16 +1,19 @@
-"""The commands about data files: vocab, convert, analyze. Their work is imported only when they run."""
+"""The commands about files: vocab, convert, analyze, export, import, info. Their work is imported only when they run."""
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from tyro.conf import Positional
+
 from skirl.cli.show import ShowFlags, facts, text
+from skirl.core.optimizer_names import OptimizerName
 from skirl.data.flags import DataFlags, check_in_and_out
-from skirl.tools.flags import WrongFlags
+from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.units import parse_bytes, size
 
@@ -24,12 +27,15 @@ READ = ("samples", "seconds", "bad_rows_skipped", "first_bad_row")
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FileFlags(ShowFlags):
-    """How files are read."""
+    """The files of a command, and how they are read."""
 
     group: ClassVar[str] = ""
 
+    data: str
+    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    _: KW_ONLY
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     workers: int = 0
@@ -37,11 +43,23 @@ class FileFlags(ShowFlags):
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """Treatment of malformed rows: refuse the files, or leave the row out and count it."""
 
+    def files(self, part_bytes: int | None = None, **more: Any) -> Any:
+        flags = DataFlags(self.data, schema=self.schema, workers=self.workers, bad_rows=self.bad_rows, **more)
+        return flags.files(part_bytes)
 
-@dataclass(frozen=True, kw_only=True)
+    def timed(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run `work` and return the result: the flags, what the work found, and the time and memory it took."""
+        started = time.monotonic()
+        found = work()
+        took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
+        return {"command": name, **flat_of(self), **found, **took, "failed": None}
+
+
+@dataclass(frozen=True)
 class SessionFlags(FileFlags):
     """Which rows belong to one session."""
 
+    _: KW_ONLY
     session: str | None = None
     """The column that says which rows belong together; the schema's session column if not given."""
     user: str | None = None
@@ -61,8 +79,6 @@ class Vocab(FileFlags):
         "output": ("json", "quiet"),
     }
 
-    data: str
-    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The vocabulary file to write."""
     min_count: int = 10
@@ -79,23 +95,16 @@ class Vocab(FileFlags):
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
-        try:
-            parse_bytes(self.memory)
-        except ValueError:
-            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 4GiB") from None
+        parsed("memory", self.memory, parse_bytes, "a size such as 4GiB")
         check_in_and_out(self.data, self.out)
-        if Path(self.out).exists() and not self.force:
-            raise ValueError(
-                f"--out is {self.out}, which already exists, and runs may need it: name another file, or add --force to "
-                "replace it"
-            )
+        check_new(self.out, self.force, ", and runs may need it")
 
     def run(self) -> dict[str, Any]:
         from skirl.data.vocabulary.counting import count
 
         folder = None if self.folder is None else Path(self.folder)
-        return timed(
-            "vocab", self, lambda: count(
+        return self.timed(
+            "vocab", lambda: count(
                 self.data, self.out, schema=self.schema, valid=self.valid, workers=self.workers,
                 skip=self.bad_rows == "skip", min_count=self.min_count, memory=parse_bytes(self.memory), folder=folder,
             ),
@@ -117,8 +126,6 @@ class Convert(SessionFlags):
         "output": ("json", "quiet"),
     }
 
-    data: str
-    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The Parquet file to write; with --by session, the folder."""
     by: Literal["session"] | None = None
@@ -148,17 +155,12 @@ class Convert(SessionFlags):
     """Read the data and what was written once more, and compare all rows by their hashes, in any order."""
 
     def __post_init__(self) -> None:
-        from skirl.dedup.sessions import parsed
-
         if self.by is None:
             for name in _BY_SESSION:
                 if getattr(self, name) != getattr(Convert, name):
                     raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
             check_in_and_out(self.data, self.out)
-            if Path(self.out).exists() and not self.force:
-                raise ValueError(
-                    f"--out is {self.out}, which already exists: name another file, or add --force to replace it"
-                )
+            check_new(self.out, self.force)
             return
         check_in_and_out(self.data, self.out, folder=True)
         if self.engine != "spark" and self.master is not None:
@@ -176,27 +178,23 @@ class Convert(SessionFlags):
             raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
 
     def run(self) -> dict[str, Any]:
-        result = timed("convert", self, self._to_file if self.by is None else self._by_session)
+        result = self.timed("convert", self._to_file if self.by is None else self._by_session)
         return result | (self._checked() if self.check else {})
 
     def _to_file(self) -> dict[str, Any]:
         from skirl.data.convert import convert
 
-        return convert(self._data().files(), self.out, self.compression, as_rows=self._as_rows)
+        return convert(self.files(rows=self.rows, vocab=self.vocab), self.out, self.compression, as_rows=self._as_rows)
 
     def _by_session(self) -> dict[str, Any]:
         from skirl.dedup.by_session import convert_by_session
         from skirl.dedup.spark import session_at
 
-        files, memory = self._data().files(PART), parse_bytes(self.memory)
+        files, memory = self.files(PART, rows=self.rows, vocab=self.vocab), parse_bytes(self.memory)
         with session_at(self.master) if self.engine == "spark" else nullcontext() as session:
             return convert_by_session(
                 files, self.out, self._sessions(), memory=memory, session=session, force=self.force
             )
-
-    def _data(self) -> DataFlags:
-        names = ("rows", "vocab", "schema", "workers", "bad_rows")
-        return DataFlags(self.data, **{name: getattr(self, name) for name in names})
 
     @property
     def _as_rows(self) -> bool:
@@ -214,7 +212,7 @@ class Convert(SessionFlags):
         from skirl.dedup.row_hash import same_rows
         from skirl.dedup.sessions import shaped
 
-        files, request = self._data().files(PART), self._sessions()
+        files, request = self.files(PART, rows=self.rows, vocab=self.vocab), self._sessions()
         if self.by is None:
             files, schema, kept = as_written(files, request.as_rows)
         else:
@@ -241,15 +239,13 @@ class Analyze(SessionFlags):
     common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "batch", "sample", "schema", "workers")
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"files": ("bad_rows",), "output": ("json", "quiet")}
 
-    data: str
-    """The files, as for `skirl convert`."""
     batch: int = 4096
     """Samples in a batch, for the estimate of lookups."""
     sample: str = "64MiB"
     """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
 
     def __post_init__(self) -> None:
-        from skirl.dedup.sessions import Sessions, parsed
+        from skirl.dedup.sessions import Sessions
 
         check_in_and_out(self.data, ".", folder=True)
         if self.batch < 1:
@@ -263,8 +259,7 @@ class Analyze(SessionFlags):
         from skirl.dedup.sessions import Sessions, keyed, shaped
 
         def found() -> dict[str, Any]:
-            flags = DataFlags(self.data, schema=self.schema, workers=self.workers, bad_rows=self.bad_rows)
-            files = flags.files(PART)
+            files = self.files(PART)
             schema = files.encoder.schema
             if any(column.run for column in schema.ids):
                 return advice("lists that repeat are left out of these files already")
@@ -273,7 +268,7 @@ class Analyze(SessionFlags):
             files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
             return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample), batch=self.batch)
 
-        return timed("analyze", self, found)
+        return self.timed("analyze", found)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = {"verdict": result["verdict"]}
@@ -295,10 +290,122 @@ class Analyze(SessionFlags):
         return lines
 
 
-def timed(name: str, flags: FileFlags, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run `work` and return the command's result: its flags, what the work found, and the time and memory it took."""
-    started = time.monotonic()
-    found = work()
-    took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
-    flat = asdict(flags)
-    return {"command": name, **({"flags": flat} if name == "analyze" else flat), **found, **took, "failed": None}
+@dataclass(frozen=True)
+class Export:
+    """Write the rows of a checkpoint to a file that other software reads."""
+
+    checkpoint: Positional[Path]
+    """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep or of its checkpoints."""
+    out: Positional[Path]
+    """The file to write: .safetensors, .pt for a state dict, or .parquet."""
+    variant: str | None = None
+    """The variant of a sweep whose rows are exported."""
+    table: str | None = None
+    """The table to write; all tables if not given."""
+    state_dict: bool = False
+    """Write every row of the tables, named as in a state dict: TABLE.weight, or weight with --table. A .pt file always
+    is one."""
+    prefix: str = ""
+    """Text to put before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
+    dense: bool = False
+    """Also write the dense parameters and buffers, by their names in the model."""
+    limit: str = "16GiB"
+    """Refuse to write a file larger than this."""
+    force: bool = False
+    """Replace the file if it exists."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        if self.out.suffix not in (".safetensors", ".pt", ".parquet"):
+            raise ValueError(f"out is {self.out}: name a file that ends with .safetensors, .pt or .parquet")
+        if self.out.suffix == ".parquet" and (self.state_dict or self.dense):
+            raise ValueError("Parquet holds rows with their numbers: leave state-dict and dense out")
+        if self.dense and not (self.state_dict or self.out.suffix == ".pt"):
+            raise ValueError("dense parameters go with a state dict: add --state-dict")
+        check_new(self.out, self.force)
+
+    def run(self) -> dict[str, Any]:
+        from skirl.checkpoint.other_formats import write_rows
+        from skirl.sweep.checkpoint import checkpoint_of, refuse_whole
+
+        if self.variant is None:
+            refuse_whole(self.checkpoint)
+        checkpoint = self.checkpoint if self.variant is None else checkpoint_of(self.checkpoint, self.variant)
+        write_rows(
+            checkpoint, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix, dense=self.dense,
+            limit=self.limit,
+        )  # fmt: skip
+        return {
+            "command": "export",
+            "checkpoint": str(checkpoint),
+            "out": str(self.out),
+            "bytes": self.out.stat().st_size,
+            "failed": None,
+        }
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        return facts(result, "checkpoint", "out", "bytes")
+
+
+@dataclass(frozen=True)
+class Import:
+    """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
+
+    source: Positional[Path]
+    """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""
+    out: Positional[Path]
+    """The folder to write the checkpoint to."""
+    tables: tuple[str, ...] = ()
+    """Names of the tables, each the end of a weight's name; if not given, every two-dimensional NAME.weight under
+    --prefix."""
+    prefix: str = ""
+    """Text before the tables' names, such as embedding_bags."""
+    pooling: Literal["sum", "mean"] = "sum"
+    """The pooling of all tables."""
+    optimizer: OptimizerName | None = None
+    """The optimizer that will train the rows; if not given, that of a file of `skirl export`, else rowwise-adagrad.
+    Such a file also gives the optimizer's state, if the optimizer is the same; otherwise the state starts from
+    zero."""
+    store: str = "memory"
+    """Where rows are held during the import: memory, or disk:FOLDER for tables larger than memory."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.checkpoint.other_formats import read_rows
+
+        found = read_rows(
+            self.source,
+            self.out,
+            names=self.tables,
+            prefix=self.prefix,
+            pooling=self.pooling,
+            optimizer=self.optimizer,
+            store=self.store,
+        )
+        return {"command": "import", "out": str(self.out), **found, "failed": None}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        state = f"after {max(steps.values()):,} steps" if (steps := result["steps"]) is not None else "from zero"
+        return facts(result, "tables", "optimizer") | {"state": state} | facts(result, "out")
+
+
+@dataclass(frozen=True)
+class Info:
+    """Say what a file or folder is: a checkpoint, a disk store, a vocabulary, a plan, data, predictions, a run, a sweep."""
+
+    path: Positional[Path]
+    """The file or folder; nothing in it is changed or locked."""
+    check: bool = False
+    """Read a whole checkpoint and compare its checksums; without this, only sizes are checked."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.sizing.look import look
+
+        return {"command": "info", "path": str(self.path), **look(self.path, check=self.check)}
+
+    def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
+        return facts({name: value for name, value in result.items() if name not in ("command", "path", "failed")})

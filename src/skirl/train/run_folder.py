@@ -1,14 +1,18 @@
 """The run folder: a run's flags, progress and result, in files that outlive it. README.md here describes the format."""
 
+import errno
+import io
 import json
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -18,21 +22,114 @@ from typing import TYPE_CHECKING, Any
 from skirl.checkpoint.starts import Superseded
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import why
+from skirl.tools.progress import Facts
 from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
+from skirl.tools.units import figure
 from skirl.train.flags import RUNS
-from skirl.train.report.sinks import Lines, TensorBoard
 from skirl.train.resume import Change, changes_between
 
 if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
     from skirl.train.evaluation import Evaluation
-    from skirl.train.meter import Meter
+    from skirl.train.metrics import Meter
 
 log = logging.getLogger("skirl")
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 LINE = {"kind": TEXT, "step": COUNT}
 """The fields of every line."""
+GROUPS = {
+    "rows": ("fetched", "new", "written", "forwarded", "touched", "filled", "window"),
+    "time": ("samples_per_second", "seconds", "hidden", "stall", "read"),
+    "rate": ("lr", "dense_lr"),
+}
+
+
+class Lines:
+    """A file of JSON lines. It grows by whole pieces: one that fails leaves nothing behind, and does not stop the next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        self._file = path.open("ab", buffering=0)
+
+    def sync(self) -> None:
+        """Return once all pieces would survive a crash of the machine."""
+        os.fsync(self._file.fileno())
+
+    def add(self, piece: bytes) -> None:
+        """Append a piece. Raise OSError if it could not be written, or if the file was removed or replaced."""
+        before = os.fstat(self._file.fileno())
+        if not before.st_nlink:  # nobody could read the piece
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        rest = memoryview(piece)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), before.st_size)
+            raise
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        self.add((json.dumps(line) + "\n").encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """A TensorBoard event file. torch's writer has its own thread, whose errors appear as tracebacks, too late to retry."""
+
+    name = "TensorBoard's events"
+
+    def __init__(self, folder: Path, begun_at: int) -> None:
+        proto = "tensorboard.compat.proto"  # created at import, so type checkers cannot see them
+        event, summary = (import_module(f"{proto}.{module}_pb2") for module in ("event", "summary"))
+        self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
+        self._event, self._summary = event.Event, summary.Summary
+        file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self.path = folder / file
+        self._file = Lines(self.path)
+        head = [self._of(file_version="brain.Event:2")]
+        if begun_at:  # has TensorBoard skip what a killed run wrote after this step
+            log = event.SessionLog(status=event.SessionLog.START)
+            head.append(self._of(step=begun_at + 1, session_log=log))
+        self._due = b"".join(head)
+        """What has to be written before anything else."""
+        self._add(b"")
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=float(value)) for tag, value in tagged(line)]
+        self._add(self._of(step=line["step"], summary=self._summary(value=values)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, piece: bytes) -> None:
+        self._file.add(self._due)
+        self._due = b""
+        self._file.add(piece)
+
+    def _of(self, **content: Any) -> bytes:
+        out = io.BytesIO()
+        self._records(out).write(self._event(wall_time=time.time(), **content).SerializeToString())
+        return out.getvalue()
+
+
+def tagged(line: Mapping[str, Any]) -> list[tuple[str, int | float]]:
+    """Return the numbers of a line under tags that TensorBoard groups by.
+
+    >>> tagged({"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1, "busy": {"plan": 2.0}})
+    [('train/loss', 0.5), ('rate/lr', 0.1)]
+    """
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    found = []
+    for name, value in line.items():
+        if name != "step" and isinstance(value, int | float):
+            test = line["kind"] == "eval"
+            group = "test" if test else group_of.get(name, "train")
+            found.append((f"{group}/{name.removeprefix('test_')}" if test else f"{group}/{name}", value))
+    return found
 
 
 class RunFolder:
@@ -224,6 +321,21 @@ class Since:
 
     def begin(self, batches: "Lookahead", meter: "Meter") -> None:
         self._before = _sums(batches, meter)
+
+    def facts(self, batches: "Lookahead", meter: "Meter") -> Facts:
+        """Return the same as text, to show."""
+        line = self.line(batches, meter)
+        auc, ne = ("none yet" if line[name] is None else figure(line[name]) for name in ("auc", "ne"))
+        return {
+            "samples/s": f"{line['samples_per_second']:,.0f}",
+            "loss": figure(line["loss"]),
+            "AUC": auc,
+            "NE": ne,
+            **{name: f"{line[name]:,}" for name in ("fetched", "new", "written")},
+            "cache": f"{line['filled']:.0%} full",
+            "hidden": f"{line['hidden']:.0%}" if line["fetched"] or line["written"] else "nothing moved",
+            "window": f"{line['window']} batches",
+        }
 
     def line(self, batches: "Lookahead", meter: "Meter") -> dict[str, Any]:
         before, now, engine, times = self._before, _sums(batches, meter), batches.engine, batches.times

@@ -1,1 +1,0 @@
-"""Files that a run leaves behind, and ways to look at them."""
