@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from skirl.cli import COMMANDS, CONFIGURED, main
+from skirl.core import optim
 from skirl.oracle.policies import base as policies
 from skirl.tools.flags import flags_of, option
 
@@ -52,7 +53,8 @@ def test_every_fence_is_known():
 @pytest.mark.usefixtures("forked_trainers")
 def test_snippets_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(policies, "POLICIES", dict(policies.POLICIES))  # a page may add its own policies
+    for home, name in ((policies, "POLICIES"), (optim, "ROW_OPTIMIZERS")):  # a page may add its own
+        monkeypatch.setattr(home, name, dict(getattr(home, name)))
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if not block.runs:
