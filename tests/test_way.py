@@ -79,8 +79,9 @@ def test_a_real_id_makes_every_stop_once_and_in_order(monkeypatch: pytest.Monkey
     passed, calls = list[tuple[int, str]](), count()
     for owner, function, file in stops():
         kind = getattr(import_module("skirl." + file.removesuffix(".py").replace("/", ".")), owner)
+        was = getattr(kind, function)
 
-        def watched(*args: Any, real: Any = getattr(kind, function), name: str = function, **options: Any) -> Any:
+        def watched(*args: Any, real: Any = was, name: str = function, **options: Any) -> Any:
             began, result = next(calls), real(*args, **options)
             looked_at = [result] if name in ("pull", "next", "plan") else list(args[1:])
             if any(KEY in array for array in arrays(looked_at, set())):
