@@ -369,11 +369,15 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
         refused(tmp_path, "is damaged, or not a checkpoint of skirl", run)
     body = json.loads((saved / HEADER).read_text())
     del body["~sha256"]
-    rows = body["rows"]["rows"]
+    [part] = body["parts"]
+    [entry] = part["rows"]["rows"]["cache"]["files"]
+    outside = {"rows": {"rows": part["rows"]["rows"] | {"cache": {"files": [entry | {"file": "../x"}]}}}}
     cases = [
         ({"format_version": 9, "skirl": "9.9"}, "written by skirl 9.9 in format 9"),
         ({"dense": body["dense"] | {"file": "../secret/x"}}, "outside its folder"),
-        ({"rows": {"rows": rows | {"cache": {"files": [rows["cache"]["files"][0] | {"file": "../x"}]}}}}, "outside"),
+        ({"parts": [part | outside]}, "outside"),
+        ({"parts": [part, part]}, "does not have the parts of all its trainers"),
+        ({"placement": {"use": "ranks", "weights": [0]}}, "impossible placement"),
         ({"dense": {}}, "is incomplete or damaged"),
         ({"run": {"~else": 1}}, "structure is damaged"),
         ({"dense": {"file": 3, "bytes": "x", "sha256": None}}, "is incomplete or damaged"),
@@ -396,9 +400,9 @@ def test_a_header_that_lacks_what_a_run_needs_is_refused_before_anything_changes
     del body["~sha256"]
     text = json.dumps(body)
     assert text.count('"lr"') >= 2
-    rows = body["run"]["rows"]["rows"]
-    rows = {"rows": rows | {"counters": rows["counters"] | {"written": "x"}}}
-    counted = json.dumps(body | {"run": body["run"] | {"rows": rows}})
+    [part] = body["parts"]
+    counters = {"rows": part["counters"]["rows"] | {"written": "x"}}
+    counted = json.dumps(body | {"parts": [part | {"counters": counters}]})
     for wrong in (text.replace('"lr"', '"rl"'), text.replace('"accumulate": 1', '"accumulate": 7'), counted):
         (folder / HEADER).write_bytes(seal(json.loads(wrong)))
         refused(folder, str(folder))

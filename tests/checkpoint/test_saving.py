@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import skirl
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, save_run, saving
+from skirl.checkpoint.rows import FrozenCollection
 from skirl.store import changes
 from tests.cases import cases
 from tests.checkpoint.checks import CHECKS, on, saves
@@ -56,8 +57,8 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     """Training waits for a writer that is too slow, instead of holding ever more rows."""
     monkeypatch.setattr(changes, "MOST_ASIDE", 1000)
     run, setup = Run(Setup()), Setup()
-    real = saving.FrozenCollection.write
-    monkeypatch.setattr(saving.FrozenCollection, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
+    real = FrozenCollection.write
+    monkeypatch.setattr(FrozenCollection, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
     saves(run, tmp_path, [2, 6, 11])
     engine = run.model.rows.engine
     assert sum(cache.changes.waited for cache in engine.caches) > 0

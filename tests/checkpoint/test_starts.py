@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint import numbers, saving, starts, together
+from skirl.checkpoint import numbers, saving, starts
 from skirl.checkpoint.starts import Superseded
 from skirl.peers.base import PeerError, Peers
 from skirl.tools import sealed_json
@@ -62,7 +62,6 @@ MOMENTS = ("header", "rename", "retain", "sweep is to be allowed", "sweep was al
 )
 def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: int) -> None:
     newer = NewerStart(tmp_path, trainers)
-    writer: Any = saving if trainers == 1 else together
 
     def older(peers: Peers) -> None:
         trainer = Trainer(peers, "memory").train(0)
@@ -83,7 +82,7 @@ def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: i
     first, told = threading.Barrier(trainers), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         points = {
-            "header": (writer, "write_sealed", before(newer, writer.write_sealed)),
+            "header": (saving, "write_sealed", before(newer, saving.write_sealed)),
             "rename": (sealed_json.os, "replace", _at_header(newer, sealed_json.os.replace)),
             "retain": (folders, "retain", before(newer, folders.retain)),
             "sweep is to be allowed": (folders.starts, "is_newest", before(newer, starts.is_newest)),

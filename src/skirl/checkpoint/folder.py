@@ -9,23 +9,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import parts, starts
+from skirl.checkpoint import starts
 from skirl.checkpoint.of_sweep import OF_SWEEP, named_by_sweep
+from skirl.core.placement import Placement
 from skirl.tools.os_errors import why
-from skirl.tools.sealed_json import CheckpointError, read_sealed
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, read_sealed
 
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 6
-OF_PARTS = 7
-"""Version of a header of several trainers, with a part of each."""
+FORMAT_VERSION = 8
 ROWS = "rows"
+"""The folder of rows in a folder of checkpoints."""
+_FORM = {
+    "definition": {},
+    "dense": {"file": TEXT},
+    "shards": COUNT,
+    "placement": {},
+    "parts": [
+        {
+            "rows": {...: {"store": {}, "cache": {"files": [{}]}}},
+            "counters": {...: {...: COUNT}},
+            "split": {},
+        }
+    ],
+}
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
-_OURS = re.compile(
-    r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp|"
-    rf"{parts.NAME.pattern}(-[0-9a-f]{{16}}\.tmp)?"
-)
+_OURS = re.compile(r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
 _OUR_ROWS = re.compile(r"cache-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?")
 
 _READING = re.compile(r"reading-[a-z0-9_]{8}")
@@ -84,15 +94,21 @@ def headers(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read and check a header. That of several trainers also gets their `parts`."""
-    body = read_sealed(path, format=FORMAT, version=(FORMAT_VERSION, OF_PARTS), what="checkpoint")
-    of_parts = body["format_version"] == OF_PARTS
-    if of_parts != ("trainers" in body):
-        raise CheckpointError(
-            f"{path} says format {body['format_version']}, but its entries are those of another format: use another "
-            "checkpoint"
-        )
-    return body | {"parts": parts.read(path, body)} if of_parts else body
+    """Read and check a header."""
+    body = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="checkpoint")
+    if (wrong := misfit(body, _FORM)) is not None:
+        raise CheckpointError(f"{path} is incomplete or damaged ({wrong}): use another checkpoint")
+    try:
+        sites = Placement.of(body["placement"]).sites
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{path} has an impossible placement of rows ({error}): use another checkpoint") from None
+    if len(body["parts"]) != sites:
+        raise CheckpointError(f"{path} does not have the parts of all its trainers: use another checkpoint")
+    if any(
+        part[of].keys() != body["definition"].keys() for part in body["parts"] for of in ("rows", "counters", "split")
+    ):
+        raise CheckpointError(f"{path} has rows of other collections than it defines: use another checkpoint")
+    return body
 
 
 def naming(header: Path, error: CheckpointError) -> CheckpointError:
@@ -162,8 +178,8 @@ def take_back(folder: Path, number: int, start: int | None) -> None:
 
 def files(body: dict[str, Any]) -> set[str]:
     """Return the files that a header names, and the folder of its dense part, relative to the folder of checkpoints."""
-    named = {str(Path(body["dense"]["file"]).parent)} | parts.files(body)
-    return named.union(*(files_of_rows(part["rows"]) for part in parts.of(body)))
+    named = {str(Path(body["dense"]["file"]).parent)}
+    return named.union(*(files_of_rows(part["rows"]) for part in body["parts"]))
 
 
 def files_of_rows(rows: Mapping[str, Any]) -> set[str]:

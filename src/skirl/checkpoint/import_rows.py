@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
-from skirl.checkpoint.together import Votes
+from skirl.checkpoint.votes import Votes
 from skirl.core.keys import row_of, table_of
 from skirl.core.optim import FTRL, RowOptimizer
 from skirl.core.tables import Table

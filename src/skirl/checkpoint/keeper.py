@@ -12,7 +12,7 @@ from skirl.checkpoint import Saving, best, load, numbers, save, starts
 from skirl.checkpoint.folder import drop_newer, holds_some, take_back
 from skirl.checkpoint.of_sweep import refuse_sweep
 from skirl.checkpoint.saving import claimed
-from skirl.checkpoint.together import Votes, trainers_of
+from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
 from skirl.tools.os_errors import NotWritten, why
 

@@ -1,5 +1,6 @@
 """Load a saved run into a model, optimizers and a lookahead made like those of the run that saved it."""
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,9 +22,9 @@ from skirl.checkpoint.definition import (
     definition,
     listed,
 )
-from skirl.checkpoint.own_rows import OwnRows, counters_of, own_rows, split_of
+from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.saving import Saving, remember, settled
-from skirl.checkpoint.together import Mismatch, Votes, trainers_of
+from skirl.checkpoint.votes import Mismatch, Votes, trainers_of
 from skirl.core.placement import Placement
 from skirl.engine.engine import Engine
 from skirl.engine.work import Counters
@@ -36,7 +37,6 @@ log = logging.getLogger("skirl")
 
 _RATE = Kind("a number", lambda v: NUMBER.fits(v) or (isinstance(v, torch.Tensor) and v.numel() == 1))
 _ROWS = {
-    "counters": {...: COUNT},
     "handle": {"param_groups": [{"lr": _RATE}]},
     "table_steps": [COUNT],
 }
@@ -216,21 +216,21 @@ def _read(
     if me.rank and _digest(header) != digest:
         raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
     try:
-        rows_of, names = own_rows(body, me.here, me.rank), {name: name for name in collections}
-        if len(body["definition"]) == len(collections) == 1:  # its place in the model may differ
-            names = dict(zip(collections, body["definition"]))
-            body["definition"] = dict(zip(collections, body["definition"].values()))
-            rows_of = dict(zip(collections, rows_of.values()))
+        rows_of = rows_for(body, me.here, me.rank)
         for rows in rows_of.values():
             rows.check(header.parent / folder.ROWS)
         tensors = dense.read(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
-        if len(run["rows"]) == len(collections) == 1:
-            run["rows"] = dict(zip(collections, run["rows"].values()))
+        if len(body["definition"]) == len(collections) == 1:  # its place in the model may differ
+            rows_of = dict(zip(collections, rows_of.values()))
+            for part, of in [
+                (body, "definition"),
+                (run, "rows"),
+                *itertools.product(body["parts"], ("counters", "split")),
+            ]:
+                part[of] = dict(zip(collections, part[of].values()))
         _ = body["torch"], [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
         for rows in run["rows"].values():
-            Counters(**rows["counters"])
-            _ = [rows[name] for name in ("handle", "split", "table_steps")]
             if (wrong := misfit(rows, _ROWS)) is not None:
                 raise CheckpointError(f"{header} is wrong about its run: {wrong}; use another checkpoint")
         try:
@@ -243,15 +243,23 @@ def _read(
         except ValueError as error:  # from the loader or the lookahead, which cannot name the file
             raise Mismatch(f"{header} does not fit: {error}") from None
         for name, collection in collections.items():
-            rows, saved_as = run["rows"][name], names[name]
-            rows["counters"] = counters_of(body, saved_as, rows["counters"], me.rank, me.here.sites)
-            rows["split"] = split_of(body, saved_as, rows["split"], me.here, me.rank)
+            rows = run["rows"][name]
+            rows["counters"] = _counters(body["parts"], name, me)
+            same = Placement.of(body["placement"]).digest == me.here.digest
+            rows["split"] = body["parts"][me.rank]["split"][name] if same else None  # else the cache is split anew
             if not collection.engine.capacity.allows(rows["split"]):
                 raise CheckpointError(f"{header} has an impossible split of the cache: use another checkpoint")
             _ = rows_of[name]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{header} is incomplete or damaged ({error!r}): use another checkpoint") from error
     return _Found(run, saved, rows_of, body["torch"])
+
+
+def _counters(parts: list[dict[str, Any]], name: str, me: _Trainer) -> dict[str, int]:
+    """Return the counters with which a trainer continues. Each part's go to exactly one trainer: the sum stays."""
+    first, *others = [part["counters"][name] for part in (parts[0], *parts[me.rank :: me.here.sites])]
+    Counters(**first)
+    return {of: sum(other[of] for other in others) for of in first} | {"steps": first["steps"]}
 
 
 def _restore_rows(header: Path, rows: OwnRows, run: dict[str, Any], engine: Engine) -> None:

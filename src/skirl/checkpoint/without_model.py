@@ -12,8 +12,8 @@ from torch import nn
 
 from skirl.checkpoint import dense, folder
 from skirl.checkpoint.decoding import decode
-from skirl.checkpoint.own_rows import OwnRows, own_rows
-from skirl.checkpoint.together import Votes
+from skirl.checkpoint.rows import OwnRows, rows_for
+from skirl.checkpoint.votes import Votes
 from skirl.core import initial
 from skirl.core.given import Given
 from skirl.core.groups import Groups
@@ -99,7 +99,7 @@ def _open(header: Path, votes: Votes) -> Opened:
     body = folder.read(header)
     try:
         tensors = dense.read(header.parent, body["dense"])
-        rows_of = own_rows(body, Placement.even(votes.size), votes.rank)
+        rows_of = rows_for(body, Placement.even(votes.size), votes.rank)
         collections = [
             _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])
             for name, about in body["definition"].items()

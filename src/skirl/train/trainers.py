@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from skirl.checkpoint.keeper import Asked
-from skirl.checkpoint.together import Votes
+from skirl.checkpoint.votes import Votes
 from skirl.data.share import block
 from skirl.engine.device import torch_device
 from skirl.peers.base import Peers
