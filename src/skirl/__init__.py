@@ -6,7 +6,7 @@ from skirl.tools.lazily import lazily
 
 if TYPE_CHECKING:
     from skirl.checkpoint import Saving, load, save
-    from skirl.checkpoint.export_as import export
+    from skirl.checkpoint.export import export
     from skirl.checkpoint.import_rows import import_rows
     from skirl.core.batch import Batch, KeyedJagged, moved
     from skirl.core.initial import Constant, Normal, Uniform
@@ -65,7 +65,7 @@ __getattr__ = lazily(
     __name__,
     {
         "checkpoint": ("Saving", "load", "save"),
-        "checkpoint.export_as": ("export",),
+        "checkpoint.export": ("export",),
         "checkpoint.import_rows": ("import_rows",),
         "core.batch": ("Batch", "KeyedJagged", "moved"),
         "core.initial": ("Constant", "Normal", "Uniform"),

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from skirl.checkpoint import best
 from skirl.checkpoint import folder as folders
 from skirl.store.disk.os_files import OsFiles
 from tests.checkpoint.checks import saves
@@ -19,14 +18,14 @@ def test_a_file_left_by_another_run_is_replaced(tmp_path: Path, monkeypatch: pyt
     if not links:
         monkeypatch.setattr(OsFiles, "linked", lambda *_: False)
         monkeypatch.setattr(OsFiles, "linked_over", lambda *_: False)
-    left = [tmp_path / best.NAME / name for name in folders.files(folders.read(header))]
+    left = [tmp_path / folders.BEST / name for name in folders.files(folders.read(header))]
     for path in left:
         source = tmp_path / path.name
         for file in (p for p in [source, *source.rglob("*")] if p.is_file()):
             other = path if file == source else path / file.relative_to(source)
             other.parent.mkdir(parents=True, exist_ok=True)
             other.write_bytes(b"of another run")
-    own = best.keep(header)
+    own = folders.keep_best(header)
     for path in left:
         files = [p for p in [path, *path.rglob("*")] if p.is_file()]
         assert files

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import skirl
-from skirl.checkpoint import export_as
+from skirl.checkpoint import export
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Reference
 from tests.hooked import hooked
@@ -181,16 +181,16 @@ def test_two_that_export_to_one_path_do_not_write_into_each_other(
 ) -> None:
     rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(), cache=10, seed=1)
     rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3], [7]])))["a"].sum().backward()
-    path, real = tmp_path / "rows.parquet", export_as.rows_of
+    path, real = tmp_path / "rows.parquet", export.rows_of
 
     def meanwhile(*given: Any) -> Any:
         monkeypatch.undo()
-        export_as.export(rows, path)
+        export.export(rows, path)
         assert [file.name for file in tmp_path.glob("*.parquet")] == [path.name]
         return real(*given)
 
-    export_as.export(rows, tmp_path / "alone.parquet")
+    export.export(rows, tmp_path / "alone.parquet")
     alone = (tmp_path / "alone.parquet").rename(tmp_path / "alone").read_bytes()
-    monkeypatch.setattr(export_as, "rows_of", meanwhile)
-    export_as.export(rows, path)
+    monkeypatch.setattr(export, "rows_of", meanwhile)
+    export.export(rows, path)
     assert path.read_bytes() == alone and len(list(tmp_path.iterdir())) == 2

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import skirl
-from skirl.checkpoint import best, dense, numbers, saving
+from skirl.checkpoint import codec, numbers, saving
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Placement
@@ -173,7 +173,7 @@ def test_one_process_reads_the_parts_of_several(tmp_path: Path) -> None:
         reading = Trainer(InProcess.job(1)[0], "checkpoint").load(folder)
         assert state_of(reading.rows) == state
         reading.rows.close()
-        best.keep(folders.header(folder, 1))
+        folders.keep_best(folders.header(folder, 1))
         with opened(folder / "best") as found:
             assert state_of(found.rows) == state
 
@@ -234,7 +234,7 @@ def test_a_trainer_that_cannot_write_stops_the_checkpoint_of_all(tmp_path: Path)
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "write", if_at("dense", dense.write, lambda *args: 0))
+        patch.setattr(codec, "write_dense", if_at("dense", codec.write_dense, lambda *args: 0))
         patch.setattr(saving, "write_sealed", if_at("header", saving.write_sealed, lambda *args: 0))
         told = InProcess.run(2, work)
     assert told[0] == told[1]

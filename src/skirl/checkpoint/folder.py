@@ -1,7 +1,10 @@
 """A folder of checkpoints: list them and their files, and remove what is not needed. README.md in this folder shows it."""
 
+import json
 import logging
+import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -10,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import starts
-from skirl.checkpoint.of_sweep import OF_SWEEP, named_by_sweep
 from skirl.core.placement import Placement
+from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import why
-from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, read_sealed
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, read_sealed, sync_folder, to_disk
 
 log = logging.getLogger("skirl")
 
+BEST = "best"
+"""The folder of the best checkpoint, inside that of the run."""
+OF_SWEEP = "sweep-checkpoint.json"
+"""The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
 FORMAT_VERSION = 8
 ROWS = "rows"
@@ -120,6 +127,16 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
     return named
 
 
+def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
+    """Return the readable headers in a folder, newest first, each as (step, header)."""
+    found = []
+    for number in reversed(numbers(path)):
+        of = header(path, number)
+        with suppress(CheckpointError, KeyError, TypeError):
+            found.append((int(read(of)["run"]["data"]["step"]), of))
+    return found
+
+
 def retain(folder: Path, number: int, keep: int, after: int | None, start: int | None = None) -> None:
     """Remove all checkpoints but those to keep and the one from which a sweep goes on, and files that no header names."""
     others = [n for n in numbers(folder) if n != number]
@@ -193,9 +210,66 @@ def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
     return named
 
 
+def keep_best(header: Path) -> Path:
+    """Keep a checkpoint as the best, and return its folder. At every moment, the previous best or this one is complete.
+
+    Files are hard-linked, or copied if the file system has no links.
+    """
+    own = header.parent / BEST
+    try:
+        _share(files(read(header)), header.parent, own)
+        draft = own / f"{header.name}-{secrets.token_hex(8)}.tmp"
+        with draft.open("wb") as file:
+            file.write(header.read_bytes())
+            to_disk(file)
+        os.replace(draft, own / header.name)
+        sync_folder(own)
+    except BaseException:
+        with suppress(OSError):  # the next one sweeps again
+            sweep(own)
+        raise
+    retain(own, number_of(header), 1, None)
+    return own
+
+
+def _share(named: set[str], source: Path, own: Path) -> None:
+    """Link or copy all that a header names: the folder of the dense part, and files of rows."""
+    disk = OsFiles()
+    paths = [path for name in sorted(named) for path in _files_of(source / name)]
+    for path in paths:
+        target = own / path.relative_to(source)
+        disk.make_folder(target.parent)
+        if not target.is_file():
+            disk.share(path, target)
+        elif not target.samefile(path):
+            disk.share_over(path, target)
+    for parent in {own / path.relative_to(source).parent for path in paths}:
+        sync_folder(parent)
+
+
+def _files_of(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def refuse_sweep(folder: Path) -> None:
+    """Raise if the folder holds a sweep: a run is no part of it."""
+    if (folder / OF_SWEEP).is_file():
+        raise ValueError(
+            f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"
+        )
+
+
+def _named_by_sweep(folder: Path) -> str | None:
+    """Return the name of the header in this folder from which a sweep goes on with this variant; None if there is none."""
+    own = Path(os.path.abspath(folder))
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return json.loads((own.parent / OF_SWEEP).read_bytes())["variants"].get(own.name)
+    return None
+
+
 def _remove_headers(folder: Path, which: Iterable[int]) -> None:
     """Remove headers, but for the one from which a sweep goes on."""
-    named = named_by_sweep(folder)
+    named = _named_by_sweep(folder)
     for path in (header(folder, n) for n in which):
         if path.name != named:
             _remove(path)

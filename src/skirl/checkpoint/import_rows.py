@@ -5,10 +5,10 @@ a file cannot run code: torch's own format is read with `weights_only=True`.
 import json
 import mmap
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,12 +16,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
+from skirl.checkpoint.folder import numbers
+from skirl.checkpoint.save_run import save
 from skirl.checkpoint.votes import Votes
+from skirl.checkpoint.without_model import opened
 from skirl.core.keys import row_of, table_of
-from skirl.core.optim import FTRL, RowOptimizer
+from skirl.core.optim import FTRL, ROW_OPTIMIZERS, RowOptimizer, row_optimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
-from skirl.nn.collection import TablePlace, collections_of, tables_of
+from skirl.nn.collection import EmbeddingBagCollection, TablePlace, collections_of, tables_of
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -72,6 +75,59 @@ def import_rows(
     return found
 
 
+def read_rows(
+    source: Path,
+    out: Path,
+    *,
+    names: Sequence[str],
+    prefix: str,
+    pooling: Literal["sum", "mean"],
+    optimizer: str | None,
+    store: str,
+) -> dict[str, Any]:
+    """Make a checkpoint of the rows in a file. The arguments are the flags of `skirl import`."""
+    if out.is_dir() and numbers(out):
+        raise ValueError(f"{out} holds checkpoints: name another folder")
+    tensors = Tensors(source)
+    found = sorted(n for n in tensors.names if n.startswith(prefix) and n.endswith("weight"))
+    by_name = {
+        n.removeprefix(prefix).removesuffix("weight").removesuffix(".") or tensors.alone or "table": n for n in found
+    }
+    wanted = {t: by_name.get(t) for t in names} or {t: n for t, n in by_name.items() if len(tensors.shape(n)) == 2}
+    missing = [t for t, n in wanted.items() if n is None]
+    if missing or not wanted:
+        what = f"no table {missing[0]!r}" if wanted else f"no weight under {prefix!r}"
+        has = ", ".join(sorted(by_name or tensors.names)[:9]) or "no tensor"
+        then = "set tables to some of these, or " if by_name else ""
+        raise ValueError(
+            f"{source} has {what}, it has {has}: {then}set prefix to what stands before the tables' names in the file"
+        )
+    weights = {t: n for t, n in wanted.items() if n is not None}
+    bases = {
+        t: n.removesuffix("weight") for t, n in weights.items() if f"{n.removesuffix('weight')}ids" in tensors.names
+    }
+    counts = {t: tensors.shape(n)[0] for t, n in weights.items()}
+    for table, base in bases.items():  # these have only the touched rows
+        if "rows" not in (facts := tensors.table(base)):
+            raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
+        counts[table] = facts["rows"]
+    short = {make().name: short for short, make in ROW_OPTIMIZERS.items()}
+    by = {t: short.get(str(tensors.optimizer(base))) for t, base in bases.items()}
+    theirs = next(iter(by.values())) if len(set(by.values())) == 1 else None
+    chosen = optimizer or theirs or "rowwise-adagrad"
+    tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=pooling) for t, n in weights.items()]
+    rows = EmbeddingBagCollection(tables, optimizer=row_optimizer(chosen)(), cache=1, store=store)
+    taken = import_rows(rows, source, names=weights)
+    steps = dict(zip(weights, rows.engine.table_steps.tolist(), strict=True))
+    save(out, model=rows)
+    rows.close()
+    return {
+        "tables": taken,
+        "optimizer": chosen,
+        "steps": steps if chosen == theirs and bases else None,
+    }
+
+
 def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
     plan = []
     for place in tables.values():
@@ -95,8 +151,6 @@ def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: M
 
 
 def _from_checkpoint(tables: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
-    from skirl.checkpoint.without_model import opened
-
     peers = next(iter(tables.values())).engine.rows.peers
     with opened(path, peers) as (rows, *_):
         each = Votes(peers).told(copy_rows(tables, tables_of(rows), path), "rows of a checkpoint taken")

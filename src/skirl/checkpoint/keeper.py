@@ -8,9 +8,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from skirl.checkpoint import Saving, best, load, numbers, save, starts
-from skirl.checkpoint.folder import drop_newer, holds_some, take_back
-from skirl.checkpoint.of_sweep import refuse_sweep
+from skirl.checkpoint import Saving, load, numbers, save, starts
+from skirl.checkpoint import folder as folders
+from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep, take_back
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
@@ -55,7 +55,7 @@ class Keeper:
         """True if SIGTERM ended the run early."""
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
         self._resume, self._first, self._whole = resume, first, whole
-        self._best = folder / best.NAME if keep_best and folder is not None else None
+        self._best = folder / folders.BEST if keep_best and folder is not None else None
         self._start: int | None = None
         """The number of this start of the run. Only the first trainer knows it."""
         self._data = whole["data"]
@@ -94,7 +94,7 @@ class Keeper:
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step
             if self._best is not None:
-                self._best_at = next((step for step, _ in best.headers_with_steps(self._best)), -1)
+                self._best_at = next((step for step, _ in folders.headers_with_steps(self._best)), -1)
         else:
             for collection in collections.values():
                 if len(store := collection.engine.store):
@@ -223,7 +223,7 @@ class Keeper:
         try:
             if self._first:
                 starts.check(saving.folder, saving.start)
-                best.keep(saving.path)
+                folders.keep_best(saving.path)
         except (OSError, ValueError) as error:
             self._miss_best(step, f"it could not be kept in {self._best}: {why(error, self._best)}")
             log.warning("%s", self._not_best)

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from skirl.checkpoint import dense, folder
-from skirl.checkpoint.codec import with_metadata
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint import codec, folder
+from skirl.checkpoint.codec import decode, with_metadata
 from skirl.checkpoint.definition import (
     check_data,
     check_definitions,
@@ -219,7 +218,7 @@ def _read(
         rows_of = rows_for(body, me.here, me.rank)
         for rows in rows_of.values():
             rows.check(header.parent / folder.ROWS)
-        tensors = dense.read(header.parent, body["dense"])
+        tensors = codec.read_dense(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
         if len(body["definition"]) == len(collections) == 1:  # its place in the model may differ
             rows_of = dict(zip(collections, rows_of.values()))

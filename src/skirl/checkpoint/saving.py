@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import dense, folder, starts
+from skirl.checkpoint import codec, folder, starts
 from skirl.checkpoint.rows import AllFrozen
 from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement
@@ -197,7 +197,7 @@ def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep:
     Return the bytes of both.
     """
     mark, path = secrets.token_hex(8), saving.folder
-    entry = dense.write(path, mark, tensors)
+    entry = codec.write_dense(path, mark, tensors)
     body |= {"number": saving.number, "start": saving.start, "dense": entry}
     write_sealed(saving.path, body, mark, partial(starts.check, path, saving.start))
     try:

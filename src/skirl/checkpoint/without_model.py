@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from skirl.checkpoint import dense, folder
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint import codec, folder
+from skirl.checkpoint.codec import decode
 from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.votes import Votes
 from skirl.core import initial
@@ -98,7 +98,7 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
 def _open(header: Path, votes: Votes) -> Opened:
     body = folder.read(header)
     try:
-        tensors = dense.read(header.parent, body["dense"])
+        tensors = codec.read_dense(header.parent, body["dense"])
         rows_of = rows_for(body, Placement.even(votes.size), votes.rank)
         collections = [
             _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])

@@ -50,7 +50,7 @@ class Export:
             )
 
     def run(self) -> dict[str, Any]:
-        from skirl.checkpoint.other_formats import write_rows
+        from skirl.checkpoint.export import write_rows
         from skirl.sweep.checkpoint import checkpoint_of, refuse_whole
 
         if self.variant is None:
@@ -97,7 +97,7 @@ class Import:
     """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        from skirl.checkpoint.other_formats import read_rows
+        from skirl.checkpoint.import_rows import read_rows
 
         found = read_rows(
             self.source,

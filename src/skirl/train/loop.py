@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from skirl.checkpoint import best
-from skirl.checkpoint.best import headers_with_steps
+from skirl.checkpoint import folder
+from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.keeper import Keeper
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
@@ -115,7 +115,7 @@ def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | No
         then = "no step of this run is saved" if newest is None else f"the newest that is saved is step {newest:,}"
         return f"{kept['last_failure'] or f'step {step:,} is not saved'}; {then}"
     if saving.keep_best and kept["best_failure"] is not None:
-        return f"{kept['best_failure']} in {saving.save / best.NAME}"
+        return f"{kept['best_failure']} in {saving.save / folder.BEST}"
     return None
 
 
