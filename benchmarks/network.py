@@ -22,7 +22,7 @@ from skirl.data.synthetic import Synthetic
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.nn.dense_sums import DenseSums
 from skirl.peers.job import trainers, using
-from skirl.peers.start import join
+from skirl.peers.job import join
 from skirl.pipeline.lookahead import lookahead
 
 CHANNELS = ("rows", "ids")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skirl import cli
-from skirl.peers import job, processes, start
+from skirl.peers import job, processes
 from skirl.peers.base import PeerError
 
 TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience}, 0.1)"
@@ -114,16 +114,16 @@ def test_a_trainer_whose_launcher_has_ended_before_it_looked_ends(monkeypatch, p
 def test_commands_and_trainers_that_are_alone_end_with_their_launcher(monkeypatch, capsys):
     asked: list[str] = []
     monkeypatch.setattr(cli, "die_with_launcher", lambda: asked.append("cli"))
-    monkeypatch.setattr(start, "die_with_launcher", lambda: asked.append("join"))
+    monkeypatch.setattr(job, "die_with_launcher", lambda: asked.append("join"))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert cli.main(["--version"]) == 0
-    start.join()
+    job.join()
     assert asked == ["cli", "join"]
 
 
 def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launcher(monkeypatch):
     monkeypatch.setattr(job, "_joined", [])
     assert job.trainers().size == 1 == len(job._joined)
-    monkeypatch.setattr(start, "join", lambda *args, **more: SimpleNamespace(size=2, patience=1.0))
+    monkeypatch.setattr(job, "join", lambda *args, **more: SimpleNamespace(size=2, patience=1.0))
     assert job.trainers().size == 1  # this process has decided
     assert answer_of_a_fork(lambda: job.trainers().size) == 2

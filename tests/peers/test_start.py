@@ -4,7 +4,7 @@ import pytest
 import torch.distributed
 
 from skirl.peers.base import PeerError
-from skirl.peers.start import Launched, _meet, _own_gpu
+from skirl.peers.job import Launched, _meet, _own_gpu
 from tests.processes import interpreter
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}

@@ -51,14 +51,6 @@ def is_gone(process: list[Any]) -> bool:
     return bool(mine) and process[:2] == mine[:2] and _began(process[2]) != process[3]
 
 
-def end(process: list[Any]) -> None:
-    """Kill a process on this machine, if it is still there. Leave one on another machine alone."""
-    mine = this_process()
-    if mine and process[:2] == mine[:2] and not is_gone(process):
-        with suppress(OSError):
-            os.kill(process[2], signal.SIGKILL)
-
-
 def launched_here() -> bool:
     """Return whether a launcher watches this process and will end all trainers of the job when one has failed."""
     return "TORCHELASTIC_RUN_ID" in os.environ

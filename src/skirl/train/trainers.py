@@ -10,9 +10,8 @@ from skirl.checkpoint.keeper import Asked
 from skirl.checkpoint.votes import Votes
 from skirl.data.share import block
 from skirl.engine.device import torch_device
-from skirl.peers.base import Peers
+from skirl.peers.base import Peers, pack, unpack
 from skirl.peers.job import trainers
-from skirl.peers.message import pack, unpack
 from skirl.tools.machine import peak_bytes
 
 if TYPE_CHECKING:
