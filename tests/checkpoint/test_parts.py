@@ -41,8 +41,8 @@ State = dict[int, bytes]
 class Trainer:
     """One of several trainers, with its own embeddings: its batches contain only its own keys."""
 
-    def __init__(self, peers: Peers, store: str, placement: Placement | None = None) -> None:
-        self.peers, self.placement = peers, placement or Placement.even(peers.size)
+    def __init__(self, peers: Peers, store: str) -> None:
+        self.peers, self.placement = peers, Placement.even(peers.size)
         self.rows = skirl.EmbeddingBagCollection(
             TABLES,
             optimizer=skirl.Adagrad(lr=0.1),
@@ -66,12 +66,10 @@ class Trainer:
         return self
 
     def save(self, folder: Path, **options: Any) -> skirl.Saving:
-        return skirl.save(
-            folder, model=self.model, optimizers=self.parts, peers=self.peers, placement=self.placement, **options
-        )
+        return skirl.save(folder, model=self.model, optimizers=self.parts, peers=self.peers, **options)
 
     def load(self, folder: Path) -> "Trainer":
-        skirl.load(folder, model=self.model, optimizers=self.parts, peers=self.peers, placement=self.placement)
+        skirl.load(folder, model=self.model, optimizers=self.parts, peers=self.peers)
         return self
 
     def state(self) -> State:
@@ -385,18 +383,9 @@ def test_what_does_not_go_together_is_refused_on_all(tmp_path: Path) -> None:
     def other_step(peers: Peers) -> None:
         Trainer(peers, "memory").train(0, 2 + peers.rank).save(tmp_path / "a")
 
-    def other_place(peers: Peers) -> None:
-        Trainer(peers, "memory", Placement((1, 1 + peers.rank))).save(tmp_path / "a")
-
     refused(ValueError, "after the same step", other_step)
-    refused(ValueError, "place rows differently", other_place)
     assert numbers(tmp_path / "a") == []
     refused(CheckpointError, "holds no checkpoint", lambda peers: Trainer(peers, "memory").load(tmp_path / "none"))
-    refused(
-        ValueError,
-        "for 3 trainers, but there are 2",
-        lambda peers: Trainer(peers, "memory", Placement.even(3)).load(tmp_path),
-    )
     saved(2, tmp_path / "b", on("memory", tmp_path), (0, 1))
 
     def other_model(peers: Peers) -> None:

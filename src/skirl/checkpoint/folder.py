@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import starts
-from skirl.core.placement import Placement
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, read_sealed, sync_folder, to_disk
@@ -32,7 +31,6 @@ _FORM = {
     "definition": {},
     "dense": {"file": TEXT},
     "shards": COUNT,
-    "placement": {},
     "parts": [
         {
             "rows": {...: {"store": {}, "cache": {"files": [{}]}}},
@@ -105,12 +103,8 @@ def read(path: Path) -> dict[str, Any]:
     body = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="checkpoint")
     if (wrong := misfit(body, _FORM)) is not None:
         raise CheckpointError(f"{path} is incomplete or damaged ({wrong}): use another checkpoint")
-    try:
-        sites = Placement.of(body["placement"]).sites
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CheckpointError(f"{path} has an impossible placement of rows ({error}): use another checkpoint") from None
-    if len(body["parts"]) != sites:
-        raise CheckpointError(f"{path} does not have the parts of all its trainers: use another checkpoint")
+    if not body["parts"]:
+        raise CheckpointError(f"{path} has the rows of no trainer: use another checkpoint")
     if any(
         part[of].keys() != body["definition"].keys() for part in body["parts"] for of in ("rows", "counters", "split")
     ):

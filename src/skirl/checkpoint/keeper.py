@@ -88,7 +88,7 @@ class Keeper:
         """Claim the folder before looking for checkpoints, so that no older start changes it afterwards. Then resume."""
         model = self._whole["model"]
         collections = collections_of(model)
-        votes = Votes(trainers_of(model, self._whole.get("peers"), self._whole.get("placement"))[0])
+        votes = Votes(trainers_of(model, self._whole.get("peers")))
         self._start = votes.agreed(lambda: None if votes.rank else _claim(folder), "a start of the run begins")
         if holds_some(folder):
             load(folder, **self._whole)

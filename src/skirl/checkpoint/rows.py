@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skirl.checkpoint.folder import ROWS
+from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement, Shard
 from skirl.engine.cache import Cache
 from skirl.engine.engine import Engine
@@ -173,9 +174,10 @@ class OwnRows(NamedTuple):
         return rows if rows and not others and shard is None else {}
 
 
-def rows_for(body: Mapping[str, Any], here: Placement, rank: int) -> dict[str, OwnRows]:
+def rows_for(body: Mapping[str, Any], votes: Votes) -> dict[str, OwnRows]:
     """Return the rows of a checkpoint that a trainer takes, by collection."""
-    saved, parts = Placement.of(body["placement"]), body["parts"]
+    parts = body["parts"]
+    saved, here, rank = Placement.even(len(parts)), Placement.even(votes.size), votes.rank
     chosen = [
         (parts[of], None if saved.meets(of, here) == [rank] else Shard.at(here, rank)) for of in here.meets(rank, saved)
     ]

@@ -17,7 +17,6 @@ from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.rows import AllFrozen
 from skirl.checkpoint.saving import Saving, refused, remember, settled, write
 from skirl.checkpoint.votes import Votes, trainers_of
-from skirl.core.placement import Placement
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
 from skirl.pipeline.lookahead import Lookahead
@@ -35,7 +34,6 @@ def save(
     keep: int = 1,
     wait: bool = True,
     peers: Peers | None = None,
-    placement: Placement | None = None,
 ) -> Saving:
     """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and position in the data.
 
@@ -57,7 +55,6 @@ def save(
       save. False returns as soon as training may go on. `Saving.wait` waits for the checkpoint, and so does the next save.
     - `peers`: the trainers of the job. All must save at once, after the same step and to the same folder. Each saves its
       own rows, and the first one also everything else. By default those that share the model's rows.
-    - `placement`: which trainer has which rows; by default as for the embeddings.
 
     >>> import tempfile, skirl
     >>> def made():
@@ -88,7 +85,7 @@ def save(
     if keep < 1:
         raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
     try:
-        return _save(Path(path), model, optimizers, data, keep, wait, *trainers_of(model, peers, placement))
+        return _save(Path(path), model, optimizers, data, keep, wait, trainers_of(model, peers))
     except Exception as error:
         if (named := refused(Path(path), error)) is error:
             raise
@@ -103,7 +100,6 @@ def _save(
     keep: int,
     wait: bool,
     peers: Peers,
-    here: Placement,
 ) -> Saving:
     began = time.perf_counter()
     collections = collections_of(model)
@@ -127,7 +123,7 @@ def _save(
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
         "split": {name: engine.capacity.saved for name, engine in engines.items()},
     }
-    writing = partial(write, saving, votes, here, keep, part)
+    writing = partial(write, saving, votes, keep, part)
     frozen: AllFrozen | None = None
     try:
         (path / folder.ROWS).mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ from typing import Any
 from skirl.checkpoint import codec, folder, starts
 from skirl.checkpoint.rows import AllFrozen
 from skirl.checkpoint.votes import Votes
-from skirl.core.placement import Placement
 from skirl.engine.engine import Engine
 from skirl.peers.base import PeerError, failed, said_of
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
@@ -106,7 +105,6 @@ class Saving:
 def write(
     saving: Saving,
     votes: Votes,
-    placement: Placement,
     keep: int,
     part: Mapping[str, Any],
     frozen: AllFrozen | Exception,
@@ -122,7 +120,7 @@ def write(
     began, since, wrong, rows = time.perf_counter(), folder.files_of_rows(saving.files), None, {}
     steps = {name: counters["steps"] for name, counters in part["counters"].items()}
     step = max(steps.values(), default=None)
-    about = {"number": saving.number, "steps": steps, "placement": placement.digest}
+    about = {"number": saving.number, "steps": steps}
     try:
         begun = votes.told(about, "a checkpoint begins", step)
         saving.number = begun[0]["number"]
@@ -144,8 +142,7 @@ def write(
     if votes.rank == 0:
         try:
             if all_written:
-                parts = {"placement": placement.facts, "parts": [one["part"] for one in written]}
-                dense_bytes = _commit(saving, {**body, **parts}, tensors, keep)
+                dense_bytes = _commit(saving, {**body, "parts": [one["part"] for one in written]}, tensors, keep)
         except Exception as error:
             wrong = error
         if wrong is not None or not all_written:
@@ -162,8 +159,6 @@ def write(
 
 def _check_same(begun: list[dict[str, Any]]) -> None:
     for rank, other in enumerate(begun):
-        if other["placement"] != begun[0]["placement"]:
-            raise ValueError(f"ranks 0 and {rank} place rows differently: make placement the same on all trainers")
         if other["steps"] != begun[0]["steps"]:
             raise ValueError(
                 f"rank 0 saves after {begun[0]['steps']} steps and rank {rank} after {other['steps']}: call skirl.save "

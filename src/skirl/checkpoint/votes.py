@@ -1,15 +1,19 @@
-"""Votes of the trainers that save or load a model together, and the errors that they agree on."""
+"""Votes of the trainers that save or load a model together: on errors, and on the checkpoint that they take."""
 
+import logging
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
-from skirl.core.placement import Placement
+from skirl.checkpoint import folder
 from skirl.nn.collection import collections_of
 from skirl.peers.base import PeerError, Peers, failed, said_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 
+log = logging.getLogger("skirl")
 T = TypeVar("T")
 
 
@@ -64,12 +68,42 @@ def _badness(error: Exception) -> int:
     return next((n for n in reversed(range(len(_WORSE))) if isinstance(error, _WORSE[n])), len(_WORSE))
 
 
-def trainers_of(model: nn.Module, peers: Peers | None, placement: Placement | None) -> tuple[Peers, Placement]:
-    """Return the trainers that save or load a model together, and the placement: as given, or those of its embeddings."""
-    peers = peers or next(iter(collections_of(model).values())).engine.rows.peers
-    placement = placement or Placement.even(peers.size)
-    if placement.sites != peers.size:
-        raise ValueError(
-            f"placement is for {placement.sites} trainers, but there are {peers.size}: make it for that many"
-        )
-    return peers, placement
+def trainers_of(model: nn.Module, peers: Peers | None) -> Peers:
+    """Return the trainers that save or load a model together: as given, or those that share its rows."""
+    return peers or next(iter(collections_of(model).values())).engine.rows.peers
+
+
+def digest_of(header: Path) -> str:
+    """Return the SHA-256 of a header, or an empty string if it cannot be read: reading it later raises the error."""
+    try:
+        return sha256(header.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tuple[Path, T]:
+    """Return the newest header in a folder that all trainers can `take`, and what that returned.
+
+    `take` gets a header, as the first trainer sees it, and its SHA-256 there. If it raises on one, it must raise on all.
+    """
+
+    def offered() -> list[tuple[str, str]]:
+        return [] if votes.rank else [(header.name, digest_of(header)) for header in folder.headers(path)]
+
+    names = votes.told(votes.agreed(offered, "checkpoints looked for"), "checkpoints there")[0]
+    first: CheckpointError | None = None
+    for name, digest in names:
+        header = (path.parent if folder.is_header(path) else path) / name
+        try:
+            return header, take(header, digest)
+        except OtherVersion:
+            raise
+        except CheckpointError as wrong:
+            error = folder.naming(header, wrong)
+            if isinstance(error, Mismatch):
+                raise error from None
+            first = first or error
+            if name != names[-1][0] and not votes.rank:
+                log.warning("%s. Going on from the checkpoint before it", error)
+    assert first is not None
+    raise first
