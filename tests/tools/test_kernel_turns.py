@@ -5,19 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 from numba import config
 
 from skirl.tools import kernel_cache
-from skirl.tools.kernel_cache import Turns
 
 pytestmark = pytest.mark.skipif(
     config.DISABLE_JIT or kernel_cache.fcntl is None, reason="nothing is compiled, or locked"
 )
-
-NO_EVENT: Any = None
 
 RUN = """
 import json, os, sys, time
@@ -56,22 +52,3 @@ def test_one_of_several_processes_compiles(tmp_path):
     assert len({value for value, _ in said}) == 1
     assert sum(begun for _, begun in said) == 1
     assert not list(tmp_path.rglob("*.turn"))
-
-
-def test_a_turn_ends_with_the_compilation_also_when_it_fails(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(kernel_cache, "PATIENCE", 0.05)
-    one, other, path = Turns(), Turns(), tmp_path / "kernel.turn"
-    assert not one.take(path), "outside of the compiler"
-    for turns in (one, other):
-        turns.on_start(NO_EVENT)
-    assert one.take(path)
-    one.on_start(NO_EVENT)  # a kernel that the first one calls
-    assert one.take(tmp_path / "called.turn")
-    one.on_end(NO_EVENT)
-    assert not other.take(path)
-    assert "kernel.turn" in caplog.text
-    assert other.take(tmp_path / "called.turn")
-    one.on_end(NO_EVENT)
-    assert other.take(path)
-    other.on_end(NO_EVENT)
-    assert not list(tmp_path.iterdir())

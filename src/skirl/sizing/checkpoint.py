@@ -109,7 +109,7 @@ def _cached(rows: Path, cache: dict[str, Any]) -> Iterator[np.ndarray]:
         reader = TensorReader(rows, entry)
         for name in reader.columns:
             if name.startswith(("keys-", "kept-")):
-                yield reader.mapped(name)
+                yield reader.whole(name)
 
 
 def _held(parts: list[np.ndarray]) -> dict[int, int]:

@@ -129,32 +129,24 @@ def put_whole(path: Path, content: bytes, mark: str, check: Callable[[], None] =
         raise
 
 
-def read_sealed(
-    path: Path,
-    *,
-    format: str,
-    version: int | tuple[int, ...],
-    what: str,
-    error: type[CheckpointError] = CheckpointError,
-) -> dict[str, Any]:
+def read_sealed(path: Path, *, format: str, version: int, what: str) -> dict[str, Any]:
     """Read a header. Refuse anything but an undamaged one of this format and version. `what`: what errors call it."""
-    versions = version if isinstance(version, tuple) else (version,)
     if not path.is_file():
-        raise error(f"{path} is missing: give a folder that holds a finished {what}")
+        raise CheckpointError(f"{path} is missing: give a folder that holds a finished {what}")
     if path.stat().st_size > _MOST:
-        raise error(f"{path} is damaged: use another {what}")
+        raise CheckpointError(f"{path} is damaged: use another {what}")
     raw = path.read_bytes()
     try:
         body = json.loads(raw)
         del body[_SEAL]
         if not _is_sealed(raw) or body["format"] != format or misfit(body, {"format_version": ANY, "skirl": TEXT}):
-            raise error(f"{path} is damaged, or not a {what} of skirl: use another {what}")
+            raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise error(f"{path} is damaged, or not a {what} of skirl: use another {what}") from None
-    if body["format_version"] not in versions:
-        raise (OtherVersion if error is CheckpointError else error)(
+        raise CheckpointError(f"{path} is damaged, or not a {what} of skirl: use another {what}") from None
+    if body["format_version"] != version:
+        raise OtherVersion(
             f"{path} was written by skirl {body['skirl']} in format {body['format_version']}, "
-            f"skirl {skirl_version()} reads format {' and '.join(map(str, versions))}: use the version that wrote it"
+            f"skirl {skirl_version()} reads format {version}: use the version that wrote it"
         )
     return body
 
