@@ -14,12 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from skirl.checkpoint.without_model import opened
 from skirl.core.keys import ROW_BITS, row_of, table_of
 from skirl.data.vocabulary.vocabulary import Origins
 from skirl.engine.access import bank_of, peek
 from skirl.nn.collection import TablePlace, collections_of, tables_of
-from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import skirl_version
 from skirl.tools.tensor_file import TensorWriter, bytes_of
 from skirl.tools.units import parse_bytes
@@ -45,8 +43,8 @@ def export(
 
     For one table, a safetensors file has `ids`, int64 `[n]`, ascending; `weight`, `[n, dim]`; and each part of the
     optimizer's state by its name in torch (`sum`, `exp_avg`, ...). For all tables, these names begin with the table's
-    name and a dot. Its metadata has a JSON object under `tables`, with the `rows` of each table and the `steps` that
-    trained it, without which Adam's moments are meaningless.
+    name and a dot. Its metadata has a JSON object under `tables`, with the `rows` of each table, its `optimizer`, and
+    the `steps` that trained it, without which Adam's moments are meaningless.
 
     **Arguments**
 
@@ -75,23 +73,39 @@ def export(
         raise ValueError(
             "Parquet holds the rows that were used: leave untouched out, or name a .safetensors or .pt file"
         )
-    if path.suffix == ".safetensors":
-        to_safetensors(model, path, table, untouched=untouched, limit=limit)
-    elif path.suffix == ".pt":
-        to_state_dict(model, path, table, "", {}, limit)
+    write_rows(model, path, table, untouched=untouched, limit=limit)
+
+
+def write_rows(
+    model: nn.Module,
+    path: Path,
+    table: str | None,
+    *,
+    untouched: bool = False,
+    state_dict: bool = False,
+    prefix: str = "",
+    dense: Mapping[str, torch.Tensor] | None = None,
+    origins: Origins | None = None,
+    limit: int | str,
+) -> None:
+    """Write rows as `export` does, or as a state dict with other tensors, or with their origins."""
+    if path.suffix == ".parquet":
+        to_parquet(model, path, table, origins)
+    elif state_dict or path.suffix == ".pt":
+        to_state_dict(model, path, table, prefix, dense or {}, limit)
     else:
-        to_parquet(model, path, table, None)
+        to_safetensors(model, path, table, untouched=untouched, limit=limit)
 
 
 def to_state_dict(
-    rows: nn.Module, out: Path, table: str | None, prefix: str, dense: dict[str, torch.Tensor], limit: int | str
+    rows: nn.Module, out: Path, table: str | None, prefix: str, dense: Mapping[str, torch.Tensor], limit: int | str
 ) -> None:
     """Write every row of the tables as a state dict, together with the tensors in `dense`."""
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         draft = Path(folder) / "rows.safetensors"
         to_safetensors(rows, draft, table, untouched=True, limit=limit)
         state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped into memory, not read
-        state |= dense
+        state |= dict(dense)
         whole = Path(folder) / "whole"
         if out.suffix == ".pt":
             torch.save(state, whole)
@@ -129,19 +143,6 @@ def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins 
         draft.unlink(missing_ok=True)
 
 
-def write_rows(
-    checkpoint: Path, out: Path, table: str | None, *, state_dict: bool, prefix: str, dense: bool, limit: str
-) -> None:
-    """Write the rows of a checkpoint to a file. The arguments are the flags of `skirl export`."""
-    with opened(checkpoint) as (rows, parameters, data, _), writing(out):
-        if out.suffix == ".parquet":
-            to_parquet(rows, out, table, Origins.of(data))
-        elif state_dict or out.suffix == ".pt":
-            to_state_dict(rows, out, table, prefix, parameters if dense else {}, limit)
-        else:
-            to_safetensors(rows, out, table, limit=limit)
-
-
 def to_safetensors(
     model: nn.Module, path: str | Path, table: str | None, *, untouched: bool = False, limit: int | str
 ) -> None:
@@ -162,18 +163,15 @@ def to_safetensors(
             f"the file would take {size:,} bytes, the limit is {most:,}: name one table, leave untouched rows out, or set "
             f"limit={size}"
         )
-    optimizers = {name: place.optimizer.name for name, place in chosen.items()}
-    about = {"format": FORMAT, "skirl": skirl_version()}
-    if len(set(optimizers.values())) == 1:
-        about["optimizer"] = next(iter(optimizers.values()))
-    else:
-        about["optimizers"] = json.dumps(optimizers)
-    about["tables"] = json.dumps(
-        {
-            name: {"rows": place.table.rows, "steps": int(place.engine.table_steps[place.number])}
-            for name, place in chosen.items()
+    tables = {
+        name: {
+            "rows": place.table.rows,
+            "steps": int(place.engine.table_steps[place.number]),
+            "optimizer": place.optimizer.name,
         }
-    )
+        for name, place in chosen.items()
+    }
+    about = {"format": FORMAT, "skirl": skirl_version(), "tables": json.dumps(tables)}
     with TensorWriter(Path(path), columns, about) as writer:
         for name, place in chosen.items():
             prefix = "" if table is not None else f"{name}."

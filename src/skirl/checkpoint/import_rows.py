@@ -5,10 +5,9 @@ a file cannot run code: torch's own format is read with `weights_only=True`.
 import json
 import mmap
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -112,7 +111,7 @@ def read_rows(
             raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
         counts[table] = facts["rows"]
     short = {make().name: short for short, make in ROW_OPTIMIZERS.items()}
-    by = {t: short.get(str(tensors.optimizer(base))) for t, base in bases.items()}
+    by = {t: short.get(tensors.table(base).get("optimizer")) for t, base in bases.items()}
     theirs = next(iter(by.values())) if len(set(by.values())) == 1 else None
     chosen = optimizer or theirs or "rowwise-adagrad"
     tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=pooling) for t, n in weights.items()]
@@ -199,8 +198,8 @@ class Tensors:
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
         self._file: Any = None
         self.where = "the state dict"
-        self.about: dict[str, str] = {}
-        """Metadata of a file of `skirl.export`; empty for other sources."""
+        self.tables: dict[str, Any] = {}
+        """By table, the rows, steps and optimizer that a file of `skirl.export` states; empty for other sources."""
         if isinstance(source, Mapping):
             self._tensors = {n: t for n, t in source.items() if isinstance(t, Tensor)}
             self.names = set(self._tensors)
@@ -215,7 +214,8 @@ class Tensors:
                 raise ValueError(f"{source} is not a safetensors file ({error}): name another") from None
             self.names = set(self._file.keys())
             about = self._file.metadata() or {}
-            self.about = about if about.get("format") == FORMAT else {}
+            if about.get("format") == FORMAT:
+                self.tables = self._stated(about)
             return
         try:
             if zipfile.is_zipfile(source):
@@ -236,38 +236,24 @@ class Tensors:
         self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
         self.names = set(self._tensors)
 
+    def _stated(self, about: Mapping[str, str]) -> dict[str, Any]:
+        try:
+            tables = json.loads(about.get("tables", "{}"))
+            wrong = misfit(tables, {...: {"rows": COUNT, "steps": COUNT, "optimizer": TEXT}})
+        except (ValueError, RecursionError) as error:
+            tables, wrong = {}, str(error)
+        if wrong is not None:
+            raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it again")
+        return tables
+
     @property
     def alone(self) -> str | None:
         """Name of the only table in a file of `skirl.export`, whose tensors then have no table's name. Otherwise None."""
-        try:
-            known = json.loads(self.about.get("tables", "{}"))
-            return str(next(iter(known))) if len(known) == 1 else None
-        except (ValueError, TypeError, RecursionError):
-            return None
+        return next(iter(self.tables)) if len(self.tables) == 1 else None
 
-    def table(self, base: str) -> dict[str, int]:
-        """Return the rows and steps that a file of `skirl.export` states for the table whose tensors begin with `base`."""
-        try:
-            known = json.loads(self.about.get("tables", "{}"))
-        except (ValueError, RecursionError) as error:
-            known, wrong = {}, str(error)
-        else:
-            wrong = misfit(known, {...: {"rows": COUNT, "steps": COUNT}})
-        if wrong is not None:
-            raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it again")
-        return known.get(base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {})
-
-    def optimizer(self, base: str) -> str | None:
-        """Return the optimizer that trained the table whose tensors begin with `base`, if the file says so."""
-        try:
-            by_table = json.loads(self.about.get("optimizers", "{}"))
-        except (ValueError, RecursionError) as error:
-            by_table, wrong = {}, str(error)
-        else:
-            wrong = misfit(by_table, {...: TEXT})
-        if wrong is not None:
-            raise ValueError(f"{self.where} does not say what trained its tables ({wrong}): export it again")
-        return by_table.get(base.removesuffix("."), self.about.get("optimizer"))
+    def table(self, base: str) -> dict[str, Any]:
+        """Return what a file of `skirl.export` states of the table whose tensors begin with `base`."""
+        return self.tables.get(base.removesuffix(".") or self.alone or "", {})
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
@@ -332,8 +318,7 @@ def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
     return base if has_ids else None
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """The part of the optimizer's state that is imported."""
 
     names: tuple[str, ...] = ()
@@ -346,7 +331,7 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
     """Return which optimizer state a source has. Raise if it would mean something else in this model."""
     if base is None:
         return _State(steps=0)  # every row is replaced, and its state starts from its initial value
-    by = tensors.optimizer(base) or optimizer.name
+    by = tensors.table(base).get("optimizer", optimizer.name)
     places = {name: part for name, part in optimizer.unpack(table.dim).items() if name != "weight"}
     if by != optimizer.name or not all(base + name in tensors.names for name in places):
         return _State()
@@ -369,7 +354,8 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
 
 def _take(place: TablePlace, tensors: Tensors, name: str, base: str | None, state: _State) -> int:
     n = tensors.shape(name)[0]
-    for start, stop in _pieces(n):
+    for start in range(0, n, PIECE):
+        stop = min(n, start + PIECE)
         values = {"weight": tensors.rows(name, start, stop)}
         rows = np.arange(start, stop)
         if base is not None:
@@ -388,8 +374,3 @@ def _take(place: TablePlace, tensors: Tensors, name: str, base: str | None, stat
             )
         put_rows(place.engine, place.number, rows, values)
     return n
-
-
-def _pieces(n: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, n, PIECE):
-        yield start, min(n, start + PIECE)
