@@ -23,7 +23,7 @@ from skirl.checkpoint.codec import decode
 from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.without_model import opened
 from skirl.nn.collection import collections_of
-from skirl.tools.processes import die_with_parent
+from skirl.peers.processes import die_with_parent
 from skirl.train.report.run_folder import lines_of
 from tests.chaos.nodes import StartedNodes, family, free_port
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from skirl.peers.base import Alone, PeerError, Peers, missing
 from skirl.peers.processes import die_with_launcher, watch_launcher
-from skirl.tools.processes import patience_of
+from skirl.tools.units import patience_of
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from skirl.store.remote import group, service
 from skirl.store.remote.meeting import VERSION, Meeting
 from skirl.store.remote.part import owner_name, part_name
 from skirl.store.remote.wire import Address, NodeError, raised
-from skirl.tools.processes import patience_of
+from skirl.tools.units import patience_of
 
 log = logging.getLogger("skirl")
 

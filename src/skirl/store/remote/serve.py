@@ -90,7 +90,7 @@ class Serve:
         from skirl.store.remote.connection import PATIENCE
         from skirl.store.remote.meeting import Meeting
         from skirl.store.remote.node import TICK, Node
-        from skirl.tools.processes import patience_of
+        from skirl.tools.units import patience_of
 
         told: list[int] = []
         before = {n: signal.signal(n, lambda number, _: told.append(number)) for n in (signal.SIGTERM, signal.SIGINT)}
