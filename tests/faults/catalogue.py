@@ -257,9 +257,9 @@ CHECKPOINTS = [
     Fault("one checkpoint too few is kept", "checkpoint.folder:retain",
           "keep - 1", "keep - 2"),
     Fault("an older start may put its header in place", "checkpoint.saving:_commit",
-          "write_sealed(saving.path, body, mark, partial(starts.check, path, saving.start))", "write_sealed(saving.path, body, mark)"),
+          "write_sealed(saving.path, body, mark, partial(folder.check_start, path, saving.start))", "write_sealed(saving.path, body, mark)"),
     Fault("an older start removes what a newer one has not named yet", "checkpoint.folder:sweep",
-          "if not starts.is_newest(folder, start):\n    return", "pass"),
+          "if not is_newest(folder, start):\n    return", "pass"),
 ]  # fmt: skip
 
 TRAINERS = [

@@ -1,4 +1,7 @@
-"""A folder of checkpoints: list them and their files, and remove what is not needed. README.md in this folder shows it."""
+"""A folder of checkpoints: list them and their files, and remove what is not needed. README.md in this folder shows it.
+
+It belongs to the newest start of the run. One that is older but alive must not change it.
+"""
 
 import json
 import logging
@@ -12,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import starts
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, read_sealed, sync_folder, to_disk
@@ -43,6 +45,8 @@ _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _OURS = re.compile(r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
 _OUR_ROWS = re.compile(r"cache-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?")
 
+_START = re.compile(r"start-([0-9]{6,18})")
+_DRAFT = re.compile(r"checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
 _READING = re.compile(r"reading-[a-z0-9_]{8}")
 LEFT = 24 * 3600.0
 """Seconds after which the folder of a reader counts as left behind by a kill."""
@@ -131,12 +135,83 @@ def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
     return found
 
 
+class Superseded(CheckpointError):
+    """The folder belongs to a newer start of the run, so this one must end."""
+
+
+def _starts(folder: Path) -> list[int]:
+    """Return the numbers of the starts of a run that have files in a folder."""
+    with suppress(FileNotFoundError):
+        return [int(match[1]) for name in os.listdir(folder) if (match := _START.fullmatch(name))]
+    return []
+
+
+def _start_file(folder: Path, number: int) -> Path:
+    return folder / f"start-{number:06}"
+
+
+def claim(folder: Path) -> int:
+    """Begin a new start by creating its file, and return its number. Two processes at once get different numbers.
+
+    This also removes drafts of headers, so that an older start that has just found itself the newest can no longer rename
+    its draft into place.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (claim(Path(folder)), claim(Path(folder)), sorted(os.listdir(folder)))
+    (1, 2, ['start-000002'])
+    """
+    while True:
+        number = max([0, *_starts(folder)]) + 1
+        try:
+            os.close(os.open(_start_file(folder, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            break
+        except FileExistsError:
+            continue
+    sync_folder(folder)
+    for name in os.listdir(folder):
+        older = _START.fullmatch(name)
+        if _DRAFT.fullmatch(name) or (older and int(older[1]) < number):
+            with suppress(FileNotFoundError):
+                os.unlink(folder / name)
+    return number
+
+
+def is_newest(folder: Path, start: int | None) -> bool:
+    """Return whether a start may still change the folder.
+
+    A network file system may list names as they were some seconds ago, but does not open a file that is gone. So this opens
+    the start's own file, which a newer start removes.
+    """
+    if start is None:
+        return True
+    there = _starts(folder)
+    if max([0, *there]) > start:
+        return False
+    try:
+        os.close(os.open(_start_file(folder, start), os.O_RDONLY))
+    except FileNotFoundError:
+        return start not in there  # no start is there: someone has cleared the folder
+    return True
+
+
+def check_start(folder: Path, start: int | None) -> None:
+    """Raise a Superseded if the folder belongs to a newer start of the run."""
+    if not is_newest(folder, start):
+        number = max([0, *_starts(folder)])
+        whose = f"start {number}" if number != start else "a newer start"
+        raise Superseded(
+            f"{folder} belongs to {whose} of the run, and this is start {start}: end this one, nothing of it "
+            "is saved any more"
+        )
+
+
 def retain(folder: Path, number: int, keep: int, after: int | None, start: int | None = None) -> None:
     """Remove all checkpoints but those to keep and the one from which a sweep goes on, and files that no header names."""
     others = [n for n in numbers(folder) if n != number]
     usable = [n for n in others if after is None or n <= after]
     kept = set(usable[-(keep - 1) :]) if keep > 1 else set()
-    if not starts.is_newest(folder, start):
+    if not is_newest(folder, start):
         return
     _remove_headers(folder, set(others) - kept)
     sweep(folder, start)
@@ -149,7 +224,7 @@ def drop_newer(folder: Path, number: int, start: int | None) -> None:
     again.
     """
     newer = [n for n in numbers(folder) if n > number]
-    if starts.is_newest(folder, start):
+    if is_newest(folder, start):
         _remove_headers(folder, newer)
 
 
@@ -169,7 +244,7 @@ def sweep(folder: Path, start: int | None = None) -> None:
             named |= files(read(header(folder, n)))
         except CheckpointError:  # damaged, so what it names is useless
             continue
-    if not starts.is_newest(folder, start):
+    if not is_newest(folder, start):
         return
     for path, name in ours:
         if name not in named:
@@ -178,10 +253,11 @@ def sweep(folder: Path, start: int | None = None) -> None:
 
 def take_back(folder: Path, number: int, start: int | None) -> None:
     """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty."""
-    if starts.is_newest(folder, start):
+    if is_newest(folder, start):
         _remove(header(folder, number))
         sweep(folder, start)
-        starts.take_back(folder, start)
+        if start is not None:
+            _start_file(folder, start).unlink(missing_ok=True)
         for empty in (folder / ROWS, folder):
             with suppress(OSError):
                 empty.rmdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from skirl.checkpoint import Saving, load, numbers, save, starts
+from skirl.checkpoint import Saving, load, numbers, save
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep, take_back
 from skirl.checkpoint.saving import claimed
@@ -113,7 +113,7 @@ class Keeper:
     def check(self) -> None:
         """Raise if a newer start of the run has the folder. Only the first trainer checks."""
         if self._folder is not None:
-            starts.check(self._folder, self._start)
+            folders.check_start(self._folder, self._start)
 
     def begin(self) -> None:
         """Begin or continue the run. Wait for a first checkpoint, so that the run can be resumed from here on."""
@@ -131,7 +131,7 @@ class Keeper:
             if self._handles:
                 signal.signal(signal.SIGTERM, self._before)
                 self._handles = False
-        refused = isinstance(error, Exception) and not isinstance(error, starts.Superseded)
+        refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
         if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
             take_back(self._savings[0].folder, self._savings[0].number, self._start)
 
@@ -222,7 +222,7 @@ class Keeper:
     def _keep_best(self, saving: Saving, step: int) -> None:
         try:
             if self._first:
-                starts.check(saving.folder, saving.start)
+                folders.check_start(saving.folder, saving.start)
                 folders.keep_best(saving.path)
         except (OSError, ValueError) as error:
             self._miss_best(step, f"it could not be kept in {self._best}: {why(error, self._best)}")
@@ -250,7 +250,7 @@ def _claim(folder: Path) -> int | None:
     """Claim the folder, and return this start's number, or None if that cannot be written: the first save tries again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return starts.claim(folder)
+        return folders.claim(folder)
     except OSError:
         return None
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import codec, folder, starts
+from skirl.checkpoint import codec, folder
 from skirl.checkpoint.rows import AllFrozen
 from skirl.checkpoint.votes import Votes
 from skirl.engine.engine import Engine
@@ -71,8 +71,8 @@ class Saving:
     def claim(self) -> None:
         """Begin a start of the run, if it has none in this folder. Raise a Superseded if there is a newer one."""
         if self.start is None:
-            self.start = starts.claim(self.folder)
-        starts.check(self.folder, self.start)
+            self.start = folder.claim(self.folder)
+        folder.check_start(self.folder, self.start)
 
     def run(self, write: Callable[[], None]) -> None:
         """Write in the background.
@@ -194,7 +194,7 @@ def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep:
     mark, path = secrets.token_hex(8), saving.folder
     entry = codec.write_dense(path, mark, tensors)
     body |= {"number": saving.number, "start": saving.start, "dense": entry}
-    write_sealed(saving.path, body, mark, partial(starts.check, path, saving.start))
+    write_sealed(saving.path, body, mark, partial(folder.check_start, path, saving.start))
     try:
         folder.retain(path, saving.number, keep, saving.after, saving.start)
     except OSError as error:  # the checkpoint is complete without this

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skirl.checkpoint.starts import Superseded
+from skirl.checkpoint.folder import Superseded
 from skirl.cli.train import Train
 from skirl.train.report import run_folder
 from skirl.train.report.run_folder import METRICS, RunFolder, lines_of
