@@ -94,24 +94,6 @@ def test_a_resumed_run_resumed_again(tmp_path_factory: pytest.TempPathFactory, s
     assert done + run.losses == whole.losses
 
 
-def test_between_passes_inside_one_lookahead(tmp_path: Path) -> None:
-    setups = [Setup(), Setup(loader="shuffled", batches=5, depth="epoch"), Setup(loader="turning", batches=5)]
-    for setup in (replace(setup, passes=3) for setup in setups):
-        whole = Run(setup).train()
-        first = Run(setup)
-        with first.batches as batches:
-            for batch in batches:
-                first.model.loss(batch).backward()
-                first.dense.step(), first.dense.zero_grad()
-                for schedule in first.schedules:
-                    schedule.step()
-            assert batches.epochs == 1
-            first.save(tmp_path)
-        resumed = Run(setup).load(tmp_path)
-        assert (resumed.batches.epochs, resumed.batches.step) == (1, setup.batches)
-        assert_same(resumed.train(), whole)
-
-
 def test_left_at_the_top_of_the_loop(tmp_path: Path) -> None:
     """A batch that was not looked up before the loop ended is yielded again by the resumed run."""
     whole = Run(Setup()).train()

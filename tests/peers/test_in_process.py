@@ -39,53 +39,6 @@ def test_counters_count_what_others_get_and_nothing_of_its_own():
     assert (first.bytes_sent, first.bytes_received) == ([0, 96], [0, 96])
 
 
-def test_a_rank_that_fails_ends_all_with_its_words():
-    said = {}
-
-    def work(peers):
-        if peers.rank == 2:
-            raise ValueError("id 7 of table 'user' is out of range")
-        try:
-            peers.channel("ids").exchange([np.zeros(1)] * 3)
-        except PeerError as error:
-            said[peers.rank] = str(error)
-            raise
-
-    with pytest.raises(ValueError, match="id 7"):
-        InProcess.run(3, work)
-    assert said == dict.fromkeys((0, 1), "rank 2 ended the job: id 7 of table 'user' is out of range")
-
-
-def test_a_rank_that_hangs_is_named():
-    end = threading.Event()
-
-    def work(peers):
-        if peers.rank == 1:
-            end.wait(10)
-        peers.channel("rows").begin_swap(torch.zeros(2, 1), [1, 1], [1, 1], tag="values of step 4").wait()
-
-    try:
-        job = InProcess.job(2, patience=0.1)
-        threading.Thread(target=lambda: work(job[1]), daemon=True).start()
-        with pytest.raises(PeerError) as caught:
-            work(job[0])
-        assert str(caught.value) == (
-            "rank 0 waited 0.1 s for rank 1 in channel rows, swap 1 (values of step 4): it hangs, or takes longer than "
-            "patience=0.1; look at what it does, or set patience higher"
-        )
-    finally:
-        end.set()
-
-
-def test_a_rank_that_left_is_named():
-    def work(peers):
-        if peers.rank == 0:
-            peers.channel("votes").exchange([np.zeros(1)] * 2)
-
-    with pytest.raises(PeerError, match="for rank 1 in channel votes, exchange 1: gone"):
-        InProcess.run(2, work)
-
-
 @pytest.mark.parametrize(
     ("calls", "said"),
     [
