@@ -111,7 +111,7 @@ def read_rows(
             raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
         counts[table] = facts["rows"]
     short = {make().name: short for short, make in ROW_OPTIMIZERS.items()}
-    by = {t: short.get(tensors.table(base).get("optimizer")) for t, base in bases.items()}
+    by = {t: short.get(tensors.table(base).get("optimizer", "")) for t, base in bases.items()}
     theirs = next(iter(by.values())) if len(set(by.values())) == 1 else None
     chosen = optimizer or theirs or "rowwise-adagrad"
     tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=pooling) for t, n in weights.items()]

@@ -154,6 +154,7 @@ def write(
     with suppress(OSError):  # a hard link to a store's file counts as none
         stats = [(saving.folder / name).stat() for name in folder.files_of_rows(rows) - since]
         saving.bytes += sum(stat.st_size for stat in stats if stat.st_nlink == 1)
+        saving.bytes += saving.path.stat().st_size if votes.rank == 0 else 0
     saving.seconds = time.perf_counter() - began
 
 
@@ -187,10 +188,7 @@ def _raise_failed(saving: Saving, votes: Votes, verdicts: list[dict[str, Any]], 
 
 
 def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep: int) -> int:
-    """Write the dense part and the header, whose rename makes the checkpoint, and remove what is no longer needed.
-
-    Return the bytes of both.
-    """
+    """Write the dense part and the header, whose rename makes the checkpoint. Return the bytes of the dense part."""
     mark, path = secrets.token_hex(8), saving.folder
     entry = codec.write_dense(path, mark, tensors)
     body |= {"number": saving.number, "start": saving.start, "dense": entry}
@@ -199,7 +197,7 @@ def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep:
         folder.retain(path, saving.number, keep, saving.after, saving.start)
     except OSError as error:  # the checkpoint is complete without this
         log.warning("could not look for what is not needed any more in %s: %s", path, why(error))
-    return entry["bytes"] + saving.path.stat().st_size
+    return entry["bytes"]
 
 
 def refused(path: Path, error: BaseException) -> BaseException:

@@ -12,10 +12,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from skirl.peers.base import Alone, PeerError, Peers, missing
 from skirl.peers.processes import die_with_launcher, watch_launcher
@@ -116,22 +115,16 @@ def _tell_of_errors() -> None:
     sys.excepthook = hook
 
 
-@dataclass(frozen=True)
-class Launched:
-    """A launcher's description of this process."""
+class Launched(NamedTuple):
+    """A launcher's description of this process: its rank, also among those of this machine, and where the store is."""
 
     rank: int
-    """Rank of this trainer."""
     size: int
-    """Number of trainers."""
     local_rank: int
-    """Rank of this trainer among those on this machine."""
     local_size: int
-    """Number of trainers on this machine."""
     address: str
     """Address at which rank 0 or the launcher serves the store in which trainers find each other."""
     port: int
-    """Port of that store."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
