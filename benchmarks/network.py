@@ -21,8 +21,7 @@ from skirl.core.tree import block_of
 from skirl.data.synthetic import Synthetic
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.nn.dense_sums import DenseSums
-from skirl.peers.job import trainers, using
-from skirl.peers.start import join
+from skirl.peers.job import join, trainers, using
 from skirl.pipeline.lookahead import lookahead
 
 CHANNELS = ("rows", "ids")

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from skirl.tools.lazily import lazily
+from skirl.tools import lazily
 
 if TYPE_CHECKING:
     from skirl.checkpoint import Saving, load, save
-    from skirl.checkpoint.export_as import export
+    from skirl.checkpoint.export import export
     from skirl.checkpoint.import_rows import import_rows
     from skirl.core.batch import Batch, KeyedJagged, moved
     from skirl.core.initial import Constant, Normal, Uniform

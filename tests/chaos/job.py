@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.checkpoint import dense as dense_part
+from skirl.checkpoint import codec, numbers
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint import numbers
-from skirl.checkpoint.best import headers_with_steps
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint.codec import decode
+from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.without_model import opened
 from skirl.nn.collection import collections_of
-from skirl.tools.processes import die_with_parent
+from skirl.peers.processes import die_with_parent
 from skirl.train.run_folder import lines_of
 from tests.chaos.nodes import StartedNodes, family, free_port
 
@@ -221,7 +220,7 @@ def digests(folder: Path) -> dict[str, Any]:
     """Return digests of losses, rows and dense weights in a run's newest checkpoint, and how many lines its metrics lack."""
     with opened(folder / "saves") as found:
         body = folders.read(found.header)
-        run = decode(body["run"], dense_part.read(found.header.parent, body["dense"]))
+        run = decode(body["run"], codec.read_dense(found.header.parent, body["dense"]))
         (watched,) = (of["state"]["so_far"] for of in run["optimizers"] if "so_far" in of["state"])
         (collection,) = collections_of(found.rows).values()
         engine = collection.engine

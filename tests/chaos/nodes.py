@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from skirl.peers.processes import die_with_parent
 from skirl.store.remote.wire import Address
-from skirl.tools.processes import die_with_parent
 
 
 class StartedNodes:

@@ -18,8 +18,9 @@ import torch
 
 import skirl
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint import numbers, saving, starts
+from skirl.checkpoint import numbers
 from skirl.checkpoint.keeper import Keeper
+from skirl.checkpoint.rows import FrozenCollection
 from skirl.engine.access import peek
 from tests.resume import ROWS, Run, Setup, assert_same
 from tests.store.links import behind_a_link
@@ -70,15 +71,15 @@ def moments(store: str, cache: int, look: tuple[int, ...] = (1, 12, 23)) -> None
 def held_up() -> None:
     """A writer that is held up for many steps, while all rows change, leave and come back, still saves the right step."""
     go, setup = threading.Event(), Setup(batches=12)
-    real = saving.FrozenCollection.write
+    real = FrozenCollection.write
 
-    def slow(frozen: saving.FrozenCollection) -> Any:
+    def slow(frozen: FrozenCollection) -> Any:
         assert go.wait(20)
         return real(frozen)
 
     whole = Run(setup).train()
     with scratch() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saving.FrozenCollection, "write", slow)
+        patch.setattr(FrozenCollection, "write", slow)
         run = Run(setup)
         begun: list[skirl.Saving] = []
 
@@ -221,7 +222,7 @@ def damage(store: str) -> None:
 
 def older_start() -> None:
     """A start that is no longer the newest adds and removes nothing, whenever it finds out."""
-    setup, real = Setup(batches=6, passes=1), saving.FrozenCollection.write
+    setup, real = Setup(batches=6, passes=1), FrozenCollection.write
 
     def save(run: Run, folder: Path) -> None:
         skirl.save(folder, model=run.model, optimizers=run.parts, data=run.batches)
@@ -233,15 +234,15 @@ def older_start() -> None:
         draft = folder / "checkpoint-000002.json-0123456789abcdef.tmp"
         draft.touch()
 
-        def overtaken(frozen: saving.FrozenCollection) -> Any:
+        def overtaken(frozen: FrozenCollection) -> Any:
             patch.undo()
-            assert starts.claim(folder) == 2 and not draft.exists()
+            assert folders.claim(folder) == 2 and not draft.exists()
             theirs.mkdir()
             return real(frozen)
 
-        patch.setattr(saving.FrozenCollection, "write", overtaken)
+        patch.setattr(FrozenCollection, "write", overtaken)
         for _ in range(2):  # first when it writes its header, then at once
-            with pytest.raises(starts.Superseded, match="belongs to start 2 of the run, and this is start 1"):
+            with pytest.raises(folders.Superseded, match="belongs to start 2 of the run, and this is start 1"):
                 save(older, folder)
             assert numbers(folder) == [1] and theirs.is_dir()
         newer = Run(setup).load(folder)
@@ -271,12 +272,12 @@ def two_that_resume() -> None:
             older, newer = Run(setup), Run(setup)
             with kept(older, folder) as old:
                 with kept(newer, folder) as new:
-                    with pytest.raises(starts.Superseded, match=rf"start {2 + begun} of .* start {1 + begun}: end"):
+                    with pytest.raises(folders.Superseded, match=rf"start {2 + begun} of .* start {1 + begun}: end"):
                         old.check()
                     train(newer, new)
                     new.check()
                 there = numbers(folder)
-                with pytest.raises(starts.Superseded, match=f"belongs to start {2 + begun} of the run"):
+                with pytest.raises(folders.Superseded, match=f"belongs to start {2 + begun} of the run"):
                     train(older, old)
             assert numbers(folder) == there and len(there) == 4 - begun
             assert {folders.read(folders.header(folder, n))["start"] for n in there[begun:]} == {2 + begun}

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from skirl.checkpoint.codec import encode, with_metadata
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint.codec import decode, encode, with_metadata
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
 

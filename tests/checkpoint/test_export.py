@@ -14,7 +14,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import skirl
-from skirl.checkpoint import export_as
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Reference
 from tests.hooked import hooked
@@ -143,9 +142,9 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
     skirl.export(both.rows, tmp_path / "empty.safetensors")
     both.check(tmp_path / "empty.safetensors")
     with safe_open(tmp_path / "empty.safetensors", "np") as file:
-        assert file.metadata()["format"] == "skirl-rows" and file.metadata()["optimizer"] == "Adam"
+        assert file.metadata()["format"] == "skirl-rows"
         facts = json.loads(file.metadata()["tables"])
-    assert facts == {table.name: {"rows": table.rows, "steps": 0} for table in TABLES}
+    assert facts == {t.name: {"rows": t.rows, "steps": 0, "optimizer": "Adam"} for t in TABLES}
 
 
 def test_limits_and_names(tmp_path: Path) -> None:
@@ -174,23 +173,3 @@ def test_a_failure_leaves_the_file_before(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ZeroDivisionError):
         skirl.export(both.rows, path)
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["rows.safetensors"]
-
-
-def test_two_that_export_to_one_path_do_not_write_into_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(), cache=10, seed=1)
-    rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3], [7]])))["a"].sum().backward()
-    path, real = tmp_path / "rows.parquet", export_as.rows_of
-
-    def meanwhile(*given: Any) -> Any:
-        monkeypatch.undo()
-        export_as.export(rows, path)
-        assert [file.name for file in tmp_path.glob("*.parquet")] == [path.name]
-        return real(*given)
-
-    export_as.export(rows, tmp_path / "alone.parquet")
-    alone = (tmp_path / "alone.parquet").rename(tmp_path / "alone").read_bytes()
-    monkeypatch.setattr(export_as, "rows_of", meanwhile)
-    export_as.export(rows, path)
-    assert path.read_bytes() == alone and len(list(tmp_path.iterdir())) == 2

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 import skirl
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, save_run, saving
+from skirl.checkpoint.rows import FrozenCollection
 from skirl.store import changes
+from skirl.store.disk.os_files import OsFiles
 from tests.cases import cases
 from tests.checkpoint.checks import CHECKS, on, saves
 from tests.resume import ROWS, Run, Setup, assert_same
@@ -56,8 +58,8 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     """Training waits for a writer that is too slow, instead of holding ever more rows."""
     monkeypatch.setattr(changes, "MOST_ASIDE", 1000)
     run, setup = Run(Setup()), Setup()
-    real = saving.FrozenCollection.write
-    monkeypatch.setattr(saving.FrozenCollection, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
+    real = FrozenCollection.write
+    monkeypatch.setattr(FrozenCollection, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
     saves(run, tmp_path, [2, 6, 11])
     engine = run.model.rows.engine
     assert sum(cache.changes.waited for cache in engine.caches) > 0
@@ -174,3 +176,28 @@ def test_the_dense_part_is_one_of_torch_distributed_checkpoint(tmp_path: Path) -
         warnings.simplefilter("ignore")  # that no process group was set up
         dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
     assert all(torch.equal(state[f"model.state.{name}"], p) for name, p in dense.items())
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_best_replaces_a_file_left_by_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    run = Run(Setup(ROWS[2], "adamw", "list", batches=3, depth=2, cache=120))
+    saves(run, tmp_path, [3])
+    header = folders.header(tmp_path, numbers(tmp_path)[-1])
+    if not links:
+        monkeypatch.setattr(OsFiles, "linked", lambda *_: False)
+        monkeypatch.setattr(OsFiles, "linked_over", lambda *_: False)
+    left = [tmp_path / folders.BEST / name for name in folders.files(folders.read(header))]
+    for path in left:
+        source = tmp_path / path.name
+        for file in (p for p in [source, *source.rglob("*")] if p.is_file()):
+            other = path if file == source else path / file.relative_to(source)
+            other.parent.mkdir(parents=True, exist_ok=True)
+            other.write_bytes(b"of another run")
+    own = folders.keep_best(header)
+    for path in left:
+        files = [p for p in [path, *path.rglob("*")] if p.is_file()]
+        assert files
+        assert all(p.read_bytes() == (tmp_path / p.relative_to(own)).read_bytes() for p in files)
+    run.model.rows.close()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint import numbers, saving, starts, together
-from skirl.checkpoint.starts import Superseded
+from skirl.checkpoint import numbers, saving
+from skirl.checkpoint.folder import Superseded
 from skirl.peers.base import PeerError, Peers
 from skirl.tools import sealed_json
 from tests.checkpoint.test_parts import State, Trainer, union
@@ -62,7 +62,6 @@ MOMENTS = ("header", "rename", "retain", "sweep is to be allowed", "sweep was al
 )
 def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: int) -> None:
     newer = NewerStart(tmp_path, trainers)
-    writer: Any = saving if trainers == 1 else together
 
     def older(peers: Peers) -> None:
         trainer = Trainer(peers, "memory").train(0)
@@ -83,11 +82,11 @@ def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: i
     first, told = threading.Barrier(trainers), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         points = {
-            "header": (writer, "write_sealed", before(newer, writer.write_sealed)),
+            "header": (saving, "write_sealed", before(newer, saving.write_sealed)),
             "rename": (sealed_json.os, "replace", _at_header(newer, sealed_json.os.replace)),
             "retain": (folders, "retain", before(newer, folders.retain)),
-            "sweep is to be allowed": (folders.starts, "is_newest", before(newer, starts.is_newest)),
-            "sweep was allowed": (folders.starts, "is_newest", after(newer, starts.is_newest)),
+            "sweep is to be allowed": (folders, "is_newest", before(newer, folders.is_newest)),
+            "sweep was allowed": (folders, "is_newest", after(newer, folders.is_newest)),
         }
         InProcess.run(trainers, older)
     assert newer.ran
@@ -119,11 +118,11 @@ def test_a_start_goes_on_and_a_process_that_resumes_is_another(tmp_path: Path) -
 
 def test_a_listing_that_is_old_tells_nothing_of_a_newer_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Network file systems show stale listings. A folder that somebody has cleared still belongs to the start."""
-    assert starts.claim(tmp_path) == 1 and starts.is_newest(tmp_path, 1)
+    assert folders.claim(tmp_path) == 1 and folders.is_newest(tmp_path, 1)
     with monkeypatch.context() as patch:
-        starts.claim(tmp_path)
-        patch.setattr(starts, "_listed", lambda folder: [1])
+        folders.claim(tmp_path)
+        patch.setattr(folders, "_starts", lambda folder: [1])
         with pytest.raises(Superseded, match="belongs to a newer start of the run, and this is start 1"):
-            starts.check(tmp_path, 1)
+            folders.check_start(tmp_path, 1)
     (tmp_path / "start-000002").unlink()
-    assert starts.is_newest(tmp_path, 2)
+    assert folders.is_newest(tmp_path, 2)

@@ -1,11 +1,19 @@
-"""`skirl train`, killed by kill -9 at any moment and resumed, has the bits of a run that was never killed."""
+"""`skirl train`, killed at any moment or told to stop, and resumed, has the bits of a run that was never stopped."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.warm import Python
+from skirl.cli import main
+from tests.warm import COMMAND, PIPE, Python
+
+FLAGS = [
+    "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "32", "--threads", "1", "--cache", "400",
+    "--quiet", "--json",
+]  # fmt: skip
 
 
 def killed(python: Python, folder: Path, kills: int, seed: int, store: str) -> None:
@@ -29,3 +37,48 @@ def test_a_few_kills(python: Python, tmp_path: Path, store: str, kills: int, cam
 @pytest.mark.parametrize("store", ["memory", "disk"])
 def test_a_hundred_kills(python: Python, tmp_path: Path, store: str, campaign_seed: int) -> None:
     killed(python, tmp_path / "run", 50, campaign_seed, store)
+
+
+def wait_for_a_checkpoint(saves, number: int) -> None:
+    while not (saves / f"checkpoint-{number:06}.json").exists():
+        time.sleep(0.01)
+
+
+def test_sigterm_saves_exits_with_0_and_goes_on_with_the_same_bits(python: Python, tmp_path, capsys):
+    saves = tmp_path / "saves"
+    flags = ["--steps", "100000", "--save", str(saves), "--save-every", "10"]
+    with python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
+        wait_for_a_checkpoint(saves, 2)
+        run.send_signal(signal.SIGTERM)
+        out, err = run.communicate(timeout=120)
+    assert run.returncode == 0, err
+    stopped = json.loads(out)
+    assert stopped["checkpoints"]["stopped_by"] == "SIGTERM"
+    assert 10 <= stopped["steps"] < 100_000
+    steps = str(stopped["steps"] + 5)
+    assert main(["train", *FLAGS, "--steps", steps, "--save", str(saves), "--resume"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert resumed["begun_at"] == stopped["steps"]  # not from an earlier interval
+    assert main(["train", *FLAGS, "--steps", steps]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    for name in ("loss", "auc", "samples"):
+        assert resumed[name] == whole[name], name
+
+
+def test_a_second_sigterm_ends_the_run_at_once(python: Python, tmp_path):
+    saves = tmp_path / "saves"
+    flags = ["--steps", "100000", "--save", str(saves)]
+    slowly = """
+import sys
+from skirl.cli import main
+from tests.store.links import behind_a_link
+with behind_a_link("1kbit,100ms"):
+    main()
+"""
+    with python.start(slowly, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
+        wait_for_a_checkpoint(saves, 1)
+        run.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+    assert run.returncode == -signal.SIGTERM

@@ -238,9 +238,9 @@ CHECKPOINTS = [
           "self.generation, self.layout", "self.generation - 1, self.layout"),
     Fault("only the last segments of a chain are named", "store.memory:FrozenRows.write",
           "list(self._manifest.segments)", "[]"),
-    Fault("rows that have left the cache are taken from an old file", "checkpoint.own_rows:overlay",
+    Fault("rows that have left the cache are taken from an old file", "checkpoint.rows:overlay",
           "resident[place] == keys if len(resident) else np.zeros(len(keys), np.bool_)", "np.ones(len(keys), np.bool_)"),
-    Fault("resident rows that did not change are forgotten", "checkpoint.own_rows:FrozenCaches.__init__",
+    Fault("resident rows that did not change are forgotten", "checkpoint.rows:FrozenCaches.__init__",
           "cache.key_of[(cache.key_of >= 0) & (cache.flags == 0)]", "cache.key_of[:0]"),
     Fault("rows on their way to the store are not waited for", "nn.current_step:CurrentStep.settle",
           "self.loop.drain()", "pass"),
@@ -256,10 +256,10 @@ CHECKPOINTS = [
           "[n for n in others if after is None or n <= after]", "[n for n in others]"),
     Fault("one checkpoint too few is kept", "checkpoint.folder:retain",
           "keep - 1", "keep - 2"),
-    Fault("an older start may put its header in place", "checkpoint.saving:write",
-          "write_sealed(saving.path, head, mark, partial(starts.check, path, saving.start))", "write_sealed(saving.path, head, mark)"),
+    Fault("an older start may put its header in place", "checkpoint.saving:_commit",
+          "write_sealed(saving.path, body, mark, partial(folder.check_start, path, saving.start))", "write_sealed(saving.path, body, mark)"),
     Fault("an older start removes what a newer one has not named yet", "checkpoint.folder:sweep",
-          "if not starts.is_newest(folder, start):\n    return", "pass"),
+          "if not is_newest(folder, start):\n    return", "pass"),
 ]  # fmt: skip
 
 TRAINERS = [

@@ -112,10 +112,11 @@ def train(folder: Path, store: str) -> list[tuple[Rows, dict[str, bytes]]]:
 def plain_rows(folder: Path, body: Any) -> Rows:
     """Return the rows in a checkpoint's files, read by docs/checkpoints.md alone."""
     found: Rows = {}
-    store = body["rows"]["rows"]["store"]
+    store = body["parts"][0]["rows"]["rows"]["store"]
     found |= segments(folder / "rows", store["segments"])
     files = [
-        safetensors_of((folder / "rows" / e["file"]).read_bytes())[1] for e in body["rows"]["rows"]["cache"]["files"]
+        safetensors_of((folder / "rows" / e["file"]).read_bytes())[1]
+        for e in body["parts"][0]["rows"]["rows"]["cache"]["files"]
     ]
     if files:
         resident = {int(k) for name, keys in files[-1].items() if name[:5] in ("kept-", "keys-") for k in keys}
@@ -214,18 +215,18 @@ class Checkpoint(Target):
         body = body_of(header)
         kind = draw.randrange(4)
         if kind == 0:
-            part = draw.choice([None, None, "rows", "run", "model", "dense", "definition"])
+            part = draw.choice([None, None, "parts", "run", "model", "dense", "definition"])
             body = mutated_tree(draw, body) if part is None else body | {part: mutated_tree(draw, body[part])}
         elif kind == 1:
             path = copy / body["dense"]["file"]
             path.write_bytes(mutated_safetensors(draw, path.read_bytes()))
             body["dense"] |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         elif kind == 2:
-            lines = body["rows"]["rows"]["store"]["segments"]
+            lines = body["parts"][0]["rows"]["rows"]["store"]["segments"]
             i = draw.randrange(len(lines))
             lines[i] = resealed_segment(draw, copy / "rows", lines[i])
         else:
-            entry = draw.choice(body["rows"]["rows"]["cache"]["files"])
+            entry = draw.choice(body["parts"][0]["rows"]["rows"]["cache"]["files"])
             self._reseal(draw, copy / "rows" / entry["file"], entry)
         try:
             header.write_bytes(seal(body))

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
 import skirl
 import skirl.train.loop as loop
-from skirl.checkpoint import dense, numbers
+from skirl.checkpoint import numbers
 from skirl.cli import main
 from skirl.cli.train import Train
 from skirl.tools.os_errors import NotWritten
@@ -66,7 +67,7 @@ def refuse_dense(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC) ->
     def save_file(*args: Any, **kwargs: Any) -> None:
         raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
 
-    monkeypatch.setattr(dense, "save_file", save_file)
+    monkeypatch.setattr(safetensors.torch, "save_file", save_file)
 
 
 def written() -> None:

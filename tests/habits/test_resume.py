@@ -13,7 +13,7 @@ import torch
 
 import skirl
 import skirl.train.loop as loop
-from skirl.checkpoint import best, folder, numbers
+from skirl.checkpoint import folder, numbers
 from skirl.cli import main
 from skirl.cli.train import Train
 from skirl.train.recipe import Recipe
@@ -175,7 +175,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last(judged, monkeypatch):
         **{**JUDGED, "dense_lr": 0.2, "steps": 28}, save=saved.parent / "plain", save_every=step, keep=9
     ).run()
     assert plain["loss"] == result["loss"]
-    at = dict(best.headers_with_steps(saved.parent / "plain"))
+    at = dict(folder.headers_with_steps(saved.parent / "plain"))
     ours, theirs = (opened_rows(path) for path in (saved / "best", at[step]))
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
 
@@ -223,7 +223,7 @@ def test_killed_at_any_moment_the_old_best_is_whole_or_the_new_one(store, tmp_pa
         train(rows, first)
         header = skirl.save(saved, model=rows, keep=2).path
         if not kept:
-            best.keep(header)
+            folder.keep_best(header)
         kept.append(header)
     values = [opened_rows(path) for path in kept]
     calls, limit = 0, 0
@@ -246,7 +246,7 @@ def test_killed_at_any_moment_the_old_best_is_whole_or_the_new_one(store, tmp_pa
             for name in ("link", "mkdir", "replace", "fsync", "unlink", "open", "rmdir"):
                 patch.setattr(os, name, counted(getattr(os, name)))
             try:
-                best.keep(copy / kept[1].name)
+                folder.keep_best(copy / kept[1].name)
             except Killed:
                 through = False
         there = opened_rows(copy / "best")
@@ -260,7 +260,7 @@ def test_killed_at_any_moment_the_old_best_is_whole_or_the_new_one(store, tmp_pa
 
 
 def test_a_best_that_cannot_be_kept_is_told_and_the_old_one_stays(tmp_path, monkeypatch, caplog):
-    real, calls = best.keep, []
+    real, calls = folder.keep_best, []
 
     def keep(header: Path) -> Path:
         calls.append(header)
@@ -268,7 +268,7 @@ def test_a_best_that_cannot_be_kept_is_told_and_the_old_one_stays(tmp_path, monk
             raise OSError(28, "No space left on device")
         return real(header)
 
-    monkeypatch.setattr(best, "keep", keep)
+    monkeypatch.setattr(folder, "keep_best", keep)
     result = Train.of(**{**JUDGED, "steps": 12}, save=tmp_path / "saved", keep_best=True).run()
     assert len(calls) == 3 and result["best"]["step"] == 4 and result["best"]["test_logloss"] is None
     assert result["failed"].startswith(
@@ -378,7 +378,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, cap
     assert f" at step {step}, for the first time, so training stopped there" in result["failed"]
     assert "set --lr and --dense-lr lower, or --warmup higher, and start over" in result["failed"]
     # The step itself is not saved. The checkpoint before it led to that loss, so it is named as useless too.
-    steps = [at for at, _ in best.headers_with_steps(tmp_path / "saved")]
+    steps = [at for at, _ in folder.headers_with_steps(tmp_path / "saved")]
     assert steps == list(range(step - 1, -1, -1))
     broken = folder.header(tmp_path / "saved", numbers(tmp_path / "saved")[-1])
     if step > 1:

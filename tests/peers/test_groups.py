@@ -12,7 +12,7 @@ from tests.warm import PIPE, Python
 TALK = """
 import json, os, sys, time
 import numpy as np
-from skirl.peers.start import join
+from skirl.peers.job import join
 from tests.peers.talk import talk
 with join(patience=float(sys.argv[2])) as peers:
     print(json.dumps(talk(peers, 7)), flush=True)
@@ -67,7 +67,7 @@ def test_two_processes_get_what_two_threads_get(python: Python):
             said, counted = map(json.loads, out.splitlines())
             assert said == expected(rank, 2, 7)
             assert counted["near"] == 2
-            assert counted["sent"][rank] == 0 and counted["bytes_sent"][1 - rank] == 12 * counted["sent"][1 - rank] > 0
+            assert counted["bytes_sent"][rank] == 0 < counted["bytes_sent"][1 - rank]
 
 
 @pytest.mark.parametrize(

@@ -35,55 +35,8 @@ def test_counters_count_what_others_get_and_nothing_of_its_own():
         return channel.counters
 
     first, _ = InProcess.run(2, work)
-    assert (first.calls, first.sent, first.received) == (1, [0, 3], [0, 3])
+    assert first.calls == 1
     assert (first.bytes_sent, first.bytes_received) == ([0, 96], [0, 96])
-
-
-def test_a_rank_that_fails_ends_all_with_its_words():
-    said = {}
-
-    def work(peers):
-        if peers.rank == 2:
-            raise ValueError("id 7 of table 'user' is out of range")
-        try:
-            peers.channel("ids").exchange([np.zeros(1)] * 3)
-        except PeerError as error:
-            said[peers.rank] = str(error)
-            raise
-
-    with pytest.raises(ValueError, match="id 7"):
-        InProcess.run(3, work)
-    assert said == dict.fromkeys((0, 1), "rank 2 ended the job: id 7 of table 'user' is out of range")
-
-
-def test_a_rank_that_hangs_is_named():
-    end = threading.Event()
-
-    def work(peers):
-        if peers.rank == 1:
-            end.wait(10)
-        peers.channel("rows").begin_swap(torch.zeros(2, 1), [1, 1], [1, 1], tag="values of step 4").wait()
-
-    try:
-        job = InProcess.job(2, patience=0.1)
-        threading.Thread(target=lambda: work(job[1]), daemon=True).start()
-        with pytest.raises(PeerError) as caught:
-            work(job[0])
-        assert str(caught.value) == (
-            "rank 0 waited 0.1 s for rank 1 in channel rows, swap 1 (values of step 4): it hangs, or takes longer than "
-            "patience=0.1; look at what it does, or set patience higher"
-        )
-    finally:
-        end.set()
-
-
-def test_a_rank_that_left_is_named():
-    def work(peers):
-        if peers.rank == 0:
-            peers.channel("votes").exchange([np.zeros(1)] * 2)
-
-    with pytest.raises(PeerError, match="for rank 1 in channel votes, exchange 1: gone"):
-        InProcess.run(2, work)
 
 
 @pytest.mark.parametrize(
@@ -107,36 +60,6 @@ def test_calls_in_another_order_are_noticed(calls, said):
     else:
         with pytest.raises(PeerError, match=said):
             InProcess.run(2, work)
-
-
-def test_a_message_that_is_too_large_ends_all():
-    def work(peers):
-        peers.channel("ids").limit = 100
-        peers.channel("ids").exchange([np.zeros(50 * peers.rank, np.int8)] * 3)
-
-    InProcess.run(3, work)
-    with pytest.raises(
-        PeerError, match="rank 1 has 150 bytes for rank 0 in channel ids, exchange 1, and 100 is the most"
-    ):
-        InProcess.run(2, lambda peers: (setattr(peers.channel("ids"), "limit", 100),
-                      peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.int8)] * 2)))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda c: c.exchange([np.zeros(1)]), "1 parts for 2 ranks"),
-        (lambda c: c.exchange([np.zeros((1, 2))] * 2), "2 dimensions"),
-        (lambda c: c.exchange([np.array(["a"], object)] * 2), "object"),
-        (lambda c: c.begin_swap(torch.zeros(3), [1, 1], [1, 1]), r"send is \(3,\) with counts \[1, 1\]"),
-        (lambda c: c.begin_swap(torch.zeros(2), [1, 1], [1, -1]), "the counts are"),
-        (lambda c: c.begin_swap(torch.zeros(4, 2)[:, :1], [2, 2], [2, 2]), "contiguous"),
-        (lambda c: c.begin_swap_parts([torch.zeros(1)] * 2, [torch.zeros(1)]), "give 2 outs"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_is_sent(call, said):
-    with pytest.raises(ValueError, match=said):
-        call(InProcess.job(2)[0].channel("ids"))
 
 
 def test_a_channel_is_named_and_has_one_thread():

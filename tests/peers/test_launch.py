@@ -14,7 +14,7 @@ TRAINER = """
 import os, sys, time
 from skirl import cli
 from skirl.peers.processes import die_with_launcher
-from skirl.peers.start import join
+from skirl.peers.job import join
 folder, rank = sys.argv[1], os.environ["RANK"]
 
 def write(*facts):

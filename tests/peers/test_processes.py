@@ -1,4 +1,4 @@
-"""Trainers end with their launcher."""
+"""Trainers find each other by what their launcher passes on, and end with it."""
 
 import os
 import signal
@@ -9,11 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed
 
 from skirl import cli
-from skirl.peers import job, processes, start
+from skirl.peers import job, processes
 from skirl.peers.base import PeerError
+from skirl.peers.job import Launched, _meet, _own_gpu
+from tests.processes import interpreter
 
+NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
 TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience}, 0.1)"
 WATCHES = {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
 
@@ -114,16 +118,68 @@ def test_a_trainer_whose_launcher_has_ended_before_it_looked_ends(monkeypatch, p
 def test_commands_and_trainers_that_are_alone_end_with_their_launcher(monkeypatch, capsys):
     asked: list[str] = []
     monkeypatch.setattr(cli, "die_with_launcher", lambda: asked.append("cli"))
-    monkeypatch.setattr(start, "die_with_launcher", lambda: asked.append("join"))
+    monkeypatch.setattr(job, "die_with_launcher", lambda: asked.append("join"))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert cli.main(["--version"]) == 0
-    start.join()
+    job.join()
     assert asked == ["cli", "join"]
 
 
 def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launcher(monkeypatch):
     monkeypatch.setattr(job, "_joined", [])
     assert job.trainers().size == 1 == len(job._joined)
-    monkeypatch.setattr(start, "join", lambda *args, **more: SimpleNamespace(size=2, patience=1.0))
+    monkeypatch.setattr(job, "join", lambda *args, **more: SimpleNamespace(size=2, patience=1.0))
     assert job.trainers().size == 1  # this process has decided
     assert answer_of_a_fork(lambda: job.trainers().size) == 2
+
+
+def test_importing_skirl_imports_no_peers_and_one_trainer_starts_nothing():
+    code = """
+import sys, threading, skirl
+skirl.Table
+print([m for m in sys.modules if m.startswith("skirl.peers")])
+import torch.distributed
+skirl.EmbeddingBagCollection([skirl.Table("a", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=5)
+print(torch.distributed.is_initialized(), threading.active_count(), "skirl.peers.groups" in sys.modules)
+"""
+    assert interpreter(code).stdout == "[]\nFalse 1 False\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"RANK": None}, "WORLD_SIZE is 2 and RANK is not set"),
+        ({"RANK": "x"}, "RANK is 'x' in the environment: set it to a whole number"),
+        ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2 in the environment: ranks are 0 to 1"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two' in the environment"),
+    ],
+)
+def test_a_wrong_environment_is_refused(change, said):
+    environment = {name: value for name, value in (NAMES | change).items() if value is not None}
+    with pytest.raises(ValueError, match=said):
+        Launched.of(environment)
+
+
+def test_machines_are_told_apart():
+    one = Launched.of(NAMES)
+    assert one is not None and one.one_machine and one.address == "127.0.0.1"
+    other = Launched.of(NAMES | {"WORLD_SIZE": "4"})
+    assert other is not None and not other.one_machine
+
+
+def test_each_trainer_of_a_machine_has_a_gpu():
+    launched = Launched.of(NAMES)
+    assert launched is not None
+    assert [_own_gpu(launched, gpus, None) for gpus in (2, 3)] == [1, 1]
+    assert _own_gpu(launched, 1, "gloo") == 0
+    with pytest.raises(ValueError, match="2 trainers on a machine with 1 GPUs: start one for each GPU"):
+        _own_gpu(launched, 1, None)
+    with pytest.raises(ValueError, match=r"torch .* sees no GPU: .* set device to 'cpu'"):
+        _own_gpu(launched, 0, None)
+
+
+def test_a_rank_that_never_comes_is_named():
+    launched = Launched.of(NAMES)
+    assert launched is not None
+    with pytest.raises(PeerError, match=r"rank 1 waited \d+\.\d s for rank 0 in the start of the job: it hangs"):
+        _meet(torch.distributed.HashStore(), launched, 0.2)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from skirl.checkpoint.best import headers_with_steps
+from skirl.checkpoint.folder import headers_with_steps
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from skirl.checkpoint import best, dense, folder
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint import codec, folder
+from skirl.checkpoint.codec import decode
 from skirl.checkpoint.without_model import opened
 from skirl.cli.files import Info
 from skirl.cli.sweep import SweepCommand
@@ -54,7 +54,7 @@ def same_dense(ours: Path, theirs: Path) -> None:
         for name, value in mine.items():
             assert "embeddings" in name or value.equal(other[name]), name
         drawn = [
-            decode(folder.read(h)["run"]["generators"], dense.read(h.parent, folder.read(h)["dense"]))
+            decode(folder.read(h)["run"]["generators"], codec.read_dense(h.parent, folder.read(h)["dense"]))
             for h in (header, at)
         ]
         assert torch.equal(drawn[0]["torch"], drawn[1]["torch"])
@@ -72,8 +72,8 @@ def same_as_alone(name: str, of: Path, first: Path, into: Path) -> None:
     assert found["stopped_early"] and 8 < found["steps"] < 40
     kept, saved = of / "saved" / name, into / "save"
     assert found["best"] | {"folder": ""} == alone["best"] | {"folder": ""}
-    assert found["best"]["folder"] == str(kept / best.NAME) and found["best"]["step"] == found["steps"] - 8
-    for ours, theirs in ((kept / best.NAME, saved / best.NAME), (checkpoint_of(of / "saved", name), saved)):
+    assert found["best"]["folder"] == str(kept / folder.BEST) and found["best"]["step"] == found["steps"] - 8
+    for ours, theirs in ((kept / folder.BEST, saved / folder.BEST), (checkpoint_of(of / "saved", name), saved)):
         assert rows_of(ours).num_rows > 300 and rows_of(ours) == rows_of(theirs)
         same_dense(ours, theirs)
     assert found["rows"]["cache"] == alone["rows"]["cache"] == 300
@@ -135,8 +135,8 @@ def left_behind(of: Path, result: dict[str, Any]) -> dict[str, Any]:
     """All that a sweep leaves behind that does not depend on where and when."""
     told: dict[str, Any] = {"race": race_lines(of / "run")}
     for name, own in result["by_variant"].items():
-        kept = of / "saved" / name / best.NAME
-        [(step, header)] = best.headers_with_steps(kept)
+        kept = of / "saved" / name / folder.BEST
+        [(step, header)] = folder.headers_with_steps(kept)
         assert own["best"]["folder"] == str(kept) and own["best"]["step"] == step
         told[name] = {
             "result": {n: value for n, value in own.items() if n not in ("run", "best")},
@@ -184,7 +184,7 @@ def test_the_last_state_of_a_variant_that_stops_outlives_the_save_before(process
     result = command(tmp_path, first, processes, keep_best=False, save_every=1).run()
     for name, of in result["by_variant"].items():
         assert of["stopped_early"] and of["best"] is None
-        assert best.headers_with_steps(tmp_path / "saved" / name)[0][0] == of["steps"]
+        assert folder.headers_with_steps(tmp_path / "saved" / name)[0][0] == of["steps"]
 
 
 def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple, first: Path, tmp_path: Path):

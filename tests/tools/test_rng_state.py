@@ -5,8 +5,7 @@ import random
 import numpy as np
 import torch
 
-from skirl.checkpoint.codec import encode
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint.codec import decode, encode
 from skirl.tools import rng_state
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skirl.checkpoint.starts import Superseded
+from skirl.checkpoint.folder import Superseded
 from skirl.cli import main
 from skirl.cli.report import Report, report_of_run
 from skirl.cli.train import Train

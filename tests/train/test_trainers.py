@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from skirl.checkpoint import best
+from skirl.checkpoint import folder
 from skirl.checkpoint.keeper import Asked, Keeper
 from skirl.checkpoint.without_model import opened
 from skirl.cli.train import Train
@@ -165,8 +165,8 @@ def test_the_best_checkpoint_is_kept_by_one_for_all(by_trainers, tmp_path):
     for result in results:
         assert result["best"]["step"] == one["best"]["step"] < one["steps"]
         assert result["best"]["test_logloss"] == one["best"]["test_logloss"]
-    assert learned(tmp_path / "two" / best.NAME) == learned(tmp_path / "one" / best.NAME)
-    assert learned(tmp_path / "two" / best.NAME) != learned(tmp_path / "two")
+    assert learned(tmp_path / "two" / folder.BEST) == learned(tmp_path / "one" / folder.BEST)
+    assert learned(tmp_path / "two" / folder.BEST) != learned(tmp_path / "two")
 
 
 def test_minutes_are_those_of_the_first(by_trainers, tmp_path, monkeypatch):
@@ -176,7 +176,7 @@ def test_minutes_are_those_of_the_first(by_trainers, tmp_path, monkeypatch):
     monkeypatch.setattr(Keeper, "asked", asked)
     results = by_trainers(2, **SMALL, save=tmp_path, save_minutes=1.0, keep=9)
     assert [result["checkpoints"]["count"] for result in results] == [3, 3]
-    steps = [step for step, _ in best.headers_with_steps(tmp_path)]
+    steps = [step for step, _ in folder.headers_with_steps(tmp_path)]
     assert steps == [6, 3, 0]
 
 

@@ -5,7 +5,7 @@ docs/checkpoints.md says how, and what the files contain.
 
 from typing import TYPE_CHECKING
 
-from skirl.tools.lazily import lazily
+from skirl.tools import lazily
 
 if TYPE_CHECKING:
     from skirl.checkpoint.folder import numbers

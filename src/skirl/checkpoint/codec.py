@@ -1,19 +1,29 @@
-"""Values of a checkpoint as JSON and tensors."""
+"""What a checkpoint holds besides rows: values as JSON with named tensors, and the file of those tensors.
 
+It is one safetensors file in a folder of its own, so that the HuggingFaceStorageReader of torch.distributed.checkpoint can
+read it. Decoding needs no torch.
+"""
+
+import hashlib
 from collections import Counter, OrderedDict
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from safetensors.torch import _TYPES as _STORABLE  # what a safetensors file can hold
-from torch import Tensor
 
-_DTYPES = frozenset(_STORABLE.values())
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, sync_folder, to_disk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DENSE = "model.safetensors"
 
 
-def encode(value: Any, where: str) -> tuple[Any, dict[str, Tensor]]:
+def encode(value: Any, where: str) -> tuple[Any, dict[str, "Tensor"]]:
     """Return a value as JSON, and its tensors by name, copied to the CPU.
 
+    >>> import torch
     >>> encode({"lr": 0.1, "state": {0: {"step": torch.tensor(3.0)}}}, "adam")
     ({'lr': 0.1, 'state': {'~dict': [[0, {'step': {'~tensor': 'adam.state.0.step'}}]]}}, {'adam.state.0.step': tensor(3.)})
     """
@@ -21,13 +31,15 @@ def encode(value: Any, where: str) -> tuple[Any, dict[str, Tensor]]:
     return _encode(value, where, tensors), tensors
 
 
-def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def _encode(value: Any, where: str, tensors: dict[str, "Tensor"]) -> Any:
+    import torch
+
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
         return value if np.isfinite(value) else {"~float": str(value)}
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return {"~tensor": _put(_plain(value, where), where, tensors)}
     if isinstance(value, np.ndarray | np.generic):
         return _encode_array(value, where, tensors)
@@ -48,11 +60,13 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _pairs(value: dict[Any, Any], where: str, tensors: dict[str, Tensor]) -> list[Any]:
+def _pairs(value: dict[Any, Any], where: str, tensors: dict[str, "Tensor"]) -> list[Any]:
     return [[_encode(key, where, tensors), _encode(item, f"{where}.{key}", tensors)] for key, item in value.items()]
 
 
-def _encode_array(value: np.ndarray | np.generic, where: str, tensors: dict[str, Tensor]) -> Any:
+def _encode_array(value: np.ndarray | np.generic, where: str, tensors: dict[str, "Tensor"]) -> Any:
+    import torch
+
     array = np.asarray(value)
     if array.dtype.hasobject or array.dtype.names:
         raise TypeError(f"{where} is an array of {array.dtype}, which a checkpoint cannot hold: use numbers")
@@ -61,8 +75,11 @@ def _encode_array(value: np.ndarray | np.generic, where: str, tensors: dict[str,
     return {"~array": [_put(raw, where, tensors), array.dtype.str, list(array.shape), scalar]}
 
 
-def _plain(value: Tensor, where: str) -> Tensor:
-    if value.layout != torch.strided or value.is_quantized or value.dtype not in _DTYPES:
+def _plain(value: "Tensor", where: str) -> "Tensor":
+    import torch
+    from safetensors.torch import _TYPES  # what the file can hold
+
+    if value.layout != torch.strided or value.is_quantized or value.dtype not in _TYPES.values():
         raise TypeError(
             f"{where} is a {value.layout} tensor of {value.dtype}, which a checkpoint cannot hold: make it dense, and of "
             "another type; for gradients, call zero_grad() before save"
@@ -70,7 +87,7 @@ def _plain(value: Tensor, where: str) -> Tensor:
     return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _put(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
+def _put(tensor: "Tensor", where: str, tensors: dict[str, "Tensor"]) -> str:
     name, again = where, 0
     while name in tensors:  # a dict may have the key "a.b", and a key "a" whose value has "b"
         again += 1
@@ -79,9 +96,92 @@ def _put(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
     return name
 
 
+def decode(coded: Any, tensors: Mapping[str, Any]) -> Any:
+    """Return the value that `encode` was given.
+
+    >>> decode({"~dict": [["lr", 0.1], [7, {"~tuple": [1, None]}]]}, {})
+    {'lr': 0.1, 7: (1, None)}
+    """
+    try:
+        return _decode(coded, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint's structure is damaged ({error!r}): use another checkpoint") from None
+
+
+def _decode(coded: Any, tensors: Mapping[str, Any]) -> Any:
+    if isinstance(coded, list):
+        return [_decode(item, tensors) for item in coded]
+    if not isinstance(coded, dict):
+        return coded
+    if len(coded) == 1:
+        [(tag, content)] = coded.items()
+        if tag.startswith("~"):
+            return _decode_tagged(tag, content, tensors)
+    return {key: _decode(item, tensors) for key, item in coded.items()}
+
+
+def _decode_tagged(tag: str, content: Any, tensors: Mapping[str, Any]) -> Any:
+    match tag:
+        case "~float":
+            return float(content)
+        case "~tensor":
+            return tensors[content]
+        case "~array":
+            name, dtype, shape, scalar = content
+            array = np.frombuffer(tensors[name].numpy().tobytes(), np.dtype(dtype)).reshape(shape).copy()
+            return array[()] if scalar else array
+        case "~tuple":
+            return tuple(_decode(item, tensors) for item in content)
+        case "~dict" | "~counter":
+            pairs = {_decode(key, tensors): _decode(item, tensors) for key, item in content}
+            return pairs if tag == "~dict" else Counter(pairs)
+        case "~bytes":
+            return bytes.fromhex(content)
+    raise ValueError(f"unknown word {tag}")
+
+
 def with_metadata(state: dict[str, Any], metadata: Any) -> "OrderedDict[str, Any]":
     """Return a module's state dict in torch's form, with the versions of its modules as an attribute."""
     out = OrderedDict(state)
     if metadata is not None:
         out._metadata = metadata  # type: ignore[attr-defined]
     return out
+
+
+def write_dense(folder: Path, mark: str, tensors: dict[str, "Tensor"]) -> dict[str, Any]:
+    """Write tensors and wait until they are on disk. Return their entry for the header."""
+    from safetensors.torch import save_file
+
+    own = folder / f"dense-{mark}"
+    own.mkdir()
+    path = own / DENSE
+    save_file(tensors, path, metadata={"format": "pt"})
+    with path.open("r+b") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        to_disk(file)
+    sync_folder(own)
+    sync_folder(folder)
+    return {"file": f"{own.name}/{DENSE}", "bytes": path.stat().st_size, "sha256": digest}
+
+
+def read_dense(folder: Path, entry: dict[str, Any]) -> dict[str, "Tensor"]:
+    """Return the tensors that `write_dense` was given, after a check of the file's checksum."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if (wrong := misfit(entry, {"file": TEXT, "bytes": COUNT, "sha256": TEXT})) is not None:
+        raise CheckpointError(f"the dense part is incomplete or damaged ({wrong}): use another checkpoint")
+    path = folder / entry["file"]
+    if path.parent.parent != folder or ".." in path.parts[-2:]:
+        raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: use another checkpoint, or copy the whole folder again")
+    if (size := path.stat().st_size) != entry["bytes"]:
+        raise CheckpointError(f"{path} has {size:,} bytes, {entry['bytes']:,} were written: use another checkpoint")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+            raise CheckpointError(f"{path} is damaged, its checksum differs: use another checkpoint")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a safetensors file ({error}): use another checkpoint") from None

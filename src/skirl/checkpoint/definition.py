@@ -5,6 +5,7 @@ field before anything changes, and an error names the first difference with both
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +162,9 @@ def _other_parameters(saved: Any, here: Any) -> str | None:
         return None
     if saved is None or here is None:
         return "has parameters, and it had none" if saved is None else "has no parameters, and it had some"
-    if len(saved) != len(here):
-        return f"has {len(here)} groups of parameters, it had {len(saved)}"
-    for group, (theirs, mine) in enumerate(zip(saved, here)):
-        for number, (was, now) in enumerate(zip(theirs, mine)):
-            if was != now:
-                return f"has {now!r} where it had {was!r}, parameter {number} of group {group}"
-        if len(theirs) != len(mine):
-            return f"has {len(mine)} parameters in group {group}, it had {len(theirs)}"
-    return "has other parameters than it had"
+    named = [[(name, group) for group, of in enumerate(groups) for name in of] for groups in (saved, here)]
+    (was, _), (now, group) = next(pair for pair in zip_longest(*named, fillvalue=("none", 0)) if pair[0] != pair[1])
+    return f"has {now!r} in group {group} where it had {was!r}"
 
 
 def _some(names: Sequence[str]) -> str:

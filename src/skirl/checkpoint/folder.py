@@ -1,7 +1,13 @@
-"""A folder of checkpoints: list them and their files, and remove what is not needed. README.md in this folder shows it."""
+"""A folder of checkpoints: list them and their files, and remove what is not needed. README.md in this folder shows it.
 
+It belongs to the newest start of the run. One that is older but alive must not change it.
+"""
+
+import json
 import logging
+import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -9,25 +15,38 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import parts, starts
-from skirl.checkpoint.of_sweep import OF_SWEEP, named_by_sweep
+from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import why
-from skirl.tools.sealed_json import CheckpointError, read_sealed
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, read_sealed, sync_folder, to_disk
 
 log = logging.getLogger("skirl")
 
+BEST = "best"
+"""The folder of the best checkpoint, inside that of the run."""
+OF_SWEEP = "sweep-checkpoint.json"
+"""The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 6
-OF_PARTS = 7
-"""Version of a header of several trainers, with a part of each."""
+FORMAT_VERSION = 8
 ROWS = "rows"
+"""The folder of rows in a folder of checkpoints."""
+_FORM = {
+    "definition": {},
+    "dense": {"file": TEXT},
+    "shards": COUNT,
+    "parts": [
+        {
+            "rows": {...: {"store": {}, "cache": {"files": [{}]}}},
+            "counters": {...: {...: COUNT}},
+            "split": {},
+        }
+    ],
+}
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
-_OURS = re.compile(
-    r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp|"
-    rf"{parts.NAME.pattern}(-[0-9a-f]{{16}}\.tmp)?"
-)
+_OURS = re.compile(r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
 _OUR_ROWS = re.compile(r"cache-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?")
 
+_START = re.compile(r"start-([0-9]{6,18})")
+_DRAFT = re.compile(r"checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
 _READING = re.compile(r"reading-[a-z0-9_]{8}")
 LEFT = 24 * 3600.0
 """Seconds after which the folder of a reader counts as left behind by a kill."""
@@ -84,15 +103,17 @@ def headers(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read and check a header. That of several trainers also gets their `parts`."""
-    body = read_sealed(path, format=FORMAT, version=(FORMAT_VERSION, OF_PARTS), what="checkpoint")
-    of_parts = body["format_version"] == OF_PARTS
-    if of_parts != ("trainers" in body):
-        raise CheckpointError(
-            f"{path} says format {body['format_version']}, but its entries are those of another format: use another "
-            "checkpoint"
-        )
-    return body | {"parts": parts.read(path, body)} if of_parts else body
+    """Read and check a header."""
+    body = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="checkpoint")
+    if (wrong := misfit(body, _FORM)) is not None:
+        raise CheckpointError(f"{path} is incomplete or damaged ({wrong}): use another checkpoint")
+    if not body["parts"]:
+        raise CheckpointError(f"{path} has the rows of no trainer: use another checkpoint")
+    if any(
+        part[of].keys() != body["definition"].keys() for part in body["parts"] for of in ("rows", "counters", "split")
+    ):
+        raise CheckpointError(f"{path} has rows of other collections than it defines: use another checkpoint")
+    return body
 
 
 def naming(header: Path, error: CheckpointError) -> CheckpointError:
@@ -104,12 +125,93 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
     return named
 
 
+def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
+    """Return the readable headers in a folder, newest first, each as (step, header)."""
+    found = []
+    for number in reversed(numbers(path)):
+        of = header(path, number)
+        with suppress(CheckpointError, KeyError, TypeError):
+            found.append((int(read(of)["run"]["data"]["step"]), of))
+    return found
+
+
+class Superseded(CheckpointError):
+    """The folder belongs to a newer start of the run, so this one must end."""
+
+
+def _starts(folder: Path) -> list[int]:
+    """Return the numbers of the starts of a run that have files in a folder."""
+    with suppress(FileNotFoundError):
+        return [int(match[1]) for name in os.listdir(folder) if (match := _START.fullmatch(name))]
+    return []
+
+
+def _start_file(folder: Path, number: int) -> Path:
+    return folder / f"start-{number:06}"
+
+
+def claim(folder: Path) -> int:
+    """Begin a new start by creating its file, and return its number. Two processes at once get different numbers.
+
+    This also removes drafts of headers, so that an older start that has just found itself the newest can no longer rename
+    its draft into place.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (claim(Path(folder)), claim(Path(folder)), sorted(os.listdir(folder)))
+    (1, 2, ['start-000002'])
+    """
+    while True:
+        number = max([0, *_starts(folder)]) + 1
+        try:
+            os.close(os.open(_start_file(folder, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            break
+        except FileExistsError:
+            continue
+    sync_folder(folder)
+    for name in os.listdir(folder):
+        older = _START.fullmatch(name)
+        if _DRAFT.fullmatch(name) or (older and int(older[1]) < number):
+            with suppress(FileNotFoundError):
+                os.unlink(folder / name)
+    return number
+
+
+def is_newest(folder: Path, start: int | None) -> bool:
+    """Return whether a start may still change the folder.
+
+    A network file system may list names as they were some seconds ago, but does not open a file that is gone. So this opens
+    the start's own file, which a newer start removes.
+    """
+    if start is None:
+        return True
+    there = _starts(folder)
+    if max([0, *there]) > start:
+        return False
+    try:
+        os.close(os.open(_start_file(folder, start), os.O_RDONLY))
+    except FileNotFoundError:
+        return start not in there  # no start is there: someone has cleared the folder
+    return True
+
+
+def check_start(folder: Path, start: int | None) -> None:
+    """Raise a Superseded if the folder belongs to a newer start of the run."""
+    if not is_newest(folder, start):
+        number = max([0, *_starts(folder)])
+        whose = f"start {number}" if number != start else "a newer start"
+        raise Superseded(
+            f"{folder} belongs to {whose} of the run, and this is start {start}: end this one, nothing of it "
+            "is saved any more"
+        )
+
+
 def retain(folder: Path, number: int, keep: int, after: int | None, start: int | None = None) -> None:
     """Remove all checkpoints but those to keep and the one from which a sweep goes on, and files that no header names."""
     others = [n for n in numbers(folder) if n != number]
     usable = [n for n in others if after is None or n <= after]
     kept = set(usable[-(keep - 1) :]) if keep > 1 else set()
-    if not starts.is_newest(folder, start):
+    if not is_newest(folder, start):
         return
     _remove_headers(folder, set(others) - kept)
     sweep(folder, start)
@@ -122,7 +224,7 @@ def drop_newer(folder: Path, number: int, start: int | None) -> None:
     again.
     """
     newer = [n for n in numbers(folder) if n > number]
-    if starts.is_newest(folder, start):
+    if is_newest(folder, start):
         _remove_headers(folder, newer)
 
 
@@ -142,7 +244,7 @@ def sweep(folder: Path, start: int | None = None) -> None:
             named |= files(read(header(folder, n)))
         except CheckpointError:  # damaged, so what it names is useless
             continue
-    if not starts.is_newest(folder, start):
+    if not is_newest(folder, start):
         return
     for path, name in ours:
         if name not in named:
@@ -151,10 +253,11 @@ def sweep(folder: Path, start: int | None = None) -> None:
 
 def take_back(folder: Path, number: int, start: int | None) -> None:
     """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty."""
-    if starts.is_newest(folder, start):
+    if is_newest(folder, start):
         _remove(header(folder, number))
         sweep(folder, start)
-        starts.take_back(folder, start)
+        if start is not None:
+            _start_file(folder, start).unlink(missing_ok=True)
         for empty in (folder / ROWS, folder):
             with suppress(OSError):
                 empty.rmdir()
@@ -162,8 +265,8 @@ def take_back(folder: Path, number: int, start: int | None) -> None:
 
 def files(body: dict[str, Any]) -> set[str]:
     """Return the files that a header names, and the folder of its dense part, relative to the folder of checkpoints."""
-    named = {str(Path(body["dense"]["file"]).parent)} | parts.files(body)
-    return named.union(*(files_of_rows(part["rows"]) for part in parts.of(body)))
+    named = {str(Path(body["dense"]["file"]).parent)}
+    return named.union(*(files_of_rows(part["rows"]) for part in body["parts"]))
 
 
 def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
@@ -177,9 +280,64 @@ def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
     return named
 
 
+def keep_best(header: Path) -> Path:
+    """Keep a checkpoint as the best, and return its folder. At every moment, the previous best or this one is complete.
+
+    Files are hard-linked, or copied if the file system has no links.
+    """
+    own = header.parent / BEST
+    try:
+        _share(files(read(header)), header.parent, own)
+        draft = own / f"{header.name}-{secrets.token_hex(8)}.tmp"
+        with draft.open("wb") as file:
+            file.write(header.read_bytes())
+            to_disk(file)
+        os.replace(draft, own / header.name)
+        sync_folder(own)
+    except BaseException:
+        with suppress(OSError):  # the next one sweeps again
+            sweep(own)
+        raise
+    retain(own, number_of(header), 1, None)
+    return own
+
+
+def _share(named: set[str], source: Path, own: Path) -> None:
+    """Link or copy all that a header names: the folder of the dense part, and files of rows."""
+    disk = OsFiles()
+    paths = [path for name in sorted(named) for path in _files_of(source / name)]
+    for path in paths:
+        target = own / path.relative_to(source)
+        disk.make_folder(target.parent)
+        if not (target.is_file() and target.samefile(path)):
+            disk.share(path, target)
+    for parent in {own / path.relative_to(source).parent for path in paths}:
+        sync_folder(parent)
+
+
+def _files_of(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def refuse_sweep(folder: Path) -> None:
+    """Raise if the folder holds a sweep: a run is no part of it."""
+    if (folder / OF_SWEEP).is_file():
+        raise ValueError(
+            f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"
+        )
+
+
+def _named_by_sweep(folder: Path) -> str | None:
+    """Return the name of the header in this folder from which a sweep goes on with this variant; None if there is none."""
+    own = Path(os.path.abspath(folder))
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return json.loads((own.parent / OF_SWEEP).read_bytes())["variants"].get(own.name)
+    return None
+
+
 def _remove_headers(folder: Path, which: Iterable[int]) -> None:
     """Remove headers, but for the one from which a sweep goes on."""
-    named = named_by_sweep(folder)
+    named = _named_by_sweep(folder)
     for path in (header(folder, n) for n in which):
         if path.name != named:
             _remove(path)

@@ -5,10 +5,9 @@ a file cannot run code: torch's own format is read with `weights_only=True`.
 import json
 import mmap
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +15,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
-from skirl.checkpoint.together import Votes
+from skirl.checkpoint.folder import numbers
+from skirl.checkpoint.save_run import save
+from skirl.checkpoint.votes import Votes
+from skirl.checkpoint.without_model import opened
 from skirl.core.keys import row_of, table_of
-from skirl.core.optim import FTRL, RowOptimizer
+from skirl.core.optim import FTRL, ROW_OPTIMIZERS, RowOptimizer, row_optimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
-from skirl.nn.collection import TablePlace, collections_of, tables_of
+from skirl.nn.collection import EmbeddingBagCollection, TablePlace, collections_of, tables_of
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -72,6 +74,59 @@ def import_rows(
     return found
 
 
+def read_rows(
+    source: Path,
+    out: Path,
+    *,
+    names: Sequence[str],
+    prefix: str,
+    pooling: Literal["sum", "mean"],
+    optimizer: str | None,
+    store: str,
+) -> dict[str, Any]:
+    """Make a checkpoint of the rows in a file. The arguments are the flags of `skirl import`."""
+    if out.is_dir() and numbers(out):
+        raise ValueError(f"{out} holds checkpoints: name another folder")
+    tensors = Tensors(source)
+    found = sorted(n for n in tensors.names if n.startswith(prefix) and n.endswith("weight"))
+    by_name = {
+        n.removeprefix(prefix).removesuffix("weight").removesuffix(".") or tensors.alone or "table": n for n in found
+    }
+    wanted = {t: by_name.get(t) for t in names} or {t: n for t, n in by_name.items() if len(tensors.shape(n)) == 2}
+    missing = [t for t, n in wanted.items() if n is None]
+    if missing or not wanted:
+        what = f"no table {missing[0]!r}" if wanted else f"no weight under {prefix!r}"
+        has = ", ".join(sorted(by_name or tensors.names)[:9]) or "no tensor"
+        then = "set tables to some of these, or " if by_name else ""
+        raise ValueError(
+            f"{source} has {what}, it has {has}: {then}set prefix to what stands before the tables' names in the file"
+        )
+    weights = {t: n for t, n in wanted.items() if n is not None}
+    bases = {
+        t: n.removesuffix("weight") for t, n in weights.items() if f"{n.removesuffix('weight')}ids" in tensors.names
+    }
+    counts = {t: tensors.shape(n)[0] for t, n in weights.items()}
+    for table, base in bases.items():  # these have only the touched rows
+        if "rows" not in (facts := tensors.table(base)):
+            raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
+        counts[table] = facts["rows"]
+    short = {make().name: short for short, make in ROW_OPTIMIZERS.items()}
+    by = {t: short.get(tensors.table(base).get("optimizer", "")) for t, base in bases.items()}
+    theirs = next(iter(by.values())) if len(set(by.values())) == 1 else None
+    chosen = optimizer or theirs or "rowwise-adagrad"
+    tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=pooling) for t, n in weights.items()]
+    rows = EmbeddingBagCollection(tables, optimizer=row_optimizer(chosen)(), cache=1, store=store)
+    taken = import_rows(rows, source, names=weights)
+    steps = dict(zip(weights, rows.engine.table_steps.tolist(), strict=True))
+    save(out, model=rows)
+    rows.close()
+    return {
+        "tables": taken,
+        "optimizer": chosen,
+        "steps": steps if chosen == theirs and bases else None,
+    }
+
+
 def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
     plan = []
     for place in tables.values():
@@ -95,8 +150,6 @@ def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: M
 
 
 def _from_checkpoint(tables: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
-    from skirl.checkpoint.without_model import opened
-
     peers = next(iter(tables.values())).engine.rows.peers
     with opened(path, peers) as (rows, *_):
         each = Votes(peers).told(copy_rows(tables, tables_of(rows), path), "rows of a checkpoint taken")
@@ -145,8 +198,8 @@ class Tensors:
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
         self._file: Any = None
         self.where = "the state dict"
-        self.about: dict[str, str] = {}
-        """Metadata of a file of `skirl.export`; empty for other sources."""
+        self.tables: dict[str, Any] = {}
+        """By table, the rows, steps and optimizer that a file of `skirl.export` states; empty for other sources."""
         if isinstance(source, Mapping):
             self._tensors = {n: t for n, t in source.items() if isinstance(t, Tensor)}
             self.names = set(self._tensors)
@@ -161,7 +214,8 @@ class Tensors:
                 raise ValueError(f"{source} is not a safetensors file ({error}): name another") from None
             self.names = set(self._file.keys())
             about = self._file.metadata() or {}
-            self.about = about if about.get("format") == FORMAT else {}
+            if about.get("format") == FORMAT:
+                self.tables = self._stated(about)
             return
         try:
             if zipfile.is_zipfile(source):
@@ -182,38 +236,24 @@ class Tensors:
         self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
         self.names = set(self._tensors)
 
+    def _stated(self, about: Mapping[str, str]) -> dict[str, Any]:
+        try:
+            tables = json.loads(about.get("tables", "{}"))
+            wrong = misfit(tables, {...: {"rows": COUNT, "steps": COUNT, "optimizer": TEXT}})
+        except (ValueError, RecursionError) as error:
+            tables, wrong = {}, str(error)
+        if wrong is not None:
+            raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it again")
+        return tables
+
     @property
     def alone(self) -> str | None:
         """Name of the only table in a file of `skirl.export`, whose tensors then have no table's name. Otherwise None."""
-        try:
-            known = json.loads(self.about.get("tables", "{}"))
-            return str(next(iter(known))) if len(known) == 1 else None
-        except (ValueError, TypeError, RecursionError):
-            return None
+        return next(iter(self.tables)) if len(self.tables) == 1 else None
 
-    def table(self, base: str) -> dict[str, int]:
-        """Return the rows and steps that a file of `skirl.export` states for the table whose tensors begin with `base`."""
-        try:
-            known = json.loads(self.about.get("tables", "{}"))
-        except (ValueError, RecursionError) as error:
-            known, wrong = {}, str(error)
-        else:
-            wrong = misfit(known, {...: {"rows": COUNT, "steps": COUNT}})
-        if wrong is not None:
-            raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it again")
-        return known.get(base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {})
-
-    def optimizer(self, base: str) -> str | None:
-        """Return the optimizer that trained the table whose tensors begin with `base`, if the file says so."""
-        try:
-            by_table = json.loads(self.about.get("optimizers", "{}"))
-        except (ValueError, RecursionError) as error:
-            by_table, wrong = {}, str(error)
-        else:
-            wrong = misfit(by_table, {...: TEXT})
-        if wrong is not None:
-            raise ValueError(f"{self.where} does not say what trained its tables ({wrong}): export it again")
-        return by_table.get(base.removesuffix("."), self.about.get("optimizer"))
+    def table(self, base: str) -> dict[str, Any]:
+        """Return what a file of `skirl.export` states of the table whose tensors begin with `base`."""
+        return self.tables.get(base.removesuffix(".") or self.alone or "", {})
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
@@ -278,8 +318,7 @@ def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
     return base if has_ids else None
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """The part of the optimizer's state that is imported."""
 
     names: tuple[str, ...] = ()
@@ -292,7 +331,7 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
     """Return which optimizer state a source has. Raise if it would mean something else in this model."""
     if base is None:
         return _State(steps=0)  # every row is replaced, and its state starts from its initial value
-    by = tensors.optimizer(base) or optimizer.name
+    by = tensors.table(base).get("optimizer", optimizer.name)
     places = {name: part for name, part in optimizer.unpack(table.dim).items() if name != "weight"}
     if by != optimizer.name or not all(base + name in tensors.names for name in places):
         return _State()
@@ -315,7 +354,8 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
 
 def _take(place: TablePlace, tensors: Tensors, name: str, base: str | None, state: _State) -> int:
     n = tensors.shape(name)[0]
-    for start, stop in _pieces(n):
+    for start in range(0, n, PIECE):
+        stop = min(n, start + PIECE)
         values = {"weight": tensors.rows(name, start, stop)}
         rows = np.arange(start, stop)
         if base is not None:
@@ -334,8 +374,3 @@ def _take(place: TablePlace, tensors: Tensors, name: str, base: str | None, stat
             )
         put_rows(place.engine, place.number, rows, values)
     return n
-
-
-def _pieces(n: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, n, PIECE):
-        yield start, min(n, start + PIECE)

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from skirl.checkpoint import Saving, best, load, numbers, save, starts
-from skirl.checkpoint.folder import drop_newer, holds_some, take_back
-from skirl.checkpoint.of_sweep import refuse_sweep
+from skirl.checkpoint import Saving, load, numbers, save
+from skirl.checkpoint import folder as folders
+from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep, take_back
 from skirl.checkpoint.saving import claimed
-from skirl.checkpoint.together import Votes, trainers_of
+from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
 from skirl.tools.os_errors import NotWritten, why
 
@@ -55,7 +55,7 @@ class Keeper:
         """True if SIGTERM ended the run early."""
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
         self._resume, self._first, self._whole = resume, first, whole
-        self._best = folder / best.NAME if keep_best and folder is not None else None
+        self._best = folder / folders.BEST if keep_best and folder is not None else None
         self._start: int | None = None
         """The number of this start of the run. Only the first trainer knows it."""
         self._data = whole["data"]
@@ -88,13 +88,13 @@ class Keeper:
         """Claim the folder before looking for checkpoints, so that no older start changes it afterwards. Then resume."""
         model = self._whole["model"]
         collections = collections_of(model)
-        votes = Votes(trainers_of(model, self._whole.get("peers"), self._whole.get("placement"))[0])
+        votes = Votes(trainers_of(model, self._whole.get("peers")))
         self._start = votes.agreed(lambda: None if votes.rank else _claim(folder), "a start of the run begins")
         if holds_some(folder):
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step
             if self._best is not None:
-                self._best_at = next((step for step, _ in best.headers_with_steps(self._best)), -1)
+                self._best_at = next((step for step, _ in folders.headers_with_steps(self._best)), -1)
         else:
             for collection in collections.values():
                 if len(store := collection.engine.store):
@@ -113,7 +113,7 @@ class Keeper:
     def check(self) -> None:
         """Raise if a newer start of the run has the folder. Only the first trainer checks."""
         if self._folder is not None:
-            starts.check(self._folder, self._start)
+            folders.check_start(self._folder, self._start)
 
     def begin(self) -> None:
         """Begin or continue the run. Wait for a first checkpoint, so that the run can be resumed from here on."""
@@ -131,7 +131,7 @@ class Keeper:
             if self._handles:
                 signal.signal(signal.SIGTERM, self._before)
                 self._handles = False
-        refused = isinstance(error, Exception) and not isinstance(error, starts.Superseded)
+        refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
         if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
             take_back(self._savings[0].folder, self._savings[0].number, self._start)
 
@@ -222,8 +222,8 @@ class Keeper:
     def _keep_best(self, saving: Saving, step: int) -> None:
         try:
             if self._first:
-                starts.check(saving.folder, saving.start)
-                best.keep(saving.path)
+                folders.check_start(saving.folder, saving.start)
+                folders.keep_best(saving.path)
         except (OSError, ValueError) as error:
             self._miss_best(step, f"it could not be kept in {self._best}: {why(error, self._best)}")
             log.warning("%s", self._not_best)
@@ -250,7 +250,7 @@ def _claim(folder: Path) -> int | None:
     """Claim the folder, and return this start's number, or None if that cannot be written: the first save tries again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return starts.claim(folder)
+        return folders.claim(folder)
     except OSError:
         return None
 

@@ -1,18 +1,16 @@
 """Load a saved run into a model, optimizers and a lookahead made like those of the run that saved it."""
 
+import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from skirl.checkpoint import dense, folder
-from skirl.checkpoint.codec import with_metadata
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint import codec, folder
+from skirl.checkpoint.codec import decode, with_metadata
 from skirl.checkpoint.definition import (
     check_data,
     check_definitions,
@@ -21,22 +19,20 @@ from skirl.checkpoint.definition import (
     definition,
     listed,
 )
-from skirl.checkpoint.own_rows import OwnRows, counters_of, own_rows, split_of
+from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.saving import Saving, remember, settled
-from skirl.checkpoint.together import Mismatch, Votes, trainers_of
-from skirl.core.placement import Placement
+from skirl.checkpoint.votes import Mismatch, Votes, digest_of, take_newest, trainers_of
 from skirl.engine.engine import Engine
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
 from skirl.tools import rng_state
-from skirl.tools.sealed_json import COUNT, NUMBER, CheckpointError, Kind, OtherVersion, misfit
+from skirl.tools.sealed_json import COUNT, NUMBER, CheckpointError, Kind, misfit
 
 log = logging.getLogger("skirl")
 
 _RATE = Kind("a number", lambda v: NUMBER.fits(v) or (isinstance(v, torch.Tensor) and v.numel() == 1))
 _ROWS = {
-    "counters": {...: COUNT},
     "handle": {"param_groups": [{"lr": _RATE}]},
     "table_steps": [COUNT],
 }
@@ -49,7 +45,6 @@ def load(
     optimizers: Sequence[Any] = (),
     data: Any = None,
     peers: Peers | None = None,
-    placement: Placement | None = None,
 ) -> None:
     """Resume from a checkpoint: make model, optimizers and lookahead as in the run that saved it, then load into them.
 
@@ -68,10 +63,7 @@ def load(
     - `data`: as given to `skirl.save`; may be left out to evaluate.
     - `peers`: the trainers of the job. All must load at once, and each loads its own rows. By default those that share
       the model's rows.
-    - `placement`: which trainer has which rows; by default as for the embeddings.
     """
-    peers, here = trainers_of(model, peers, placement)
-    me = _Trainer(peers.rank, here)
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
     for collection in collections.values():
@@ -83,13 +75,21 @@ def load(
             )
     parts = listed(optimizers)
     settled(engines)
-    votes = Votes(peers)
-    header, found = _newest(
-        _offered(Path(path), votes),
-        votes,
-        lambda header, digest: _read(header, digest, model, collections, parts, data, me),
-        engines,
-    )
+    votes, changed = Votes(trainers_of(model, peers)), list[Path]()
+
+    def take(header: Path, digest: str) -> _Found:
+        found = votes.agreed(
+            lambda: _read(header, digest, model, collections, parts, data, votes), "checkpoint offered"
+        )
+        votes.agreed(lambda: _take_rows(header, found, engines, changed), "checkpoint taken")
+        return found
+
+    try:
+        header, found = take_newest(Path(path), votes, take)
+    except CheckpointError:
+        for engine in engines.values() if changed else ():
+            engine.lose(f"{changed[-1]} could be read only in part: some collections have its rows, others do not")
+        raise
     for collection in collections.values():
         collection.forget()
     try:
@@ -106,13 +106,6 @@ def load(
         log.warning("saved with torch %s, this is %s: bits may differ from here on", found.torch, torch.__version__)
 
 
-class _Trainer(NamedTuple):
-    """The rank of this trainer, and the placement of rows."""
-
-    rank: int
-    here: Placement
-
-
 class _Found(NamedTuple):
     """A checkpoint whose files are undamaged and fit this model."""
 
@@ -121,63 +114,6 @@ class _Found(NamedTuple):
     """State of the model."""
     rows: dict[str, OwnRows]
     torch: str
-
-
-def _offered(path: Path, votes: Votes) -> list[tuple[Path, str]]:
-    """Return the headers to try, newest first, as the first trainer sees them, each with its SHA-256 there."""
-
-    def seen() -> list[tuple[str, str]]:
-        if votes.rank:
-            return []
-        return [(header.name, _digest(header)) for header in folder.headers(path)]
-
-    names = votes.told(votes.agreed(seen, "checkpoints looked for"), "checkpoints there")[0]
-    folder_of = path.parent if folder.is_header(path) else path
-    return [(folder_of / name, digest) for name, digest in names]
-
-
-def _newest(
-    offered: list[tuple[Path, str]],
-    votes: Votes,
-    read: Callable[[Path, str], _Found],
-    engines: Mapping[str, Engine],
-) -> tuple[Path, _Found]:
-    """Take the rows of the newest checkpoint that is undamaged for all trainers, and return its header and content."""
-    first: CheckpointError | None = None
-    changed: Path | None = None
-
-    def take(header: Path, found: _Found) -> None:
-        nonlocal changed
-        for name, engine in engines.items():
-            _restore_rows(header, found.rows[name], found.run["rows"][name], engine)
-            changed = header
-
-    for header, digest in offered:
-        try:
-            found = votes.agreed(partial(read, header, digest), "checkpoint offered")
-            votes.agreed(partial(take, header, found), "checkpoint taken")
-            return header, found
-        except OtherVersion:
-            raise
-        except CheckpointError as wrong:
-            error = folder.naming(header, wrong)
-            if isinstance(error, Mismatch):
-                raise error from None
-            first = first or error
-            if header != offered[-1][0] and not votes.rank:
-                log.warning("%s. Going on from the checkpoint before it", error)
-    for engine in engines.values() if changed else ():
-        engine.lose(f"{changed} could be read only in part: some collections have its rows, others do not")
-    assert first is not None
-    raise first
-
-
-def _digest(header: Path) -> str:
-    """Return the SHA-256 of a header, or an empty string if it cannot be read: reading it later raises the error."""
-    try:
-        return sha256(header.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _apply(
@@ -209,28 +145,28 @@ def _read(
     collections: Mapping[str, Collection],
     parts: list[Any],
     data: Any,
-    me: _Trainer,
+    votes: Votes,
 ) -> _Found:
     """Read a checkpoint, and check that all files this trainer needs are undamaged and fit the model."""
     body = folder.read(header)
-    if me.rank and _digest(header) != digest:
+    if votes.rank and digest_of(header) != digest:
         raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
     try:
-        rows_of, names = own_rows(body, me.here, me.rank), {name: name for name in collections}
-        if len(body["definition"]) == len(collections) == 1:  # its place in the model may differ
-            names = dict(zip(collections, body["definition"]))
-            body["definition"] = dict(zip(collections, body["definition"].values()))
-            rows_of = dict(zip(collections, rows_of.values()))
+        rows_of = rows_for(body, votes)
         for rows in rows_of.values():
             rows.check(header.parent / folder.ROWS)
-        tensors = dense.read(header.parent, body["dense"])
+        tensors = codec.read_dense(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
-        if len(run["rows"]) == len(collections) == 1:
-            run["rows"] = dict(zip(collections, run["rows"].values()))
+        if len(body["definition"]) == len(collections) == 1:  # its place in the model may differ
+            rows_of = dict(zip(collections, rows_of.values()))
+            for part, of in [
+                (body, "definition"),
+                (run, "rows"),
+                *itertools.product(body["parts"], ("counters", "split")),
+            ]:
+                part[of] = dict(zip(collections, part[of].values()))
         _ = body["torch"], [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
         for rows in run["rows"].values():
-            Counters(**rows["counters"])
-            _ = [rows[name] for name in ("handle", "split", "table_steps")]
             if (wrong := misfit(rows, _ROWS)) is not None:
                 raise CheckpointError(f"{header} is wrong about its run: {wrong}; use another checkpoint")
         try:
@@ -243,9 +179,10 @@ def _read(
         except ValueError as error:  # from the loader or the lookahead, which cannot name the file
             raise Mismatch(f"{header} does not fit: {error}") from None
         for name, collection in collections.items():
-            rows, saved_as = run["rows"][name], names[name]
-            rows["counters"] = counters_of(body, saved_as, rows["counters"], me.rank, me.here.sites)
-            rows["split"] = split_of(body, saved_as, rows["split"], me.here, me.rank)
+            rows = run["rows"][name]
+            rows["counters"] = _counters(body["parts"], name, votes)
+            same = len(body["parts"]) == votes.size
+            rows["split"] = body["parts"][votes.rank]["split"][name] if same else None  # else the cache is split anew
             if not collection.engine.capacity.allows(rows["split"]):
                 raise CheckpointError(f"{header} has an impossible split of the cache: use another checkpoint")
             _ = rows_of[name]
@@ -254,16 +191,26 @@ def _read(
     return _Found(run, saved, rows_of, body["torch"])
 
 
-def _restore_rows(header: Path, rows: OwnRows, run: dict[str, Any], engine: Engine) -> None:
-    """Restore the rows of one collection. `rows` names their files, and `run` says how they were trained."""
-    try:
-        engine.restore(
-            lambda: rows.thaw(engine.store, header.parent / folder.ROWS),
-            table_steps=run["table_steps"],
-            split=run["split"],
-            counters=Counters(**run["counters"]),
-        )
-    except CheckpointError:
-        raise
-    except (ValueError, TypeError) as error:  # keys of no table, with a correct checksum
-        raise CheckpointError(f"{header} does not fit the tables ({error}): use another checkpoint") from error
+def _counters(parts: list[dict[str, Any]], name: str, votes: Votes) -> dict[str, int]:
+    """Return the counters with which a trainer continues. Each part's go to exactly one trainer: the sum stays."""
+    first, *others = [part["counters"][name] for part in (parts[0], *parts[votes.rank :: votes.size])]
+    Counters(**first)
+    return {of: sum(other[of] for other in others) for of in first} | {"steps": first["steps"]}
+
+
+def _take_rows(header: Path, found: _Found, engines: Mapping[str, Engine], changed: list[Path]) -> None:
+    """Have all engines take their rows. `changed` gets the header once one of them has."""
+    for name, engine in engines.items():
+        rows, run = found.rows[name], found.run["rows"][name]
+        try:
+            engine.restore(
+                lambda of=rows, engine=engine: of.thaw(engine.store, header.parent / folder.ROWS),
+                table_steps=run["table_steps"],
+                split=run["split"],
+                counters=Counters(**run["counters"]),
+            )
+        except CheckpointError:
+            raise
+        except (ValueError, TypeError) as error:  # keys of no table, with a correct checksum
+            raise CheckpointError(f"{header} does not fit the tables ({error}): use another checkpoint") from error
+        changed.append(header)

@@ -14,9 +14,9 @@ from skirl.checkpoint import folder
 from skirl.checkpoint.codec import encode
 from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
-from skirl.checkpoint.saving import AllFrozen, Saving, refused, remember, settled, write
-from skirl.checkpoint.together import JointSave, trainers_of
-from skirl.core.placement import Placement
+from skirl.checkpoint.rows import AllFrozen
+from skirl.checkpoint.saving import Saving, refused, remember, settled, write
+from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
 from skirl.pipeline.lookahead import Lookahead
@@ -34,7 +34,6 @@ def save(
     keep: int = 1,
     wait: bool = True,
     peers: Peers | None = None,
-    placement: Placement | None = None,
 ) -> Saving:
     """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and position in the data.
 
@@ -56,7 +55,6 @@ def save(
       save. False returns as soon as training may go on. `Saving.wait` waits for the checkpoint, and so does the next save.
     - `peers`: the trainers of the job. All must save at once, after the same step and to the same folder. Each saves its
       own rows, and the first one also everything else. By default those that share the model's rows.
-    - `placement`: which trainer has which rows; by default as for the embeddings.
 
     >>> import tempfile, skirl
     >>> def made():
@@ -87,12 +85,11 @@ def save(
     if keep < 1:
         raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
     try:
-        return _save(Path(path), model, optimizers, data, keep, wait, *trainers_of(model, peers, placement))
+        return _save(Path(path), model, optimizers, data, keep, wait, trainers_of(model, peers))
     except Exception as error:
-        told = refused(Path(path), error)
-        if told is error:
+        if (named := refused(Path(path), error)) is error:
             raise
-        raise told from error
+        raise named from error
 
 
 def _save(
@@ -103,7 +100,6 @@ def _save(
     keep: int,
     wait: bool,
     peers: Peers,
-    here: Placement,
 ) -> Saving:
     began = time.perf_counter()
     collections = collections_of(model)
@@ -120,40 +116,35 @@ def _save(
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
     run, tensors = _run(model, collections, parts, data) if peers.rank == 0 else ({}, {})
-    saving = Saving(path, 0)
-    together: JointSave | None = None
-    if peers.size > 1:
-        since = before.files if before is not None and before.folder == path else {}
-        steps = {name: engine.counters.steps for name, engine in engines.items()}
-        together = JointSave(saving, peers, here, steps, since, keep)
-    own = {
+    saving, votes = Saving(path, 0), Votes(peers)
+    if before is not None and before.folder == path:
+        saving.start, saving.after, saving.files = before.start, before.number or None, before.files
+    part = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
         "split": {name: engine.capacity.saved for name, engine in engines.items()},
     }
-    taken: AllFrozen | None = None
+    writing = partial(write, saving, votes, keep, part)
+    frozen: AllFrozen | None = None
     try:
         (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
         if peers.rank == 0:
-            saving.begin(before)
+            saving.claim()
         saving.number = max([0, *numbers(path)]) + 1
         with uninterrupted():
             try:
-                taken = frozen = AllFrozen(engines, path, before)
-                body, more = _head(model, collections, run) if peers.rank == 0 else ({}, {})
-                if together is None:
-                    saving.run(lambda: write(saving, path, frozen, tensors | more, body, keep))
-                else:
-                    saving.run(partial(together.write, frozen, own, (body, tensors | more)))
+                frozen = AllFrozen(engines, path, saving.files)
+                body, more = _head(model, collections, run, peers.size) if peers.rank == 0 else ({}, {})
+                saving.run(partial(writing, frozen, body, tensors | more))
             except BaseException:
-                if taken is not None:
-                    taken.release()
+                if frozen is not None:
+                    frozen.release()
                 # Freezing cleared marks of rows that no file has, so the next checkpoint must not build on the last one.
                 remember(engines, saving.given_up())
                 raise
             remember(engines, saving)
     except Exception as error:
-        if together is not None:
-            together.write(error, own, ({}, {}))  # tells the others, and raises
+        if peers.size > 1:
+            writing(error, {}, {})  # tells the others, and raises
         raise
     if wait:
         settled(engines)
@@ -175,8 +166,6 @@ def _run(
                 name: {
                     "handle": collection.optimizer.state_dict(),
                     "table_steps": collection.engine.table_steps.tolist(),
-                    "split": collection.engine.capacity.saved,
-                    "counters": asdict(collection.engine.counters),
                 }
                 for name, collection in collections.items()
             },
@@ -188,10 +177,13 @@ def _run(
     )
 
 
-def _head(model: nn.Module, collections: Mapping[str, Collection], run: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _head(
+    model: nn.Module, collections: Mapping[str, Collection], run: Any, trainers: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what else a header says once rows are frozen, and the model's tensors."""
     state = model.state_dict()  # it has the generation of rows
     coded, tensors = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
+    shards = run["data"].get("shards") if isinstance(run["data"], dict) else None
     body = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -200,6 +192,7 @@ def _head(model: nn.Module, collections: Mapping[str, Collection], run: Any) -> 
         "definition": {name: definition(collection) for name, collection in collections.items()},
         "model": coded,
         "run": run,
+        "shards": shards if type(shards) is int else trainers,
         "of_sweep": any(collection.of_sweep for collection in collections.values()),
     }
     return body, tensors

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import dense, folder, starts
-from skirl.checkpoint.own_rows import FrozenCaches
+from skirl.checkpoint import codec, folder
+from skirl.checkpoint.rows import AllFrozen
+from skirl.checkpoint.votes import Votes
 from skirl.engine.engine import Engine
-from skirl.store.disk.frozen import check_files
-from skirl.store.disk.manifest import check_sizes
+from skirl.peers.base import PeerError, failed, said_of
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
-from skirl.tools.sealed_json import CheckpointError, write_sealed
+from skirl.tools.sealed_json import write_sealed
 
 log = logging.getLogger("skirl")
 
@@ -46,7 +46,7 @@ class Saving:
         self.bytes = 0
         """Bytes written for this checkpoint, without those of files that it shares with the one before."""
         self.files: dict[str, Any] = {}
-        """The entry of each collection's rows in the header. The next checkpoint builds on it."""
+        """Rows as the header names them, by collection. The next checkpoint builds on them."""
         self.failure: BaseException | None = None
         """Why it could not be written."""
         self._thread: threading.Thread | None = None
@@ -64,29 +64,15 @@ class Saving:
 
     def given_up(self) -> "Saving":
         """Return what the next checkpoint follows if this one failed: the one before, without files, to write all rows."""
-        return self._other(self.after or 0)
+        before = Saving(self.folder, self.after or 0)
+        before.start = self.start
+        return before
 
-    def bare(self) -> "Saving":
-        """Return this checkpoint without its files, so that the next one writes all rows."""
-        return self._other(self.number)
-
-    def _other(self, number: int) -> "Saving":
-        other = Saving(self.folder, number)
-        other.start = self.start
-        return other
-
-    def begin(self, before: "Saving | None") -> None:
-        """Set the start of the run and what this follows, from the checkpoint before if that is in the same folder.
-
-        **Arguments**
-
-        - `before`: the last checkpoint of these rows.
-        """
-        if before is not None and before.folder == self.folder:
-            self.start, self.after = before.start, before.number or None
+    def claim(self) -> None:
+        """Begin a start of the run, if it has none in this folder. Raise a Superseded if there is a newer one."""
         if self.start is None:
-            self.start = starts.claim(self.folder)
-        starts.check(self.folder, self.start)
+            self.start = folder.claim(self.folder)
+        folder.check_start(self.folder, self.start)
 
     def run(self, write: Callable[[], None]) -> None:
         """Write in the background.
@@ -115,108 +101,103 @@ class Saving:
             raise self.failure
         return self
 
-    def files_are_there(self) -> bool:
-        """Return whether the files on which the next checkpoint would build are still there."""
-        rows = self.folder / folder.ROWS
-        try:
-            for part in self.files.values():
-                check_files(rows, part["store"])
-                check_sizes(rows, {entry["file"]: entry["bytes"] for entry in part["cache"]["files"]})
-        except CheckpointError:
-            return False
-        return True
-
-
-class FrozenCollection:
-    """The rows of one collection at the moment this is made. `before` is what the last checkpoint wrote of them."""
-
-    def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
-        rows = path / folder.ROWS
-        self._changes = [cache.changes for cache in engine.caches]
-        same = before.get("changes") == self._changes
-        self._caches = FrozenCaches(engine.caches, rows, before["cache"] if same else None)
-        try:
-            self._store = engine.store.freeze(rows, before.get("store"))
-        except BaseException:
-            self._caches.release()
-            raise
-
-    def write(self) -> dict[str, Any]:
-        """Write all rows to disk. Those in the cache come first: they change most often, and are set aside when they do."""
-        cache = self._caches.write()
-        return {"store": self._store.write(), "cache": cache, "changes": self._changes}
-
-    def release(self) -> None:
-        """Release the rows, once they are written or given up."""
-        self._caches.release()
-        self._store.release()
-
-
-class AllFrozen:
-    """The frozen rows of all collections of a model, by their names in it."""
-
-    def __init__(self, engines: Mapping[str, Engine], path: Path, since: Saving | None) -> None:
-        before = since.files if since is not None and since.folder == path else {}
-        if before and since is not None and not since.files_are_there():
-            log.warning("%s has lost files that its last checkpoint wrote: all rows are written again", path)
-            before = {}
-        self._parts: dict[str, FrozenCollection] = {}
-        try:
-            for name, engine in engines.items():
-                self._parts[name] = FrozenCollection(engine, path, before.get(name, {}))
-        except BaseException:
-            self.release()
-            raise
-
-    def write(self) -> dict[str, Any]:
-        """Write all rows. Return what the header says about them, by collection."""
-        return {name: part.write() for name, part in self._parts.items()}
-
-    def release(self) -> None:
-        """Release the rows, once they are written or given up."""
-        for part in self._parts.values():
-            part.release()
-
 
 def write(
-    saving: Saving, path: Path, frozen: AllFrozen, tensors: dict[str, Any], body: dict[str, Any], keep: int
+    saving: Saving,
+    votes: Votes,
+    keep: int,
+    part: Mapping[str, Any],
+    frozen: AllFrozen | Exception,
+    body: Mapping[str, Any],
+    tensors: dict[str, Any],
 ) -> None:
-    """Write all files, then the header, then remove what is no longer needed. Runs in the thread."""
-    began = time.perf_counter()
-    mark = secrets.token_hex(8)
-    before = _sizes(path)
+    """Write this trainer's rows, vote, and have the first trainer commit. After an error, the checkpoint before stays.
+
+    - `part`: this trainer's counters and splits of caches, by collection.
+    - `frozen`: its rows, or the error that kept it from freezing them.
+    - `body`, `tensors`: what else the header says, and the dense part. Only the first trainer has them.
+    """
+    began, since, wrong, rows = time.perf_counter(), folder.files_of_rows(saving.files), None, {}
+    steps = {name: counters["steps"] for name, counters in part["counters"].items()}
+    step = max(steps.values(), default=None)
+    about = {"number": saving.number, "steps": steps}
     try:
+        begun = votes.told(about, "a checkpoint begins", step)
+        saving.number = begun[0]["number"]
+        _check_same(begun)
         try:
+            if isinstance(frozen, Exception):
+                raise frozen
             rows = frozen.write()
-        finally:
+        except Exception as error:
+            wrong = error
+    finally:
+        if isinstance(frozen, AllFrozen):
             frozen.release()
-        entry = dense.write(path, mark, tensors)
-        named = {name: {"store": part["store"], "cache": part["cache"]} for name, part in rows.items()}
-        head = body | {"number": saving.number, "start": saving.start, "dense": entry, "rows": named}
-        write_sealed(saving.path, head, mark, partial(starts.check, path, saving.start))
-    except BaseException:
-        with suppress(OSError):  # the next save sweeps again
-            if not saving.path.exists():  # it does if an interrupt came after the rename
-                folder.sweep(path, saving.start)
-        raise
-    saving.bytes = sum(size for name, size in _sizes(path).items() if name not in before)
-    saving.files = rows
+    named = {name: {"store": of["store"], "cache": of["cache"]} for name, of in rows.items()}
+    verdict = _verdict(saving, wrong) | {"part": {**part, "rows": named}}
+    written = votes.told(verdict, "parts of a checkpoint are written", step)
+    # No rank writes here, and none begins the next checkpoint before the last call below, so rank 0 may sweep.
+    all_written, dense_bytes = all(one["failed"] is None for one in written), 0
+    if votes.rank == 0:
+        try:
+            if all_written:
+                dense_bytes = _commit(saving, {**body, "parts": [one["part"] for one in written]}, tensors, keep)
+        except Exception as error:
+            wrong = error
+        if wrong is not None or not all_written:
+            with suppress(OSError):  # the next save sweeps again
+                folder.sweep(saving.folder, saving.start)
+    last = votes.told(_verdict(saving, wrong), "a checkpoint is committed", step)
+    _raise_failed(saving, votes, last if all_written else written, wrong)
+    saving.bytes, saving.files = dense_bytes, rows
+    with suppress(OSError):  # a hard link to a store's file counts as none
+        stats = [(saving.folder / name).stat() for name in folder.files_of_rows(rows) - since]
+        saving.bytes += sum(stat.st_size for stat in stats if stat.st_nlink == 1)
+        saving.bytes += saving.path.stat().st_size if votes.rank == 0 else 0
+    saving.seconds = time.perf_counter() - began
+
+
+def _check_same(begun: list[dict[str, Any]]) -> None:
+    for rank, other in enumerate(begun):
+        if other["steps"] != begun[0]["steps"]:
+            raise ValueError(
+                f"rank 0 saves after {begun[0]['steps']} steps and rank {rank} after {other['steps']}: call skirl.save "
+                "on all trainers after the same step"
+            )
+
+
+def _verdict(saving: Saving, error: Exception | None) -> dict[str, Any]:
+    """Describe an error for the others: its text, its errno, and whether it came from the system."""
+    system = None if error is None else of_system(error)
+    words = None if error is None else said_of(error) if system is None else why(error, saving.folder)
+    return {"failed": words, "errno": None if system is None else system.errno, "system": system is not None}
+
+
+def _raise_failed(saving: Saving, votes: Votes, verdicts: list[dict[str, Any]], error: Exception | None) -> None:
+    """Raise the same error on all trainers, which names the first one that failed."""
+    for rank, verdict in enumerate(verdicts):
+        if verdict["failed"] is None:
+            continue
+        if verdict["system"] and votes.size > 1:
+            reason = f"rank {rank} could not write, {verdict['failed']}"
+            raise not_written(saving.folder, reason, verdict["errno"]) from error
+        if rank == votes.rank and error is not None:
+            raise error
+        raise PeerError(failed(rank, verdict["failed"]))
+
+
+def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep: int) -> int:
+    """Write the dense part and the header, whose rename makes the checkpoint. Return the bytes of the dense part."""
+    mark, path = secrets.token_hex(8), saving.folder
+    entry = codec.write_dense(path, mark, tensors)
+    body |= {"number": saving.number, "start": saving.start, "dense": entry}
+    write_sealed(saving.path, body, mark, partial(folder.check_start, path, saving.start))
     try:
         folder.retain(path, saving.number, keep, saving.after, saving.start)
     except OSError as error:  # the checkpoint is complete without this
         log.warning("could not look for what is not needed any more in %s: %s", path, why(error))
-    saving.seconds = time.perf_counter() - began
-
-
-def _sizes(path: Path) -> dict[str, int]:
-    """Return the bytes that each file takes. A hard link to a store's file counts as none."""
-    found = {}
-    with suppress(OSError):  # files may be removed meanwhile
-        for file in path.rglob("*"):
-            if file.is_file():
-                stat = file.stat()
-                found[str(file)] = stat.st_size if stat.st_nlink == 1 else 0
-    return found
+    return entry["bytes"]
 
 
 def refused(path: Path, error: BaseException) -> BaseException:

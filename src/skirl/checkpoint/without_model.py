@@ -1,8 +1,7 @@
 """Open the rows of a checkpoint without the model that trained them, for `skirl export` and `skirl.import_rows`."""
 
-import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,24 +9,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from skirl.checkpoint import dense, folder
-from skirl.checkpoint.decoding import decode
-from skirl.checkpoint.own_rows import OwnRows, own_rows
-from skirl.checkpoint.together import Votes
+from skirl.checkpoint import codec, folder
+from skirl.checkpoint.codec import decode
+from skirl.checkpoint.rows import OwnRows, rows_for
+from skirl.checkpoint.votes import Votes, take_newest
 from skirl.core import initial
 from skirl.core.given import Given
 from skirl.core.groups import Groups
 from skirl.core.half import HALVES
 from skirl.core.optim import row_optimizer
-from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
 from skirl.peers.base import Alone, Peers
 from skirl.peers.job import using
-from skirl.tools.sealed_json import COUNT, CheckpointError, OtherVersion, misfit
-
-log = logging.getLogger("skirl")
+from skirl.tools.sealed_json import COUNT, CheckpointError, misfit
 
 _INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
 _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, *HALVES)}
@@ -53,30 +49,6 @@ class Opened(NamedTuple):
     """The header of the checkpoint."""
 
 
-def _newest(candidates: list[Path], votes: Votes) -> Opened:
-    """Open the first of these checkpoints that is undamaged for all trainers."""
-    first: CheckpointError | None = None
-    for header in candidates:
-        here: list[Opened] = []
-        try:
-            votes.agreed(
-                lambda of=header, into=here: into.append(_open(of, votes)),
-                "checkpoint of another run",
-            )
-            return here[0]
-        except OtherVersion:
-            raise
-        except CheckpointError as error:
-            for found in here:  # undamaged for this trainer, but not for another
-                for collection in collections_of(found.rows).values():
-                    collection.engine.store.close()
-            first = first or folder.naming(header, error)
-            if header != candidates[-1] and not votes.rank:
-                log.warning("%s. Taking the checkpoint before it", folder.naming(header, error))
-    assert first is not None
-    raise first
-
-
 @contextmanager
 def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     """Open embeddings with the rows of the newest undamaged checkpoint, and its other content, for the length of a block.
@@ -84,22 +56,34 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     Files of rows are hard-linked into a temporary folder next to the checkpoint.
     """
     votes = Votes(peers or Alone())
-    names = votes.agreed(
-        lambda: [] if votes.rank else [str(h) for h in folder.headers(Path(path))], "checkpoints there"
-    )
-    candidates = [Path(name) for name in votes.told(names, "checkpoints there")[0]]
-    with ExitStack() as stack:
-        found = _newest(candidates, votes)
-        for collection in collections_of(found.rows).values():
-            stack.callback(collection.engine.store.close)
+
+    def take(header: Path, digest: str) -> Opened:
+        here: list[Opened] = []
+        try:
+            votes.agreed(lambda: here.append(_open(header, votes)), "checkpoint of another run")
+        except CheckpointError:
+            for found in here:  # undamaged for this trainer, but not for another
+                _close(found)
+            raise
+        return here[0]
+
+    _, found = take_newest(Path(path), votes, take)
+    try:
         yield found
+    finally:
+        _close(found)
+
+
+def _close(found: Opened) -> None:
+    for collection in collections_of(found.rows).values():
+        collection.engine.store.close()
 
 
 def _open(header: Path, votes: Votes) -> Opened:
     body = folder.read(header)
     try:
-        tensors = dense.read(header.parent, body["dense"])
-        rows_of = own_rows(body, Placement.even(votes.size), votes.rank)
+        tensors = codec.read_dense(header.parent, body["dense"])
+        rows_of = rows_for(body, votes)
         collections = [
             _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])
             for name, about in body["definition"].items()

@@ -326,16 +326,21 @@ class Export:
         check_new(self.out, self.force)
 
     def run(self) -> dict[str, Any]:
-        from skirl.checkpoint.other_formats import write_rows
+        from skirl.checkpoint.export import write_rows
+        from skirl.checkpoint.without_model import opened
+        from skirl.data.vocabulary.vocabulary import Origins
         from skirl.sweep.checkpoint import checkpoint_of, refuse_whole
+        from skirl.tools.os_errors import writing
 
         if self.variant is None:
             refuse_whole(self.checkpoint)
         checkpoint = self.checkpoint if self.variant is None else checkpoint_of(self.checkpoint, self.variant)
-        write_rows(
-            checkpoint, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix, dense=self.dense,
-            limit=self.limit,
-        )  # fmt: skip
+        with opened(checkpoint) as (rows, parameters, data, _), writing(self.out):
+            origins = Origins.of(data) if self.out.suffix == ".parquet" else None
+            write_rows(
+                rows, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix,
+                dense=parameters if self.dense else None, origins=origins, limit=self.limit,
+            )  # fmt: skip
         return {
             "command": "export",
             "checkpoint": str(checkpoint),
@@ -373,7 +378,7 @@ class Import:
     """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        from skirl.checkpoint.other_formats import read_rows
+        from skirl.checkpoint.import_rows import read_rows
 
         found = read_rows(
             self.source,

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from skirl.data.flags import DataFlags
-from skirl.tools.lazily import lazily
+from skirl.tools import lazily
 
 if TYPE_CHECKING:
     from skirl.data.encodings import encodings_of

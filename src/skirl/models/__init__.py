@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from skirl.tools.lazily import lazily
+from skirl.tools import lazily
 
 if TYPE_CHECKING:
     from skirl.models.base import Embeddings, Model

@@ -72,7 +72,7 @@ class Seen:
 
     def claim(self, keys: np.ndarray) -> np.ndarray:
         """Record that these rows exist, which are of tables in the set. Return for each whether it existed before."""
-        return self.set.claim(keys, np.zeros(len(keys), np.int32))
+        return self.set.put(keys, np.zeros(len(keys), np.int32))
 
     def discard(self, keys: np.ndarray) -> None:
         """Record that these rows do not exist: their step was never executed."""

@@ -1,20 +1,18 @@
 """Trainers of one job: channels on which all ranks make the same calls in the same order, and the errors that end them."""
 
+import io
 import json
-import math
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from skirl.peers.message import ALIGNED, HEAD, KINDS, heads, padded, read_head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,30 +81,21 @@ ON_DEVICE = ("rows", "dense")
 OF_STEP = " of step "
 NAMED_BY_STEP = ("rows", "dense", "lookups")
 """Channels that serve the loop's present step, which their errors name."""
-LIMIT = 1 << 30
-"""Most bytes of one message of an exchange."""
+HEAD = np.dtype([("sequence", "<i8"), ("bytes", "<i8"), ("dtype", "S16"), ("tag", "S96")])
+"""The head of a message: the number of the exchange, the size and dtype of what follows, and what it is for."""
+ALIGNED = 16
+"""Messages are padded to a multiple of this many bytes, so that each array starts at an aligned address."""
 
 
 @dataclass
 class ChannelTraffic:
     """Traffic of a channel, by rank. What a rank sends to itself is not counted, because it enters no network."""
 
+    bytes_sent: list[int]
+    bytes_received: list[int]
     calls: int = 0
     seconds: float = 0.0
     """Seconds that the thread waited in calls."""
-    sent: list[int] = field(default_factory=list)
-    """Number of vectors sent to each rank by swaps."""
-    received: list[int] = field(default_factory=list)
-    """Number of vectors received from each rank by swaps."""
-    bytes_sent: list[int] = field(default_factory=list)
-    """Bytes sent to each rank by all calls."""
-    bytes_received: list[int] = field(default_factory=list)
-    """Bytes received from each rank by all calls."""
-
-    @classmethod
-    def of(cls, size: int) -> Self:
-        """Return the counters of an unused channel."""
-        return cls(0, 0.0, [0] * size, [0] * size, [0] * size, [0] * size)
 
 
 class BegunCall(Protocol):
@@ -140,70 +129,45 @@ class Channel(ABC):
     for: in errors, and in an exchange also on the wire.
     """
 
-    limit = LIMIT
-
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
-        self.counters = ChannelTraffic.of(size)
+        self.counters = ChannelTraffic([0] * size, [0] * size)
         self.step: int | None = None
         """The step that calls are for, as named in errors. None: no step."""
         self._sequence = 0
         self._issuing = threading.Lock()
 
     def exchange(self, arrays: Sequence[NDArray], tag: str = "") -> list[NDArray]:
-        """Send an array to each rank and return one from each. Their sizes and dtypes are sent along."""
+        """Send a one-dimensional array to each rank and return one from each. Their sizes and dtypes are sent along."""
         with self._issue("exchange", tag, len(arrays)) as doing, self.timed():
-            for rank, array in enumerate(arrays):
-                if array.ndim != 1 or array.dtype.kind not in KINDS:
-                    raise ValueError(
-                        f"the array for rank {rank} has {array.ndim} dimensions of {array.dtype}: pass a one-dimensional "
-                        "array of numbers"
-                    )
-                if array.nbytes > self.limit:
-                    self._fail(f"rank {self.rank} has {array.nbytes:,} bytes for rank {rank} in {doing}, and {self.limit:,} "
-                               "is the most: use smaller batches, or fewer of them ahead")  # fmt: skip
             return self._exchange(arrays, tag, doing)
 
     def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
         import torch
 
-        ones = [1] * self.size
-        ours = torch.from_numpy(heads(arrays, self._sequence, tag))
-        theirs = torch.empty_like(ours)
-        self._counted(ours, ones, ones)
-        self._moved(_split(theirs, ones), _split(ours, ones), doing).wait()
-        expected = tag.encode()[: HEAD["tag"].itemsize].decode(errors="replace")
-        come = []
-        for rank, raw in enumerate(theirs.numpy()):
-            try:
-                head = read_head(raw)
-            except ValueError as wrong:
-                self._fail(f"rank {rank} sent rank {self.rank} no message in {doing}: {wrong}")
-            if (head.sequence, head.tag) != (self._sequence, expected):
+        heads = np.zeros(self.size, HEAD)
+        heads["sequence"], heads["tag"] = self._sequence, tag.encode()[: HEAD["tag"].itemsize]
+        heads["bytes"] = [array.nbytes for array in arrays]
+        heads["dtype"] = [array.dtype.str.encode() for array in arrays]
+        ours = torch.from_numpy(heads.view(np.uint8).reshape(self.size, -1))
+        come = torch.empty_like(ours)
+        self._begin(list(come), list(ours), doing).wait()
+        received = come.numpy().reshape(-1).view(HEAD)
+        for rank, head in enumerate(received):
+            if (head["sequence"], head["tag"]) != (self._sequence, heads[0]["tag"]):
                 self._fail(
-                    f"rank {rank} is at exchange {head.sequence} ({head.tag}) where rank {self.rank} is in {doing}: "
-                    "all ranks have to make the same calls in the same order"
+                    f"rank {rank} is at exchange {head['sequence']} ({head['tag'].decode(errors='replace')}) where rank "
+                    f"{self.rank} is in {doing}: all ranks have to make the same calls in the same order"
                 )
-            if head.bytes > self.limit:
-                self._fail(
-                    f"rank {rank} sends rank {self.rank} {head.bytes:,} bytes in {doing}, and {self.limit:,} is the most"
-                )
-            come.append(head)
-        send = torch.zeros(sum(padded(array.nbytes) for array in arrays) // ALIGNED, ALIGNED, dtype=torch.uint8)
-        flat, at = send.numpy().reshape(-1), 0
-        for array in arrays:
-            flat[at : at + array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
-            at += padded(array.nbytes)
-        send_counts = [padded(array.nbytes) // ALIGNED for array in arrays]
-        receive_counts = [padded(head.bytes) // ALIGNED for head in come]
-        out = torch.empty(sum(receive_counts), ALIGNED, dtype=torch.uint8)
-        self._counted(send, send_counts, receive_counts)
-        self._moved(_split(out, receive_counts), _split(send, send_counts), doing).wait()
-        whole, at, parts = out.numpy().reshape(-1), 0, []
-        for head in come:
-            parts.append(whole[at : at + head.bytes].view(head.dtype))
-            at += padded(head.bytes)
-        return parts
+        send = [torch.zeros(padded(array.nbytes), dtype=torch.uint8) for array in arrays]
+        for message, array in zip(send, arrays, strict=True):
+            message.numpy()[: array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
+        out = [torch.empty(padded(int(head["bytes"])), dtype=torch.uint8) for head in received]
+        self._begin(out, send, doing).wait()
+        return [
+            message.numpy()[: head["bytes"]].view(np.dtype(head["dtype"].decode()))  # no objects: nothing is unpickled
+            for message, head in zip(out, received, strict=True)
+        ]
 
     def told(self, mine: Any, tag: str) -> list[Any]:
         """Send a JSON value to all ranks, and return the value of each."""
@@ -224,38 +188,30 @@ class Channel(ABC):
         - `receive_counts`: how many come from each: that rank's entry for this one in its `send_counts`.
         - `tag`: what the call is for.
         """
-        send_counts, receive_counts = [int(n) for n in send_counts], [int(n) for n in receive_counts]
         with self._issue("swap", tag, len(send_counts)) as doing, self.timed():
-            if len(receive_counts) != self.size or min(send_counts + receive_counts) < 0:
-                raise ValueError(f"{doing}: the counts are {send_counts} and {receive_counts}, for {self.size} ranks")
-            if len(send) != sum(send_counts) or not send.is_contiguous():
-                raise ValueError(
-                    f"{doing}: send is {tuple(send.shape)} with counts {send_counts}, and has to be contiguous"
-                )
-            out = send.new_empty((sum(receive_counts), *send.shape[1:]))
-            self._counted(send, send_counts, receive_counts, vectors=True)
-            return Swapping(self, self._moved(_split(out, receive_counts), _split(send, send_counts), doing), out, send)
+            out = send.new_empty((int(sum(receive_counts)), *send.shape[1:]))
+            outs, parts = (
+                list(whole.split([int(n) for n in counts]))
+                for whole, counts in ((out, receive_counts), (send, send_counts))
+            )
+            return Swapping(self, self._begin(outs, parts, doing), out, send)
 
     def begin_swap_parts(
         self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = ""
     ) -> "Swapping[Sequence[Tensor]]":
-        """Begin to do as `begin_swap`, with separate tensors; this rank's own part is not copied.
-
-        Call `wait()` on what this returns to get the result; `parts` must not change until then."""
+        """Begin to do as `begin_swap`, with separate contiguous tensors, which must not change until `wait()` returns."""
         with self._issue("swap", tag, len(parts)) as doing, self.timed():
-            if len(outs) != self.size or not all(tensor.is_contiguous() for tensor in (*parts, *outs)):
-                raise ValueError(f"{doing}: give {self.size} outs, and contiguous ones")
-            for rank, (part, out) in enumerate(zip(parts, outs)):
-                if rank != self.rank:
-                    self.counters.bytes_sent[rank] += part.nbytes
-                    self.counters.bytes_received[rank] += out.nbytes
-            return Swapping(self, self._move(list(outs), list(parts), doing), outs, parts)
+            return Swapping(self, self._begin(list(outs), list(parts), doing), outs, parts)
 
-    def _moved(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
-        """Begin to move parts, and copy this rank's own."""
-        work = self._move(outs, parts, doing)
-        outs[self.rank].copy_(parts[self.rank])
-        return work
+    def _begin(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
+        """Count and begin to move parts, and copy this rank's own if it is elsewhere."""
+        for rank, (part, out) in enumerate(zip(parts, outs, strict=True)):
+            if rank != self.rank:
+                self.counters.bytes_sent[rank] += part.nbytes
+                self.counters.bytes_received[rank] += out.nbytes
+            elif part.data_ptr() != out.data_ptr():
+                out.copy_(part)
+        return self._move(outs, parts, doing)
 
     @abstractmethod
     def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
@@ -293,23 +249,34 @@ class Channel(ABC):
         finally:
             self.counters.seconds += time.perf_counter() - began
 
-    def _counted(
-        self, send: "Tensor", send_counts: list[int], receive_counts: list[int], vectors: bool = False
-    ) -> None:
-        """Count what is sent to and received from others."""
-        now, each = self.counters, send.element_size() * math.prod(send.shape[1:])
-        for rank in range(self.size):
-            if rank != self.rank:
-                now.bytes_sent[rank] += each * send_counts[rank]
-                now.bytes_received[rank] += each * receive_counts[rank]
-                if vectors:
-                    now.sent[rank] += send_counts[rank]
-                    now.received[rank] += receive_counts[rank]
+
+def padded(size: int) -> int:
+    """Return the bytes of a message with padding.
+
+    >>> padded(0), padded(1), padded(16)
+    (0, 16, 16)
+    """
+    return -(-size // ALIGNED) * ALIGNED
 
 
-def _split(whole: "Tensor", counts: list[int]) -> "list[Tensor]":
-    """Split a tensor into one slice per rank."""
-    return list(whole.split(counts))
+def pack(*arrays: NDArray) -> NDArray[np.uint8]:
+    """Pack several arrays into one message, for `unpack`.
+
+    >>> [part.tolist() for part in unpack(pack(np.arange(3), np.array([0.5]), np.zeros(0, np.int8)))]
+    [[0, 1, 2], [0.5], []]
+    """
+    message = io.BytesIO()
+    for array in arrays:
+        np.save(message, array, allow_pickle=False)
+    return np.frombuffer(message.getvalue(), np.uint8)
+
+
+def unpack(message: NDArray[np.uint8]) -> list[NDArray]:
+    """Return the arrays of a message."""
+    stream, arrays = io.BytesIO(message.tobytes()), []
+    while stream.tell() < len(message):
+        arrays.append(np.load(stream, allow_pickle=False))
+    return arrays
 
 
 class Peers(ABC):
@@ -420,8 +387,6 @@ class _ToItself(Channel):
         return [arrays[0]]
 
     def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
-        if outs[0].shape != parts[0].shape:
-            raise ValueError(f"{doing}: {len(parts[0])} are sent to the only rank, and {len(outs[0])} expected of it")
         return _Done()
 
     def _fail(self, why: str) -> NoReturn:

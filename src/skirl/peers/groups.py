@@ -1,6 +1,5 @@
 """Trainers that are processes, with a process group of torch for each channel, and one message when one is lost."""
 
-import json
 import logging
 import threading
 import time
@@ -8,13 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from skirl.peers.base import CHANNELS, ON_DEVICE, BegunCall, Channel, PeerError, Peers, failed, missing, over, said_of
-from skirl.peers.processes import Connections, end, is_gone, launched_here, this_process
+from skirl.peers.processes import Connections, is_gone, this_process
 
 T = TypeVar("T")
 ENDED, LOST = "skirl/ended", "skirl/lost"
@@ -87,7 +85,7 @@ A_MOMENT = timedelta(milliseconds=1)
 
 
 class ProcessGroups(Peers):
-    """One of several trainers that are processes. Made by `skirl.peers.start.join`."""
+    """One of several trainers that are processes. Made by `skirl.peers.job.join`."""
 
     def __init__(
         self,
@@ -114,17 +112,11 @@ class ProcessGroups(Peers):
                 for name in CHANNELS
             }
         self._channels = {name: _Group(self, name, group, on_device) for name, group in groups.items()}
-        self._processes = self._introduced()
+        self._processes = self.channel("start").told(this_process(), "who is there")
 
     @property
     def channels(self) -> dict[str, Channel]:
         return {**self._channels}
-
-    def _introduced(self) -> list[Any]:
-        """Exchange and return the machine and process of each rank."""
-        mine = np.frombuffer(json.dumps(this_process()).encode(), np.uint8)
-        come = self.channel("start").exchange([mine] * self.size, "who is there")
-        return [json.loads(part.tobytes()) for part in come]
 
     @property
     def near(self) -> int:
@@ -143,7 +135,7 @@ class ProcessGroups(Peers):
     def close(self) -> None:
         try:
             if self._ended is None:
-                self.channel("start").exchange([np.zeros(0, np.uint8)] * self.size, "the end")
+                self.channel("start").told(None, "the end")
         finally:
             self._destroy()
 
@@ -177,8 +169,6 @@ class ProcessGroups(Peers):
             why = self._told()
         if why is None:
             why = self._ended = self._notes.end(missing(self.rank, absent, doing, waited, self.patience))
-            if waited >= self.patience:
-                self._end_stopped(absent)
         raise PeerError(why)
 
     def _roll_call(self, silent: list[int]) -> list[int]:
@@ -188,12 +178,6 @@ class ProcessGroups(Peers):
             time.sleep(0.02)
             absent = [rank for rank in absent if not self._notes.is_here(rank)]
         return absent if self._notes.answers or 0 not in silent else [0]
-
-    def _end_stopped(self, absent: list[int]) -> None:
-        """Kill processes of this machine that do not answer. Their launcher would wait half a minute for each to end."""
-        if launched_here():
-            for rank in absent:
-                end(self._processes[rank])
 
 
 class _Group(Channel):
@@ -213,12 +197,13 @@ class _Group(Channel):
             raise PeerError(why)
         try:
             if self._on_stream:
-                mine = outs[self.rank] = parts[self.rank].new_empty(0)
-                return _Begun(self, [(None, dist.all_to_all(outs, [*parts[: self.rank], mine, *parts[self.rank + 1 :]],
-                                                            group=self._group, async_op=True))], doing)  # fmt: skip
+                outs[self.rank] = parts[self.rank] = parts[self.rank].new_empty(0)
+                work = dist.all_to_all(outs, parts, group=self._group, async_op=True)
+                return _Begun(self._peers, [(None, work)], doing, on_stream=True)
             return self._messages(outs, parts, doing)
         except RuntimeError as error:
-            self.lost(doing, 0.0, [], error)
+            log.debug("%s: %r", doing, error)
+            self._peers.lost(doing, 0.0, [])
 
     def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> BegunCall:
         """Begin a message to and from each other rank. Nothing is sent for an empty part."""
@@ -231,24 +216,7 @@ class _Group(Channel):
                 works.append((of, self._group.recv([on_host], of, 0)))
             if parts[to].numel():
                 works.append((to, self._group.send([parts[to].cpu()], to, 0)))
-        return _Begun(self, works, doing, late)
-
-    def lost(self, doing: str, waited: float, silent: Collection[int], error: RuntimeError) -> NoReturn:
-        """Log the error of a call that did not finish, find out which rank is missing, and raise."""
-        log.debug("%s: %r", doing, error)
-        self._peers.lost(doing, waited, silent)
-
-    def waits(self, work: Any, since: float) -> None:
-        """Wait for a message, with the patience counted from `since`. On a stream of the device, only enqueue the wait."""
-        left = max(0.001, self._peers.patience - (time.monotonic() - since))
-        work.wait() if self._on_stream else work.wait(timedelta(seconds=min(left, 1e8)))
-
-    def is_there(self, work: Any) -> bool:
-        """Return whether a message has come, after another one did not. Always False on a stream of the device."""
-        try:
-            return not self._on_stream and bool(work.wait(A_MOMENT))
-        except RuntimeError:
-            return False
+        return _Begun(self._peers, works, doing, late)
 
     def _fail(self, why: str) -> NoReturn:
         self._peers.fail(why)
@@ -266,22 +234,34 @@ class _Begun:
 
     def __init__(
         self,
-        group: _Group,
+        peers: ProcessGroups,
         works: list[tuple[int | None, Any]],
         doing: str,
         late: Sequence[tuple[Tensor, Tensor]] = (),
+        *,
+        on_stream: bool = False,
     ) -> None:
-        self._group, self._works, self._doing, self._late = group, works, doing, late
+        self._peers, self._works, self._doing, self._late, self._on_stream = peers, works, doing, late, on_stream
 
     def wait(self) -> None:
+        """Wait for all messages, no longer than the patience. On a stream of the device, only enqueue the wait."""
         since = time.monotonic()
         for done, (_, work) in enumerate(self._works):
             try:
-                self._group.waits(work, since)
+                left = max(0.001, self._peers.patience - (time.monotonic() - since))
+                work.wait() if self._on_stream else work.wait(timedelta(seconds=min(left, 1e8)))
             except RuntimeError as error:
                 waited = time.monotonic() - since
-                rest = self._works[done:]
-                silent = {rank for rank, work in rest if rank is not None and not self._group.is_there(work)}
-                self._group.lost(self._doing, waited, silent, error)
+                log.debug("%s: %r", self._doing, error)
+                silent = {rank for rank, work in self._works[done:] if rank is not None and not _has_come(work)}
+                self._peers.lost(self._doing, waited, silent)
         for out, on_host in self._late:
             out.copy_(on_host)
+
+
+def _has_come(work: Any) -> bool:
+    """Return whether a message has come, after another one did not."""
+    try:
+        return bool(work.wait(A_MOMENT))
+    except RuntimeError:
+        return False

@@ -1,16 +1,34 @@
-"""The trainers of this process's job, which are joined when the first embeddings are made, and left at its end."""
+"""The trainers of this process's job: found by what torchrun or another launcher puts in the environment, joined when the
+first embeddings are made, and left at its end.
+"""
 
 import atexit
+import logging
 import os
+import socket
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from datetime import timedelta
 from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from skirl.peers.base import Alone, PeerError, Peers
-from skirl.peers.processes import watch_launcher
+from skirl.peers.base import Alone, PeerError, Peers, missing
+from skirl.peers.processes import die_with_launcher, watch_launcher
+from skirl.tools.units import patience_of
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("skirl")
+LOOPBACK = "127.0.0.1"
+BEGINNING = 60.0
+"""Least number of seconds that trainers have to start: interpreters take long on a busy machine."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables that name the network interface of gloo and of NCCL."""
 
 _given: ContextVar[Peers | None] = ContextVar("skirl trainers", default=None)
 _joining = threading.Lock()
@@ -24,8 +42,6 @@ def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
         return given
     with _joining:
         if not _joined:
-            from skirl.peers.start import join
-
             _joined.append(join(device, patience=patience))
             if _joined[0].size > 1:
                 atexit.register(_left)
@@ -97,3 +113,159 @@ def _tell_of_errors() -> None:
         fail(error)
 
     sys.excepthook = hook
+
+
+class Launched(NamedTuple):
+    """A launcher's description of this process: its rank, also among those of this machine, and where the store is."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    """Address at which rank 0 or the launcher serves the store in which trainers find each other."""
+    port: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self | None:
+        """Read the variables of torchrun. Return None for a process that no launcher started, or for the only trainer.
+
+        >>> names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+        >>> launched = Launched.of(names | {"MASTER_PORT": "2000"})
+        >>> launched.rank, launched.one_machine
+        (3, False)
+        >>> Launched.of(names)
+        Traceback (most recent call last):
+        ValueError: WORLD_SIZE is 4 and MASTER_PORT is not set: start trainers with `skirl launch` or torchrun, which set it
+        """
+        if environment.get("WORLD_SIZE", "1").strip() == "1":
+            return None
+
+        def number(name: str, default: str | None = None) -> int:
+            text = environment.get(name, default)
+            if text is None:
+                raise ValueError(
+                    f"WORLD_SIZE is {environment['WORLD_SIZE']} and {name} is not set: start trainers with `skirl launch` "
+                    "or torchrun, which set it"
+                )
+            if not text.strip().isdecimal():
+                raise ValueError(f"{name} is {text!r} in the environment: set it to a whole number")
+            return int(text)
+
+        size, rank, port = number("WORLD_SIZE"), number("RANK"), number("MASTER_PORT")
+        if rank >= size:
+            raise ValueError(f"RANK is {rank} and WORLD_SIZE {size} in the environment: ranks are 0 to {size - 1}")
+        address = environment.get("MASTER_ADDR") or LOOPBACK
+        return cls(rank, size, number("LOCAL_RANK", "0"), number("LOCAL_WORLD_SIZE", "1"), address, port)
+
+    @property
+    def one_machine(self) -> bool:
+        """True if all trainers are on this machine."""
+        return self.local_size == self.size
+
+
+def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, patience: float | None = None) -> Peers:
+    """Wait for all trainers of this job, and return them. Return `Alone` in a process that no launcher started."""
+    die_with_launcher()
+    launched = Launched.of(os.environ)
+    if launched is None:
+        return Alone()
+    patience = patience_of(os.environ) if patience is None else patience
+    import torch
+    import torch.distributed as dist
+
+    from skirl.peers.groups import ProcessGroups
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        if device.index is None:
+            device = torch.device("cuda", _own_gpu(launched, torch.cuda.device_count(), backend))
+        torch.cuda.set_device(device)
+    if dist.is_initialized():  # by the program or by Lightning, which will also destroy it
+        return ProcessGroups(
+            dist.distributed_c10d._get_default_store(), device=device, backend=backend, patience=patience
+        )
+    if launched.one_machine and not any(os.environ.get(name) for name in INTERFACES):
+        os.environ.update(dict.fromkeys(INTERFACES, _loopback()))
+    elif launched.rank == 0:
+        over = next(
+            (f"{name}={value}" for name in INTERFACES if (value := os.environ.get(name))), "the host's own name"
+        )
+        log.warning(
+            "%d trainers talk by %s, without passwords or encryption: use networks that you trust", launched.size, over
+        )
+    began, waits = time.monotonic(), timedelta(seconds=min(max(patience, BEGINNING), 1e8))
+    try:
+        store = _store(launched, waits)
+        _meet(store, launched, max(patience, BEGINNING))
+        dist.init_process_group("gloo", store=store, rank=launched.rank, world_size=launched.size, timeout=waits)
+        return ProcessGroups(
+            store, device=device, backend=backend, patience=patience, port=launched.port, leave=_destroy
+        )
+    except RuntimeError as error:
+        if isinstance(error, PeerError):
+            raise
+        log.debug("trainers do not meet: %r", error)
+        waited, where = time.monotonic() - began, f"{launched.address}:{launched.port}"
+        raise PeerError(
+            f"rank {launched.rank} waited {waited:.1f} s for the others at {where} and did not meet them: see the last "
+            "lines that the others printed, and start the job again"
+        ) from None
+
+
+def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
+    """Return the index of this trainer's GPU."""
+    import torch
+
+    if gpus == 0:
+        raise ValueError(
+            f"device is 'cuda', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or set "
+            "device to 'cpu'"
+        )
+    if launched.local_size > gpus and backend != "gloo":  # with NCCL, two cannot share one
+        raise ValueError(f"{launched.local_size} trainers on a machine with {gpus} GPUs: start one for each GPU")
+    return launched.local_rank % gpus
+
+
+def _meet(store: Any, launched: Launched, patience: float) -> None:
+    """Wait until all trainers are there. Raise a PeerError that names those that are not."""
+    began, left = time.monotonic(), [rank for rank in range(launched.size) if rank != launched.rank]
+    store.set(f"there/{launched.rank}", "")
+    while left := [rank for rank in left if not store.check([f"there/{rank}"])]:
+        waited = time.monotonic() - began
+        if waited > patience:
+            raise PeerError(missing(launched.rank, left, "the start of the job", waited, patience))
+        time.sleep(min(0.05, patience / 20))
+
+
+def _store(launched: Launched, waits: timedelta):
+    """Open the store in which trainers find each other. If all are on one machine, no other machine can reach it."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    own = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    serves = own and launched.rank == 0
+    address, listening = launched.address, None
+    if own and launched.one_machine:
+        address = LOOPBACK
+        if serves:
+            listening = socket.create_server((LOOPBACK, launched.port), backlog=1024).detach()
+    store = TCPStore(
+        address, launched.port, launched.size, serves, waits, wait_for_workers=False, master_listen_fd=listening
+    )
+    # Each launcher counts its own restarts, so counts of two nodes may differ: a name that all share must not contain one.
+    again = "" if own else f"/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return PrefixStore(f"skirl{again}", store)
+
+
+def _destroy() -> None:
+    """Destroy the process group that `join` has made."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _loopback() -> str:
+    """Return the name of the loopback interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), names[0])

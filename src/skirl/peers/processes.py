@@ -1,5 +1,6 @@
 """Facts about ranks from the operating system: whether a process has ended, and which connections groups have opened."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -10,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skirl.tools.processes import die_with_parent
-
+_SET_PARENT_DEATH_SIGNAL = 1
 LEAVING = 30.0
 """Least number of seconds that a launcher has to end: it takes long on a busy machine."""
 OF_TORCHRUN = 300.0
@@ -51,14 +51,6 @@ def is_gone(process: list[Any]) -> bool:
     return bool(mine) and process[:2] == mine[:2] and _began(process[2]) != process[3]
 
 
-def end(process: list[Any]) -> None:
-    """Kill a process on this machine, if it is still there. Leave one on another machine alone."""
-    mine = this_process()
-    if mine and process[:2] == mine[:2] and not is_gone(process):
-        with suppress(OSError):
-            os.kill(process[2], signal.SIGKILL)
-
-
 def launched_here() -> bool:
     """Return whether a launcher watches this process and will end all trainers of the job when one has failed."""
     return "TORCHELASTIC_RUN_ID" in os.environ
@@ -67,6 +59,14 @@ def launched_here() -> bool:
 def launchers_elsewhere() -> bool:
     """Return whether launchers on other machines watch trainers of the same job. These restart when one of ours fails."""
     return launched_here() and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the system kill this process when its parent ends, however that ends. Only Linux can."""
+    with suppress(AttributeError, OSError):  # not on Linux
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_launcher() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.checkpoint import folder, parts
+from skirl.checkpoint import folder
 from skirl.core.keys import table_of
 from skirl.store.disk.frozen import check_files, manifest_of
 from skirl.store.disk.manifest import NAME, Manifest, check_sizes
@@ -54,7 +54,7 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
     rows = header.parent / folder.ROWS
     tables = []
     for name, definition in body["definition"].items():
-        of_parts = [part["rows"][name] for part in parts.of(body)]
+        of_parts = [part["rows"][name] for part in body["parts"]]
         segments = [entry for of in of_parts for entry in manifest_of(rows, of["store"]).segments]
         kept = [read_keys(rows, entry) for entry in segments]
         held = _held([*kept, *(keys for of in of_parts for keys in _cached(rows, of["cache"]))])
@@ -63,7 +63,7 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
             for number, table in enumerate(definition["tables"])
         ]
     kinds = {table["optimizer"]["type"] for part in body["definition"].values() for table in part["tables"]}
-    first, run = next(iter(body["definition"].values())), next(iter(body["run"]["rows"].values()))
+    first, counters = next(iter(body["definition"].values())), next(iter(body["parts"][0]["counters"].values()))
     flags = (run_of(body) or {}).get("flags", {})
     named = folder.files(body)
     paths = [header, *(header.parent / name for name in named)]
@@ -75,10 +75,10 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
         "torch": body["torch"],
         "header": str(header),
         "made": datetime.fromtimestamp(header.stat().st_mtime, UTC).isoformat(timespec="seconds"),
-        "step": run["counters"]["steps"],
+        "step": counters["steps"],
         "optimizer": ", ".join(sorted(kinds)),
         "dtype": first["dtype"],
-        "trainers": len(parts.of(body)),
+        "trainers": len(body["parts"]),
         "tables": tables,
         "model": flags.get("model"),
         "data": flags.get("data"),
@@ -91,7 +91,7 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
     """Raise CheckpointError if a file is missing or not as it was written. Without `check`, compare sizes only."""
     dense = body["dense"]
     check_sizes(header.parent, {dense["file"]: dense["bytes"]})
-    for rows in [rows for part in parts.of(body) for rows in part["rows"].values()]:
+    for rows in [rows for part in body["parts"] for rows in part["rows"].values()]:
         check_files(header.parent / folder.ROWS, rows["store"])
         for entry in rows["cache"]["files"]:
             reader = TensorReader(header.parent / folder.ROWS, entry)
@@ -108,7 +108,7 @@ def _cached(rows: Path, cache: dict[str, Any]) -> Iterator[np.ndarray]:
         reader = TensorReader(rows, entry)
         for name in reader.columns:
             if name.startswith(("keys-", "kept-")):
-                yield reader.mapped(name)
+                yield reader.whole(name)
 
 
 def _held(parts: list[np.ndarray]) -> dict[int, int]:

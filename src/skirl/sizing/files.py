@@ -94,7 +94,7 @@ def describe_safetensors(path: Path) -> dict[str, Any]:
         return {
             "kind": "exported rows",
             "skirl": about.get("skirl"),
-            "optimizer": about.get("optimizer"),
+            "optimizer": ", ".join(sorted({facts.pop("optimizer") for facts in tables.values()})),
             "tables": [
                 {"name": name, **facts, "held": held.get(name, held.get("ids", facts["rows"]))}
                 for name, facts in tables.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import folder as checkpoints
-from skirl.checkpoint.of_sweep import OF_SWEEP
+from skirl.checkpoint.folder import OF_SWEEP
 from skirl.data.files.find import ENDINGS, BadFile, kind_of
 from skirl.sizing import checkpoint, files
 from skirl.store.disk.manifest import NAME as MANIFEST
@@ -126,7 +126,7 @@ def _plan(path: Path) -> dict[str, Any] | None:
 
 def _sweep_checkpoint(path: Path, check: bool) -> dict[str, Any]:
     """Describe a sweep's checkpoint, and look whether that of each variant is whole."""
-    from skirl.checkpoint.best import headers_with_steps
+    from skirl.checkpoint.folder import headers_with_steps
 
     found, wrong = {}, None
     try:

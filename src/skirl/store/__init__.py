@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from skirl.tools.lazily import lazily
+from skirl.tools import lazily
 
 if TYPE_CHECKING:
     from skirl.store.base import Layout, Record, Store

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.checkpoint import best, folder
-from skirl.checkpoint.best import headers_with_steps
+from skirl.checkpoint import folder
+from skirl.checkpoint.folder import OF_SWEEP as HEADER
+from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.keeper import refuse_checkpoints
 from skirl.checkpoint.load_run import load
-from skirl.checkpoint.of_sweep import OF_SWEEP as HEADER
 from skirl.checkpoint.save_run import save
 from skirl.checkpoint.saving import Saving
 from skirl.pipeline.lookahead import Lookahead
@@ -338,7 +338,7 @@ class Bests:
         for name in [] if save is None else names:
             if not resume:
                 refuse_checkpoints(self._folder(name))
-            elif (there := best.headers_with_steps(self._folder(name))) != []:
+            elif (there := folder.headers_with_steps(self._folder(name))) != []:
                 self._at[name] = there[0][0]
 
     @property
@@ -355,7 +355,7 @@ class Bests:
         """Keep checkpoints that are on disk."""
         for name in names if self._save is not None else ():
             try:
-                best.keep(self._folder(name).parent / saved[name])
+                folder.keep_best(self._folder(name).parent / saved[name])
             except (OSError, ValueError) as error:
                 self.miss([name], step, f"it could not be kept: {why(error, self._folder(name))}")
             else:
@@ -385,4 +385,4 @@ class Bests:
 
     def _folder(self, name: str) -> Path:
         assert self._save is not None
-        return self._save / name / best.NAME
+        return self._save / name / folder.BEST

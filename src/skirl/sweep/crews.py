@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from skirl.engine.capacity import AUTO, DoesNotFit
+from skirl.peers.processes import die_with_parent
 from skirl.sweep.crew import Crew, Duty, Stepped
 from skirl.sweep.race import Judged, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
-from skirl.tools.processes import die_with_parent
 from skirl.train.loop import touched_rows
 from skirl.train.recipe import Recipe
 

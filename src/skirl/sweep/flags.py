@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from skirl.checkpoint.of_sweep import OF_SWEEP
+from skirl.checkpoint.folder import OF_SWEEP
 from skirl.sweep.race import Rules
 from skirl.train.flags import CheckpointFlags
 

@@ -120,16 +120,12 @@ def insert_all(
 
 
 @kernel
-def remove_all(
-    keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, old_keys: NDArray[np.int64], out: NDArray[np.int32]
-) -> int:
+def remove_all(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, old_keys: NDArray[np.int64]) -> int:
     """Do `remove` for many keys, and return how many were in the index."""
     removed, last = 0, old_keys.size - 1
     for i in range(old_keys.size):
         ask(keys, values, mask, old_keys[min(i + AHEAD, last)])
-        out[i] = remove(keys, values, mask, old_keys[i])
-        if out[i] != -1:
-            removed += 1
+        removed += remove(keys, values, mask, old_keys[i]) != -1
     return removed
 
 
@@ -187,11 +183,12 @@ class HashIndex:
 
     >>> index = HashIndex()
     >>> index.put(np.array([7, 300]), np.array([0, 1], np.int32))
-    2
+    array([False, False])
     >>> index.get(np.array([300, 8]))
     array([ 1, -1], dtype=int32)
-    >>> index.drop(np.array([7])), len(index)
-    (array([0], dtype=int32), 1)
+    >>> index.drop(np.array([7]))
+    >>> len(index)
+    1
     """
 
     keys: NDArray[np.int64]
@@ -229,23 +226,13 @@ class HashIndex:
         find_all(self.keys, self.values, self.mask, keys, out)
         return out
 
-    def put(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> int:
-        """Set the value of each key, and return how many keys were new."""
-        return int((~self.claim(keys, values)).sum())
-
-    def claim(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def put(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Set the value of each key, and return which of the keys were there before."""
-        if len(keys) != len(values):
-            raise ValueError(f"{len(keys)} keys and {len(values)} values given: pass one value for each key")
-        if len(keys) and (keys.min() < 0 or values.min() < 0):
-            raise ValueError("keys and values must not be negative: -1 marks what is not there")
         self.reserve(len(keys))
         had = np.empty(len(keys), np.bool_)
         self.count += insert_all(self.keys, self.values, self.mask, keys, values, had)
         return had
 
-    def drop(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Remove each key, and return its value, -1 where it was not in the index."""
-        out = np.empty(len(keys), np.int32)
-        self.count -= remove_all(self.keys, self.values, self.mask, keys, out)
-        return out
+    def drop(self, keys: NDArray[np.int64]) -> None:
+        """Remove each key."""
+        self.count -= remove_all(self.keys, self.values, self.mask, keys)

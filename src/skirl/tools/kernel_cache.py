@@ -8,18 +8,17 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import llvmlite
 import numba
 import numpy as np
-from numba.core import config, event
+from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 from numba.misc.appdirs import AppDirs
 
@@ -28,61 +27,6 @@ log = logging.getLogger("skirl")
 PATIENCE = 60.0
 """Seconds to wait for another process: ten times what the largest kernel takes. Then it is compiled here as well."""
 PAUSE = 0.01
-
-
-class Turns(event.Listener):
-    """The turns of this process. Each lasts until the compiler releases its lock, even if it fails."""
-
-    def __init__(self) -> None:
-        self._own = threading.local()
-
-    def on_start(self, event: event.Event) -> None:
-        self._open().append([])
-
-    def on_end(self, event: event.Event) -> None:
-        if levels := self._open():
-            for path, file in levels.pop():
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)  # those who wait have it open, and look for the kernel first
-                os.close(file)
-
-    def take(self, path: Path) -> bool:
-        """Wait for a turn, and return whether the kernel may have been kept by now."""
-        levels = self._open()
-        if not levels:
-            return False
-        try:
-            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < until:
-                    time.sleep(PAUSE)
-                    continue
-                log.warning(
-                    "another process has held %s for %.0f s: the kernel is compiled here as well", path, PATIENCE
-                )
-            except OSError:  # a file system without locks
-                pass
-            else:
-                levels[-1].append((path, file))
-                return True
-            os.close(file)
-            return False
-
-    def _open(self) -> list[list[tuple[Path, int]]]:
-        """Return what was taken under each lock of the compiler that this thread holds or waits for."""
-        if not hasattr(self._own, "levels"):
-            self._own.levels = []
-        return self._own.levels
-
-
-turns = Turns()
-event.register("numba:compiler_lock", turns)
 
 
 PACKAGE = Path(__file__).parents[1]
@@ -111,30 +55,16 @@ def _stamp(path: Path) -> tuple[int, int]:
 _AT_START = _stamps()
 """The sources when this process began. One that changes later may have been imported before or after its change."""
 
-_BELOW: dict[Path, list[Path]] = {}
-"""The sources below each folder."""
-for _path in _AT_START:
-    for _folder in _path.parents:
-        _BELOW.setdefault(_folder, []).append(_path)
-
-
-class _Source(NamedTuple):
-    digest: bytes
-    imports: tuple[Path, ...]
-
 
 @cache
-def _source(path: Path) -> _Source:
-    text = path.read_bytes()
-    names = {match.decode() for match in _IMPORT.findall(text)}
-    return _Source(hashlib.sha256(text).digest(), tuple(found for name in names for found in _files(name)))
-
-
-def _files(dotted: str) -> list[Path]:
-    """Return the file of `skirl` + dotted; for a package, every file below it, since any of them may be meant."""
-    place = PACKAGE.joinpath(*dotted.split(".")[1:])
-    module = place.with_suffix(".py")
-    return [module] if module in _AT_START else _BELOW.get(place, [])
+def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
+    """Return the digest of a source, and the files that it imports: of a package, all, since any of them may be meant."""
+    text, imports = path.read_bytes(), list[Path]()
+    for name in {match.decode() for match in _IMPORT.findall(text)}:
+        place = PACKAGE.joinpath(*name.split(".")[1:])
+        module = place.with_suffix(".py")
+        imports += [module] if module in _AT_START else [of for of in _AT_START if place in of.parents]
+    return hashlib.sha256(text).digest(), tuple(imports)
 
 
 def sources_of(path: Path) -> set[Path]:
@@ -144,7 +74,7 @@ def sources_of(path: Path) -> set[Path]:
         path = todo.pop()
         if path not in found:
             found.add(path)
-            todo += _source(path).imports
+            todo += _source(path)[1]
     return found
 
 
@@ -177,7 +107,7 @@ def _folder_of(path: Path) -> Path | None:
         return None
     digest = hashlib.sha256(repr(_VERSIONS).encode())
     for source in sources:
-        digest.update(f"\n{source.relative_to(PACKAGE)} ".encode() + _source(source).digest)
+        digest.update(f"\n{source.relative_to(PACKAGE)} ".encode() + _source(source)[0])
     name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     folder = top / f"{name}-{digest.hexdigest()[:16]}"
     try:
@@ -199,17 +129,45 @@ def _clear(top: Path, name: str) -> None:
 
 
 class _Files(IndexDataCacheFile):
-    """One file per signature. In Numba's index, two processes can give two signatures the same number."""
+    """One file per signature. In Numba's index, two processes can give two signatures the same number.
+
+    A process that finds no file has its turn to compile it until `end_turn`, or until it ends; others wait for that.
+    """
 
     def __init__(self, folder: Path, base: str) -> None:
         super().__init__(str(folder), base, None)
         self._base = base
+        self._turns: list[tuple[Path, int]] = []
 
     def load(self, key: Any) -> Any:
         found = self._load(key)
-        if found is None and turns.take(Path(self._cache_path) / f"{self._name(key)}.turn"):
+        if found is None:
+            self._take_turn(Path(self._cache_path) / f"{self._name(key)}.turn")
             found = self._load(key)  # another process may have compiled it
+            if found is not None:
+                self.end_turn()
         return found
+
+    def _take_turn(self, path: Path) -> None:
+        try:
+            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return
+        self._turns.append((path, file))
+        until = time.monotonic() + PATIENCE
+        with suppress(OSError):  # a file system without locks
+            while time.monotonic() < until:
+                try:
+                    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    time.sleep(PAUSE)
+            log.warning("another process has held %s for %.0f s: the kernel is compiled here as well", path, PATIENCE)
+
+    def end_turn(self) -> None:
+        while self._turns:
+            path, file = self._turns.pop()
+            path.unlink(missing_ok=True)  # those who wait have it open, and look for the kernel first
+            os.close(file)
 
     def _load(self, key: Any) -> Any:
         try:
@@ -266,6 +224,8 @@ class KernelCache(FunctionCache):
             super().save_overload(sig, data)
         except OSError as error:
             log.warning("a compiled kernel is not kept on disk: %s", error)
+        finally:
+            self._cache_file.end_turn()
 
 
 def _content(value: Any) -> Any:

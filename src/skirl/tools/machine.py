@@ -2,9 +2,7 @@
 
 import os
 import platform
-import re
 import resource
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,7 +50,7 @@ def peak_bytes() -> int:
     except OSError:
         pass
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if _macos() else most << 10  # Linux counts in KiB
+    return most if platform.system() == "Darwin" else most << 10  # Linux counts in KiB
 
 
 def free_bytes() -> int:
@@ -76,21 +74,7 @@ def _free_of_system() -> int:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
-    if _macos():  # sysconf does not know there what is free
-        with suppress(OSError, subprocess.SubprocessError):
-            told = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, check=True).stdout
-            pages = re.findall(r"^Pages (?:free|inactive|speculative): +(\d+)", told, re.MULTILINE)
-            if size := re.search(r"page size of (\d+) bytes", told):
-                return sum(map(int, pages)) * int(size[1])
-    page = os.sysconf("SC_PAGE_SIZE")
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * page
-    except ValueError:  # the system has no such name
-        return os.sysconf("SC_PHYS_PAGES") * page
-
-
-def _macos() -> bool:
-    return platform.system() == "Darwin"
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: all counts as free
 
 
 def _processor() -> str:

@@ -129,32 +129,24 @@ def put_whole(path: Path, content: bytes, mark: str, check: Callable[[], None] =
         raise
 
 
-def read_sealed(
-    path: Path,
-    *,
-    format: str,
-    version: int | tuple[int, ...],
-    what: str,
-    error: type[CheckpointError] = CheckpointError,
-) -> dict[str, Any]:
+def read_sealed(path: Path, *, format: str, version: int, what: str) -> dict[str, Any]:
     """Read a header. Refuse anything but an undamaged one of this format and version. `what`: what errors call it."""
-    versions = version if isinstance(version, tuple) else (version,)
     if not path.is_file():
-        raise error(f"{path} is missing: give a folder that holds a finished {what}")
+        raise CheckpointError(f"{path} is missing: give a folder that holds a finished {what}")
     if path.stat().st_size > _MOST:
-        raise error(f"{path} is damaged: use another {what}")
+        raise CheckpointError(f"{path} is damaged: use another {what}")
     raw = path.read_bytes()
     try:
         body = json.loads(raw)
         del body[_SEAL]
         if not _is_sealed(raw) or body["format"] != format or misfit(body, {"format_version": ANY, "skirl": TEXT}):
-            raise error(f"{path} is damaged, or not a {what} of skirl: use another {what}")
+            raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise error(f"{path} is damaged, or not a {what} of skirl: use another {what}") from None
-    if body["format_version"] not in versions:
-        raise (OtherVersion if error is CheckpointError else error)(
+        raise CheckpointError(f"{path} is damaged, or not a {what} of skirl: use another {what}") from None
+    if body["format_version"] != version:
+        raise OtherVersion(
             f"{path} was written by skirl {body['skirl']} in format {body['format_version']}, "
-            f"skirl {skirl_version()} reads format {' and '.join(map(str, versions))}: use the version that wrote it"
+            f"skirl {skirl_version()} reads format {version}: use the version that wrote it"
         )
     return body
 
@@ -193,8 +185,6 @@ class Readable:
     writer: str
     form: Any
     most: int = _MOST
-    what: str = "a plan"
-    again: str = "make the plan again"
 
     def text(self, body: Mapping[str, Any]) -> str:
         """Return the file's text."""
@@ -209,11 +199,11 @@ class Readable:
 
     def load(self, path: Path, parsed: Callable[[str], T]) -> T:
         """Read a file, whose text `parsed` turns into what it describes. Raise a ValueError that names it if it is wrong."""
-        named = f"name {self.what} that `{self.writer}` wrote"
+        named = f"name a plan that `{self.writer}` wrote"
         if not path.is_file():
             raise ValueError(f"{path} is not a file: {named}")
         if path.stat().st_size > self.most:
-            raise ValueError(f"{path} is too large for {self.what}: {named}")
+            raise ValueError(f"{path} is too large for a plan: {named}")
         try:
             return parsed(path.read_bytes().decode())
         except UnicodeDecodeError:
@@ -226,18 +216,18 @@ class Readable:
         try:
             body = json.loads(text, parse_constant=_refused)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"it is cut short, or is not JSON ({error}): {self.again}") from None
+            raise ValueError(f"it is cut short, or is not JSON ({error}): make the plan again") from None
         if not isinstance(body, dict) or body.get("format") != self.format:
             raise ValueError(f"it is not a {self.noun}: name a file that `{self.writer}` wrote")
         if body.get("format_version") != self.version:
             found = body.get("format_version")
-            raise ValueError(f"its format is {found!r:.40}, skirl reads {self.version}: {self.again}")
+            raise ValueError(f"its format is {found!r:.40}, skirl reads {self.version}: make the plan again")
         if "digest" in body and body.pop("digest") != _digest(body):
             raise ValueError(
-                f"it was changed since it was written: {self.again}, or leave its digest out if you meant to"
+                "it was changed since it was written: make the plan again, or leave its digest out if you meant to"
             )
         if (wrong := misfit(body, self.form)) is not None:
-            raise ValueError(f"{wrong}: {self.again}")
+            raise ValueError(f"{wrong}: make the plan again")
         return body
 
 

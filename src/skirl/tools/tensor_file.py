@@ -177,13 +177,6 @@ class TensorReader:
         dtype, shape = self._columns[name]
         return np.concatenate([np.empty((0, *shape[1:]), dtype), *parts])
 
-    def mapped(self, name: str) -> np.ndarray:
-        """Return a whole tensor, read-only and mapped from the file: parts that are not accessed are not read."""
-        dtype, shape = self._columns[name]
-        if not math.prod(shape):
-            return np.empty(shape, dtype)
-        return np.memmap(self.path, dtype, "r", self._begin[name], shape)
-
     def _read(self, file: Any, name: str, start: int, n: int) -> np.ndarray:
         dtype, shape = self._columns[name]
         out = np.empty((n, *shape[1:]), dtype)

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -33,6 +35,22 @@ def parse_seconds(text: str) -> float:
     if not match or float(match[1]) == 0:
         raise ValueError(f"{text!r} is not a length of time: write it like 90s, 30m, 2h or 1d")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def patience_of(environment: Mapping[str, str], otherwise: float = 600.0) -> float:
+    """Return the seconds that SKIRL_PATIENCE sets in the environment.
+
+    >>> patience_of({}), patience_of({"SKIRL_PATIENCE": "90"})
+    (600.0, 90.0)
+    >>> patience_of({"SKIRL_PATIENCE": "long"})
+    Traceback (most recent call last):
+    ValueError: SKIRL_PATIENCE is 'long' in the environment: set it to seconds above 0
+    """
+    text = environment.get("SKIRL_PATIENCE", str(otherwise))
+    with suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise ValueError(f"SKIRL_PATIENCE is {text!r} in the environment: set it to seconds above 0")
 
 
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from skirl.checkpoint import best
-from skirl.checkpoint.best import headers_with_steps
+from skirl.checkpoint import folder
+from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.keeper import Asked, Keeper
-from skirl.checkpoint.together import Votes
+from skirl.checkpoint.votes import Votes
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
 from skirl.core.tables import Schema
@@ -23,9 +23,8 @@ from skirl.data.share import block
 from skirl.data.source import Source
 from skirl.engine.device import torch_device
 from skirl.oracle.seen import Seen
-from skirl.peers.base import Peers
+from skirl.peers.base import Peers, pack, unpack
 from skirl.peers.job import trainers
-from skirl.peers.message import pack, unpack
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
@@ -268,7 +267,7 @@ def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | No
         then = "no step of this run is saved" if newest is None else f"the newest that is saved is step {newest:,}"
         return f"{kept['last_failure'] or f'step {step:,} is not saved'}; {then}"
     if saving.keep_best and kept["best_failure"] is not None:
-        return f"{kept['best_failure']} in {saving.save / best.NAME}"
+        return f"{kept['best_failure']} in {saving.save / folder.BEST}"
     return None
 
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from skirl.checkpoint import dense, folder, load
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint import codec, folder, load
+from skirl.checkpoint.codec import decode
 from skirl.core.batch import Batch
 from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema
 from skirl.data.files.find import find, kind_of
@@ -181,7 +181,7 @@ def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
 
 def _place(header: Path, body: Mapping[str, Any]) -> Any:
     """Return the state of the run's data when it was saved; None if no batch had been read."""
-    state = decode(body["run"]["data"], dense.read(header.parent, body["dense"]))
+    state = decode(body["run"]["data"], codec.read_dense(header.parent, body["dense"]))
     return state["loader"] if isinstance(state, dict) and "loader" in state else state
 
 

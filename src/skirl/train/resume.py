@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from skirl.checkpoint.of_sweep import refuse_sweep
+from skirl.checkpoint.folder import refuse_sweep
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import option
 from skirl.tools.sealed_json import CheckpointError
@@ -92,7 +92,7 @@ FREE = RULES["free"] | RULES["warned"]
 
 def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the state of a checkpoint's run folder: `folder`, `flags`, `changes`. None if `skirl train` did not save it."""
-    from skirl.checkpoint.decoding import decode
+    from skirl.checkpoint.codec import decode
 
     for part in body["run"]["optimizers"]:
         if part["type"] == "RunFolder":

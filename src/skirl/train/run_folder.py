@@ -19,7 +19,7 @@ from platform import python_version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from skirl.checkpoint.starts import Superseded
+from skirl.checkpoint.folder import Superseded
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import why
 from skirl.tools.progress import Facts

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import cli
-from skirl.checkpoint.codec import encode
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint.codec import decode, encode
 from skirl.data import DataFlags
 from skirl.data.files.schema import BUILT_IN
 from skirl.data.vocabulary.growing import Growing, Growth

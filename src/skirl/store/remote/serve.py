@@ -76,7 +76,7 @@ class Serve:
         from skirl.store.remote.meeting import Meeting
         from skirl.store.remote.node import TICK, Node
         from skirl.store.remote.store import PATIENCE
-        from skirl.tools.processes import patience_of
+        from skirl.tools.units import patience_of
 
         signals: list[int] = []
         before = {

@@ -20,7 +20,7 @@ from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote import part, rpc
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.wire import Address, NodeError, raised
-from skirl.tools.processes import patience_of
+from skirl.tools.units import patience_of
 
 log = logging.getLogger("skirl")
 

@@ -1,19 +1,25 @@
-"""The rows of a checkpoint that one trainer takes, those of the cache included."""
+"""The rows of a checkpoint, those of the cache included: frozen and written by one trainer, and taken by another."""
 
+import logging
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.checkpoint import parts
+from skirl.checkpoint.folder import ROWS
+from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement, Shard
 from skirl.engine.cache import Cache
+from skirl.engine.engine import Engine
 from skirl.store.base import Facts, FrozenPart, Layout, Rows, SavedRows, Store
 from skirl.store.disk.frozen import check_files
+from skirl.store.disk.manifest import check_sizes
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 from skirl.tools.tensor_file import Columns, TensorReader, TensorWriter
+
+log = logging.getLogger("skirl")
 
 _WORTH = 2
 _PIECE = 1 << 16
@@ -54,6 +60,67 @@ class FrozenCaches:
         """Stop keeping old versions of rows, once they are written or given up."""
         for cache in self._caches:
             cache.changes.forget(cache.flags)
+
+
+class FrozenCollection:
+    """The rows of one collection at the moment this is made. `before` is what the last checkpoint wrote of them."""
+
+    def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
+        rows = path / ROWS
+        self._changes = [cache.changes for cache in engine.caches]
+        same = before.get("changes") == self._changes
+        self._caches = FrozenCaches(engine.caches, rows, before["cache"] if same else None)
+        try:
+            self._store = engine.store.freeze(rows, before.get("store"))
+        except BaseException:
+            self._caches.release()
+            raise
+
+    def write(self) -> dict[str, Any]:
+        """Write all rows to disk. Those in the cache come first: they change most often, and are set aside when they do."""
+        cache = self._caches.write()
+        return {"store": self._store.write(), "cache": cache, "changes": self._changes}
+
+    def release(self) -> None:
+        """Release the rows, once they are written or given up."""
+        self._caches.release()
+        self._store.release()
+
+
+class AllFrozen:
+    """The frozen rows of all collections of a model, by their names in it."""
+
+    def __init__(self, engines: Mapping[str, Engine], path: Path, since: dict[str, Any]) -> None:
+        if not _are_there(path / ROWS, since):
+            log.warning("%s has lost files that its last checkpoint wrote: all rows are written again", path)
+            since = {}
+        self._parts: dict[str, FrozenCollection] = {}
+        try:
+            for name, engine in engines.items():
+                self._parts[name] = FrozenCollection(engine, path, since.get(name, {}))
+        except BaseException:
+            self.release()
+            raise
+
+    def write(self) -> dict[str, Any]:
+        """Write all rows. Return what the header says about them, by collection."""
+        return {name: part.write() for name, part in self._parts.items()}
+
+    def release(self) -> None:
+        """Release the rows, once they are written or given up."""
+        for part in self._parts.values():
+            part.release()
+
+
+def _are_there(rows: Path, since: dict[str, Any]) -> bool:
+    """Return whether the files on which the next checkpoint would build are still there."""
+    try:
+        for part in since.values():
+            check_files(rows, part["store"])
+            check_sizes(rows, {entry["file"]: entry["bytes"] for entry in part["cache"]["files"]})
+    except CheckpointError:
+        return False
+    return True
 
 
 def overlay(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[np.ndarray, Rows]]:
@@ -107,33 +174,14 @@ class OwnRows(NamedTuple):
         return rows if rows and not others and shard is None else {}
 
 
-def own_rows(body: parts.Body, here: Placement, rank: int) -> dict[str, OwnRows]:
-    """Return the rows that a trainer takes, by collection."""
-    saved, there = parts.placement(body), parts.of(body)
+def rows_for(body: Mapping[str, Any], votes: Votes) -> dict[str, OwnRows]:
+    """Return the rows of a checkpoint that a trainer takes, by collection."""
+    parts = body["parts"]
+    saved, here, rank = Placement.even(len(parts)), Placement.even(votes.size), votes.rank
     chosen = [
-        (there[of], None if saved.meets(of, here) == [rank] else Shard.at(here, rank)) for of in here.meets(rank, saved)
+        (parts[of], None if saved.meets(of, here) == [rank] else Shard.at(here, rank)) for of in here.meets(rank, saved)
     ]
     return {
         name: OwnRows([(part["rows"][name], shard) for part, shard in chosen], first["store"])
-        for name, first in there[0]["rows"].items()
+        for name, first in parts[0]["rows"].items()
     }
-
-
-def counters_of(body: parts.Body, name: str, first: dict[str, int], rank: int, size: int) -> dict[str, int]:
-    """Return the counters with which a trainer continues. Each part's go to exactly one trainer: the sum stays."""
-    each = [part["counters"][name] for part in body["parts"]] if "trainers" in body else [first]
-    return dict.fromkeys(first, 0) | _sums(each[rank::size]) | {"steps": first["steps"]}
-
-
-def split_of(body: parts.Body, name: str, first: Any, here: Placement, rank: int) -> Any:
-    """Return how the cache was split if rows are placed as in the run that saved. Else None: it is split anew."""
-    if parts.placement(body).digest != here.digest:
-        return None
-    return body["parts"][rank]["split"][name] if "trainers" in body else first
-
-
-def _sums(counters: Iterable[dict[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in counters:
-        found = {name: found.get(name, 0) + n for name, n in one.items()}
-    return found

@@ -1,0 +1,109 @@
+"""Votes of the trainers that save or load a model together: on errors, and on the checkpoint that they take."""
+
+import logging
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from skirl.checkpoint import folder
+from skirl.nn.collection import collections_of
+from skirl.peers.base import PeerError, Peers, failed, said_of
+from skirl.tools.sealed_json import CheckpointError, OtherVersion
+
+log = logging.getLogger("skirl")
+T = TypeVar("T")
+
+
+class Mismatch(CheckpointError):
+    """The checkpoint is undamaged, but of another run, and older ones in the folder would be too."""
+
+
+_WORSE: tuple[type[Exception], ...] = (CheckpointError, OtherVersion, Mismatch)
+"""Errors of a checkpoint, from least to worst. Any other error is worse than all of them."""
+
+
+class Votes:
+    """Votes of all trainers, which must make the same calls in the same order. A single trainer only hears itself.
+
+    >>> from skirl.peers.base import Alone
+    >>> Votes(Alone()).told({"number": 3}, "begin")
+    [{'number': 3}]
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.rank, self.size = peers.rank, peers.size
+        self._channel = peers.channel("votes")
+
+    def told(self, value: Any, tag: str, step: int | None = None) -> list[Any]:
+        """Exchange a JSON value with all ranks. `step`: the step that errors name."""
+        if self.size == 1:
+            return [value]
+        self._channel.step = step
+        return self._channel.told(value, tag)
+
+    def agreed(self, work: Callable[[], T], tag: str) -> T:
+        """Do something on all ranks. If it fails on any, raise the worst error on all; among equals, the lowest rank's."""
+        error: Exception | None = None
+        done: list[T] = []
+        try:
+            done.append(work())
+        except Exception as found:
+            error = found
+        verdicts = self.told(None if error is None else [_badness(error), said_of(error)], tag)
+        wrong = [(-verdict[0], rank, verdict[1]) for rank, verdict in enumerate(verdicts) if verdict is not None]
+        if not wrong:
+            return done[0]
+        badness, rank, text = min(wrong)
+        if rank == self.rank and error is not None:
+            raise error
+        if -badness < len(_WORSE):
+            raise _WORSE[-badness](f"rank {rank}: {text}")
+        raise PeerError(failed(rank, text))
+
+
+def _badness(error: Exception) -> int:
+    return next((n for n in reversed(range(len(_WORSE))) if isinstance(error, _WORSE[n])), len(_WORSE))
+
+
+def trainers_of(model: nn.Module, peers: Peers | None) -> Peers:
+    """Return the trainers that save or load a model together: as given, or those that share its rows."""
+    return peers or next(iter(collections_of(model).values())).engine.rows.peers
+
+
+def digest_of(header: Path) -> str:
+    """Return the SHA-256 of a header, or an empty string if it cannot be read: reading it later raises the error."""
+    try:
+        return sha256(header.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tuple[Path, T]:
+    """Return the newest header in a folder that all trainers can `take`, and what that returned.
+
+    `take` gets a header, as the first trainer sees it, and its SHA-256 there. If it raises on one, it must raise on all.
+    """
+
+    def offered() -> list[tuple[str, str]]:
+        return [] if votes.rank else [(header.name, digest_of(header)) for header in folder.headers(path)]
+
+    names = votes.told(votes.agreed(offered, "checkpoints looked for"), "checkpoints there")[0]
+    first: CheckpointError | None = None
+    for name, digest in names:
+        header = (path.parent if folder.is_header(path) else path) / name
+        try:
+            return header, take(header, digest)
+        except OtherVersion:
+            raise
+        except CheckpointError as wrong:
+            error = folder.naming(header, wrong)
+            if isinstance(error, Mismatch):
+                raise error from None
+            first = first or error
+            if name != names[-1][0] and not votes.rank:
+                log.warning("%s. Going on from the checkpoint before it", error)
+    assert first is not None
+    raise first
