@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.peers.base import PeerError
+from skirl.peers.base import HEAD, PeerError, dtype_of
 from tests.cases import cases
 from tests.peers.talk import expected, talk
 from tests.threads_as_trainers import InProcess
@@ -60,6 +60,33 @@ def test_calls_in_another_order_are_noticed(calls, said):
     else:
         with pytest.raises(PeerError, match=said):
             InProcess.run(2, work)
+
+
+def test_a_message_that_is_too_large_ends_all():
+    def work(peers):
+        peers.channel("ids").limit = 100
+        peers.channel("ids").exchange([np.zeros(50 * peers.rank, np.int8)] * 3)
+
+    InProcess.run(3, work)
+    with pytest.raises(
+        PeerError, match="rank 1 has 150 bytes for rank 0 in channel ids, exchange 1, and 100 is the most"
+    ):
+        InProcess.run(2, lambda peers: (setattr(peers.channel("ids"), "limit", 100),
+                      peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.int8)] * 2)))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("dtype", b"|O", "no kind of numbers"), ("dtype", b"i4,i4", "no kind of numbers"), ("dtype", b"{", "no kind"),
+     ("bytes", -8, "-8 bytes"), ("bytes", 7, "7 bytes are not a whole number")],
+)  # fmt: skip
+def test_a_head_that_is_none_is_refused(name, value, said):
+    head = np.zeros(1, HEAD)[0]
+    head["dtype"], head["bytes"] = b"<i8", 24
+    assert dtype_of(head) == np.int64
+    head[name] = value
+    with pytest.raises(ValueError, match=said):
+        dtype_of(head)
 
 
 def test_a_channel_is_named_and_has_one_thread():

@@ -81,6 +81,8 @@ ON_DEVICE = ("rows", "dense")
 OF_STEP = " of step "
 NAMED_BY_STEP = ("rows", "dense", "lookups")
 """Channels that serve the loop's present step, which their errors name."""
+LIMIT = 1 << 30
+"""Most bytes of one message of an exchange."""
 HEAD = np.dtype([("sequence", "<i8"), ("bytes", "<i8"), ("dtype", "S16"), ("tag", "S96")])
 """The head of a message: the number of the exchange, the size and dtype of what follows, and what it is for."""
 ALIGNED = 16
@@ -129,6 +131,8 @@ class Channel(ABC):
     for: in errors, and in an exchange also on the wire.
     """
 
+    limit = LIMIT
+
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.counters = ChannelTraffic([0] * size, [0] * size)
@@ -140,6 +144,10 @@ class Channel(ABC):
     def exchange(self, arrays: Sequence[NDArray], tag: str = "") -> list[NDArray]:
         """Send a one-dimensional array to each rank and return one from each. Their sizes and dtypes are sent along."""
         with self._issue("exchange", tag, len(arrays)) as doing, self.timed():
+            for rank, array in enumerate(arrays):
+                if array.nbytes > self.limit:
+                    self._fail(f"rank {self.rank} has {array.nbytes:,} bytes for rank {rank} in {doing}, and {self.limit:,} "
+                               "is the most: use smaller batches, or fewer of them ahead")  # fmt: skip
             return self._exchange(arrays, tag, doing)
 
     def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
@@ -152,22 +160,29 @@ class Channel(ABC):
         ours = torch.from_numpy(heads.view(np.uint8).reshape(self.size, -1))
         come = torch.empty_like(ours)
         self._begin(list(come), list(ours), doing).wait()
-        received = come.numpy().reshape(-1).view(HEAD)
-        for rank, head in enumerate(received):
+        dtypes, sizes = [], []
+        for rank, head in enumerate(come.numpy().reshape(-1).view(HEAD)):
+            try:
+                dtype, size = dtype_of(head), int(head["bytes"])
+            except ValueError as wrong:
+                self._fail(f"rank {rank} sent rank {self.rank} no message in {doing}: {wrong}")
             if (head["sequence"], head["tag"]) != (self._sequence, heads[0]["tag"]):
                 self._fail(
                     f"rank {rank} is at exchange {head['sequence']} ({head['tag'].decode(errors='replace')}) where rank "
                     f"{self.rank} is in {doing}: all ranks have to make the same calls in the same order"
                 )
+            if size > self.limit:
+                self._fail(
+                    f"rank {rank} sends rank {self.rank} {size:,} bytes in {doing}, and {self.limit:,} is the most"
+                )
+            dtypes.append(dtype)
+            sizes.append(size)
         send = [torch.zeros(padded(array.nbytes), dtype=torch.uint8) for array in arrays]
         for message, array in zip(send, arrays, strict=True):
             message.numpy()[: array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
-        out = [torch.empty(padded(int(head["bytes"])), dtype=torch.uint8) for head in received]
+        out = [torch.empty(padded(size), dtype=torch.uint8) for size in sizes]
         self._begin(out, send, doing).wait()
-        return [
-            message.numpy()[: head["bytes"]].view(np.dtype(head["dtype"].decode()))  # no objects: nothing is unpickled
-            for message, head in zip(out, received, strict=True)
-        ]
+        return [message.numpy()[:size].view(dtype) for message, size, dtype in zip(out, sizes, dtypes, strict=True)]
 
     def told(self, mine: Any, tag: str) -> list[Any]:
         """Send a JSON value to all ranks, and return the value of each."""
@@ -248,6 +263,20 @@ class Channel(ABC):
             yield
         finally:
             self.counters.seconds += time.perf_counter() - began
+
+
+def dtype_of(head: Any) -> np.dtype:
+    """Return the dtype that a head names, in which its bytes fit. Only numbers may be sent, so nothing is unpickled."""
+    name = head["dtype"].decode("ascii", errors="replace")
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        raise ValueError(f"{name!r} is no kind of numbers") from None
+    if dtype.kind not in "biufc" or dtype.itemsize == 0:
+        raise ValueError(f"{name!r} is no kind of numbers")
+    if head["bytes"] < 0 or head["bytes"] % dtype.itemsize:
+        raise ValueError(f"{head['bytes']} bytes are not a whole number of {name!r}")
+    return dtype
 
 
 def padded(size: int) -> int:
