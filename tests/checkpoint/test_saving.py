@@ -187,7 +187,6 @@ def test_a_best_replaces_a_file_left_by_another_run(
     header = folders.header(tmp_path, numbers(tmp_path)[-1])
     if not links:
         monkeypatch.setattr(OsFiles, "linked", lambda *_: False)
-        monkeypatch.setattr(OsFiles, "linked_over", lambda *_: False)
     left = [tmp_path / folders.BEST / name for name in folders.files(folders.read(header))]
     for path in left:
         source = tmp_path / path.name
