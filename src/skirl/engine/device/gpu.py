@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -79,7 +79,8 @@ class Gpu(Device):
 
         self.at = at
         self.streams = streams
-        self.kernels, self.update = gpu, gpu_update.update
+        self.kernels = gpu
+        self.update: Callable[..., None] = gpu_update.update
         self.dtype = _TORCH[dtype]
 
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
