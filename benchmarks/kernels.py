@@ -14,7 +14,7 @@ import torch
 from common import main, result, seconds
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import open_device
-from skirl.engine.kernels.hot_rows import stretches_of
+from skirl.engine.kernels.tree import stretches_of
 
 SLEEP = 2_000_000
 """Clock cycles, about a millisecond: the GPU sleeps while the timed launch is queued behind it."""

@@ -71,7 +71,7 @@ class Skirl:
         self.module = EmbeddingBagCollection(tables, optimizer=optimizer, cache=sum(t.rows for t in tables))
         engine = self.module.engine
         rows = sum(table.rows for table in tables)
-        engine.make_caches([rows], [1], in_flight=1)
+        engine.allocate(engine.capacity.decide([[1]], [rows], in_flight=1, number=0))
         keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
         make(engine, 0, keys, np.arange(rows, dtype=np.int32), engine.banks[0].array)
         self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next

@@ -25,7 +25,7 @@ from skirl.core.tables import Schema, Table
 from skirl.engine.work import State, Work
 from skirl.models import DLRM
 from skirl.models.dlrm import Embeddings
-from skirl.nn import alone
+from skirl.nn import current_step as alone
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.nn.current_step import CurrentStep
 from skirl.oracle.step import Step
@@ -202,7 +202,8 @@ class _NoCache(alone.StepByStep):
         engine, resolver = self._engine, self._engine.resolver
         micro = resolver.resolve(resolver.check(ids))
         most = [max(ids.count for ids in micro.banks)]
-        engine.make_caches(most, most, 4)
+        if not engine.caches:
+            engine.allocate(engine.capacity.decide([most], most, in_flight=4, number=0))
         work = self._next(micro)
         work.steps = [_everything(work.steps[0])]
         engine.fetch(work)

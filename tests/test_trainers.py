@@ -255,7 +255,7 @@ def asked_by_id(peers, state: Any = "keep", wrong=""):
 
 @pytest.mark.parametrize(("trainers", "state"), [(2, "keep"), (3, "reset")])
 def test_rows_by_id_are_those_of_one_process(trainers, state, monkeypatch):
-    monkeypatch.setattr("skirl.nn.by_id.PIECE", 5)  # some need more pieces than others
+    monkeypatch.setattr("skirl.engine.access.PIECE", 5)  # some need more pieces than others
     monkeypatch.setattr("skirl.checkpoint.import_rows.PIECE", 7)
     expected, rows = asked_by_id(Alone(), state)
     found = InProcess.run(trainers, partial(asked_by_id, state=state))

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from skirl.core.tables import Table
     from skirl.data.encodings import Default, Grown, Hashed, InVocabulary, Longest
     from skirl.data.share import ShardSampler
-    from skirl.nn.bag import EmbeddingBag
     from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
+    from skirl.nn.drop_ins import EmbeddingBag
     from skirl.nn.output import Output
     from skirl.pipeline.lookahead import Lookahead, lookahead
     from skirl.sweep.sweep import Sweep

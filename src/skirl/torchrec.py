@@ -1,6 +1,6 @@
 """Support for TorchRec: `swap` replaces a collection with skirl's, and `SkirlPlanner` replaces TorchRec's planner."""
 
-from skirl.nn.torchrec import swap
+from skirl.nn.drop_ins import swap
 from skirl.placement.torchrec.planner import SkirlPlanner, sharding_plan, table_plan
 from skirl.placement.torchrec.statistics import cache_statistics, hardware_config, measure_costs
 

@@ -6,8 +6,7 @@ import warnings
 import pytest
 import torch
 
-from skirl.core.groups import Groups
-from skirl.core.handle import TorchHandle
+from skirl.core.groups import Groups, TorchHandle
 from skirl.core.optim import FTRL, SGD, Adam
 from skirl.core.tables import Table
 

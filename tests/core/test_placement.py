@@ -32,7 +32,6 @@ def test_the_generator_above_is_splitmix64():
         (2, "ranks", [1, 1, 0, 1, 1]),
         (3, "ranks", [2, 1, 0, 2, 2]),
         (8, "ranks", [7, 4, 1, 6, 7]),
-        (8, "store", [3, 5, 1, 1, 6]),
         (8, "sites", [0, 7, 0, 7, 0]),
         (1000, "ranks", [883, 566, 133, 772, 946]),
     ],
@@ -94,7 +93,7 @@ def test_rows_spread_evenly_and_by_no_other_hash():
     one_table = np.arange(200_000, dtype=np.int64)
     rank = Placement.even(8).site_of(one_table)
     mine = one_table[rank == 3]
-    parts = Placement.even(8, "store").site_of(mine)
+    parts = Placement.even(8, "sites").site_of(mine)
     places = np.array([index_mix(int(key)) & 7 for key in mine[:8000].tolist()])
     for spread in (rank, parts, places):
         counts = np.bincount(spread, minlength=8)
@@ -105,7 +104,7 @@ def test_rows_spread_evenly_and_by_no_other_hash():
     ("wrong", "text"),
     [
         (lambda: Placement.even(0), "there are 0 sites: set 1 or more"),
-        (lambda: Placement.even(2, "rows"), "use is 'rows': set it to 'ranks' or 'store' or 'sites'"),  # type: ignore[arg-type]
+        (lambda: Placement.even(2, "rows"), "use is 'rows': set it to 'ranks' or 'sites'"),  # type: ignore[arg-type]
         (lambda: Placement((1, 0)), r"weights are \[1, 0\]: set each to 1 or more"),
         (lambda: Placement((1, 1 << 32)), "all together to 2\\*\\*32 at most"),
     ],

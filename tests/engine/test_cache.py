@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.engine.cache import Cache
-from skirl.engine.capacity import parse_cache, split_cache
+from skirl.engine.capacity import Room, parse_cache
 from skirl.tools.units import parse_bytes
 from tests.cases import cases
 
@@ -50,7 +50,7 @@ def test_shares_and_rows():
 
 
 @st.composite
-def banks(draw: st.DrawFn) -> dict:
+def banks(draw: st.DrawFn) -> tuple[dict, dict]:
     count = draw(st.integers(1, 4))
     rows = [draw(st.integers(1, 10_000)) for _ in range(count)]
     distinct = [draw(st.integers(0, n)) for n in rows]
@@ -58,6 +58,7 @@ def banks(draw: st.DrawFn) -> dict:
         "rows": rows,
         "record_bytes": [4 * draw(st.integers(1, 300)) for _ in rows],
         "dims": list(range(1, count + 1)),
+    }, {
         "distinct": distinct,
         "largest": [draw(st.integers(min(1, n), n)) for n in distinct],
         "in_flight": draw(st.integers(1, 20)),
@@ -76,46 +77,39 @@ sizes = st.one_of(
 @given(cache=sizes, banks=banks())
 def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache, banks):
     kind, amount = parse_cache(cache)
+    banks, batches = banks
     count = len(banks["rows"])
     try:
-        slots, staging = split_cache(cache, **banks)
+        slots, staging = Room(cache, **banks).split(**batches)
     except ValueError as refusal:
         enough = re.search(r"set cache to (\d+) (bytes )?or more", str(refusal))
         assert enough, refusal
         cache = int(enough[1]) if kind != "bytes" else f"{enough[1]}B"
-        slots, staging = split_cache(cache, **banks)  # the size named in the message is enough
+        slots, staging = Room(cache, **banks).split(**batches)  # the size named in the message is enough
         kind, amount = parse_cache(cache)
     assert len(slots) == len(staging) == count
     for i in range(count):
         assert 1 <= slots[i] <= banks["rows"][i]
         assert staging[i] >= 1
         if count > 1 or kind == "bytes":
-            assert slots[i] >= banks["largest"][i]
+            assert slots[i] >= batches["largest"][i]
     if kind == "bytes":
         used = sum((slots[i] + staging[i]) * banks["record_bytes"][i] for i in range(count))
         budget = amount
     else:
         used, budget = sum(slots), amount if kind == "rows" else max(1, int(amount * sum(banks["rows"])))
-        assert staging == [max(1, banks["in_flight"] * n) for n in banks["largest"]]
+        assert staging == [max(1, batches["in_flight"] * n) for n in batches["largest"]]
     # A bank without rows in any batch still gets one slot.
-    extra = sum(banks["record_bytes"][i] if kind == "bytes" else 1 for i in range(count) if not banks["largest"][i])
+    extra = sum(banks["record_bytes"][i] if kind == "bytes" else 1 for i in range(count) if not batches["largest"][i])
     assert used <= budget + extra
     # Nothing is left over that a bank could use, except for rounding.
     if any(slots[i] < banks["rows"][i] for i in range(count)):
         assert budget - used < sum(banks["record_bytes"] if kind == "bytes" else [1] * count)
-    assert (slots, staging) == split_cache(cache, **banks)
+    assert (slots, staging) == Room(cache, **banks).split(**batches)
 
 
 def test_the_rest_goes_by_demand():
-    slots, _ = split_cache(
-        1000,
-        rows=[10**6, 10**6],
-        record_bytes=[64, 32],
-        dims=[16, 8],
-        distinct=[300, 100],
-        largest=[100, 100],
-        in_flight=1,
-    )
+    slots, _ = Room(1000, [10**6, 10**6], [64, 32], [16, 8]).split([300, 100], [100, 100], in_flight=1)
     assert slots == [100 + 600, 100 + 200]
 
 
@@ -159,9 +153,8 @@ def test_the_mirror_knows_which_rows_the_store_lacks():
 
 
 def test_auto_takes_half_of_what_is_free_when_training_begins():
-    facts = {"rows": [10**6, 10**6], "record_bytes": [64, 16], "dims": [16, 4], "distinct": [50, 50], "largest": [9, 9]}
-    asked = split_cache("auto", **facts, in_flight=3, free=lambda: 200_000)
-    assert asked == split_cache("100000B", **facts, in_flight=3)
-    slots, staging = asked
-    taken = sum((n + m) * weight for n, m, weight in zip(slots, staging, facts["record_bytes"]))
+    facts = [10**6, 10**6], [64, 16], [16, 4]
+    asked = Room("auto", *facts, free=lambda: 200_000).split([50, 50], [9, 9], in_flight=3)
+    assert asked == Room("100000B", *facts).split([50, 50], [9, 9], in_flight=3)
+    taken = sum((n + m) * weight for n, m, weight in zip(*asked, facts[1]))
     assert 95_000 < taken <= 100_000

@@ -17,22 +17,6 @@ from tests.cases import cases
 from tests.loops import CACHE, OPTIMIZER, TABLES, Broken, ProbedStore, collection, every_row, loop, stream, train
 
 
-def test_sizes_are_those_of_what_is_held():
-    embeddings = collection(cache="4000B")
-    engine = embeddings.engine
-    assert engine.sizes() == []
-    with skirl.lookahead(stream(20)[0], embeddings) as batches:
-        for batch in batches:
-            train(embeddings, batch)
-            small, large = engine.sizes()
-    assert (small.dim, small.rows, small.record_bytes) == (3, 70, 24)
-    assert (large.dim, large.rows, large.record_bytes) == (5, 20, 40)
-    assert [small.slots, large.slots] == [len(cache) for cache in engine.caches]
-    assert small.nbytes + large.nbytes <= 4000
-    assert small.staging_bytes > 0
-    assert f"dim 3: {small.slots} of 70 rows in the cache (0.0 MiB)" in str(small)
-
-
 def test_the_first_loss_is_the_one_that_is_told():
     embeddings = collection()
     embeddings.engine.lose("rows fell off", Broken("why"))

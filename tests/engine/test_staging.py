@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.engine.staging import Staging
+from skirl.engine.buffers import Staging
 from tests.cases import cases
 
 WIDTH = 4

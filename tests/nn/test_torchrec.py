@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import skirl
-import skirl.nn.torchrec as ours
+import skirl.nn.drop_ins as ours
 
 torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
 

@@ -269,7 +269,12 @@ def test_a_cache_without_room_for_one_batch_of_every_variant(cache):
         taken = [engine.capacity.split for engine in sweep.fleet.live.values()]
         assert taken[0] == taken[1]
         if isinstance(cache, str):  # all of it, for both
-            size = sum(size.nbytes for engine in sweep.fleet.live.values() for size in engine.sizes())
+            size = sum(
+                rows * width
+                for engine in sweep.fleet.live.values()
+                for counts in engine.capacity.split
+                for rows, width in zip(counts, engine.record_bytes, strict=True)
+            )
             assert size <= int(str(enough)[:-1])
 
 

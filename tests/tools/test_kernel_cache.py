@@ -15,7 +15,7 @@ from numba import config
 
 import skirl
 from skirl.core import positions
-from skirl.engine.kernels import hot_rows
+from skirl.engine.kernels import tree
 from skirl.tools import kernel_cache
 from skirl.tools.kernel_cache import KernelCache, cache_for, kernel_folder, sources_of
 
@@ -24,7 +24,7 @@ compiled = pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
 
 SUMMING = """
 import numpy as np
-from skirl.engine.kernels.hot_rows import STRETCH
+from skirl.engine.kernels.tree import STRETCH
 from skirl.tools.jit import kernel
 
 @kernel
@@ -45,7 +45,7 @@ print(np.float32(total(np.full(600, 0.1, np.float32))).tobytes().hex(), len(geta
 
 
 def test_a_changed_constant_of_another_file_gives_new_bits(tmp_path):
-    """Like cpu.py, whose sums take their stretches from hot_rows.py, but without torch, and so in a second."""
+    """Like cpu.py, whose sums take their stretches from tree.py, but without torch, and so in a second."""
     shutil.copytree(HOUSE, tmp_path / "skirl", ignore=shutil.ignore_patterns("__pycache__"))
     kernels = tmp_path / "skirl/engine/kernels"
     (kernels / "summing.py").write_text(SUMMING)
@@ -61,7 +61,7 @@ def test_a_changed_constant_of_another_file_gives_new_bits(tmp_path):
 
     first, _ = bits()
     assert bits() == (first, 1)  # the second process compiles nothing
-    constant = kernels / "hot_rows.py"
+    constant = kernels / "tree.py"
     constant.write_text(constant.read_text().replace("STRETCH = 256", "STRETCH = 3"))
     second, hits = bits()
     assert second != first and hits == 0
@@ -72,8 +72,8 @@ def test_a_changed_constant_of_another_file_gives_new_bits(tmp_path):
 
 def test_one_constant_changes_few_kernels():
     """A kernel's sources are the files that it imports, not the whole package: a change elsewhere recompiles nothing."""
-    assert HOUSE / "engine/kernels/hot_rows.py" in sources_of(HOUSE / "engine/kernels/cpu.py")
-    assert HOUSE / "engine/kernels/hot_rows.py" not in sources_of(HOUSE / "oracle/loops.py")
+    assert HOUSE / "engine/kernels/tree.py" in sources_of(HOUSE / "engine/kernels/cpu.py")
+    assert HOUSE / "engine/kernels/tree.py" not in sources_of(HOUSE / "oracle/loops.py")
 
 
 def test_folders_long_unused_are_removed(tmp_path):
@@ -128,7 +128,7 @@ def test_a_source_that_changed_since_the_process_began_is_not_kept(monkeypatch):
 
 
 def files_of(folder):
-    cache = KernelCache(source_of(hot_rows.stretches_of), folder)
+    cache = KernelCache(source_of(tree.stretches_of), folder)
     cache._impl.ensure_cache_path()
     return cache._cache_file
 

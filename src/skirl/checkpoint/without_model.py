@@ -16,9 +16,9 @@ from skirl.checkpoint.votes import Votes, take_newest
 from skirl.core import initial
 from skirl.core.given import Given
 from skirl.core.groups import Groups
-from skirl.core.half import HALVES
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema, Table
+from skirl.engine.device.base import HALVES
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
 from skirl.peers.base import Alone, Peers

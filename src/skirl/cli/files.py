@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from tyro.conf import Positional
 
 from skirl.cli.show import ShowFlags, facts, text
-from skirl.core.optimizer_names import OptimizerName
+from skirl.core import OptimizerName
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
 from skirl.tools.machine import machine, peak_bytes

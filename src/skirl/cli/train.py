@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, scores, text
-from skirl.core.optimizer_names import OptimizerName
+from skirl.core import OptimizerName
 from skirl.tools.flags import Composed
 from skirl.tools.units import malformed, size
 from skirl.train.flags import (

@@ -10,7 +10,7 @@ import torch
 
 from skirl.core.batch import Sparse
 from skirl.core.inverse import BadIds as BadIds
-from skirl.core.inverse import Inverse, Shared, inverse_of
+from skirl.core.inverse import Inverse, Shared, fill_bags, inverse_of
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
@@ -271,44 +271,24 @@ def resolve(ids: Ids, positions: Positions, schema: Schema, bank: int, dtype: np
     place = [ids.keys.index(f.name) for f in features]
     weighted = ids.weights is not None
     first = np.array([ids.bags(p).start for p in place], np.int64)
-    inverse = None if ids.inverse is None else [ids.inverse.of[p] for p in place]
-    if inverse is not None and any(each is not None for each in inverse):
-        sizes = [ids.bags(p).stop - ids.bags(p).start for p in place]
-        shared = Shared.of(inverse, sizes, batch)
-        return _with_shared(ids, positions, schema, bank, dtype, first, shared)
-    if total == len(features) * batch and _one_each(ids.offsets, first, batch) and not weighted:
+    inverse = [] if ids.inverse is None else [ids.inverse.of[p] for p in place]
+    bags, shared = len(features) * batch, None
+    if any(each is not None for each in inverse):
+        shared = Shared.of(inverse, [ids.bags(p).stop - ids.bags(p).start for p in place], batch)
+        bags = int(shared.first[-1])
+    elif total == bags and _one_each(ids.offsets, first, batch) and not weighted:
         offsets, bag_of = _one_hot(len(features), batch)
         return BankIds(positions, offsets, bag_of, np.empty(0, dtype), batch, one_each=True)
     mean = np.array([schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
-    offsets = np.empty(len(features) * batch + 1, np.int32)
-    bag_of = np.empty(total, np.int32)
+    offsets, bag_of = np.empty(bags + 1, np.int32), np.empty(total, np.int32)
     scale = np.empty(total if weighted or mean.any() else 0, dtype)
-    one_each = _bags(ids.offsets, _weights(ids, dtype), first, mean, batch, offsets, bag_of, scale)
-    return BankIds(positions, offsets, bag_of, scale, batch, one_each=one_each)
-
-
-def _weights(ids: Ids, dtype: np.dtype) -> np.ndarray:
-    return ids.weights.astype(dtype, copy=False) if ids.weights is not None else NO_SCALE.astype(dtype)
-
-
-def _with_shared(
-    ids: Ids,
-    positions: Positions,
-    schema: Schema,
-    bank: int,
-    dtype: np.dtype,
-    first: np.ndarray,
-    shared: Shared,
-) -> BankIds:
-    """Do what `resolve` does for a batch whose samples share bags of some feature."""
-    tables = [schema.tables[f.table] for f in schema.banks[bank].features]
-    mean = np.array([table.pooling == "mean" for table in tables], np.bool_)
-    total, weighted = len(positions), ids.weights is not None
-    offsets = np.empty(int(shared.first[-1]) + 1, np.int32)
-    bag_of = np.empty(total, np.int32)
-    scale = np.empty(total if weighted or mean.any() else 0, dtype)
-    shared.fill(ids.offsets, _weights(ids, dtype), first, mean, offsets, bag_of, scale)
-    return BankIds(positions, offsets, bag_of, scale, ids.samples, shared=shared)
+    weights = ids.weights.astype(dtype, copy=False) if ids.weights is not None else NO_SCALE.astype(dtype)
+    of_plain = np.arange(len(features)), np.full(len(features), len(features)), np.full(len(features), batch)
+    rows = of_plain if shared is None else shared.rows_of_bags()
+    one_each = fill_bags(ids.offsets, weights, first, *rows, mean, offsets, bag_of, scale)
+    if shared is not None:
+        shared.divide(offsets)
+    return BankIds(positions, offsets, bag_of, scale, batch, one_each=one_each and shared is None, shared=shared)
 
 
 @dataclass(frozen=True)
@@ -407,27 +387,4 @@ def _one_each(starts, firsts, batch):
     for first in firsts:
         for b in range(first, first + batch):
             odd += starts[b + 1] - starts[b] != 1
-    return odd == 0
-
-
-@kernel
-def _bags(starts, weights, first, mean, batch, offsets, bag_of, scale):
-    """Fill offsets, bag_of and scale. Return whether every bag has exactly one id. first: each feature's first bag."""
-    features = len(first)
-    one = weights.dtype.type(1)
-    n = odd = 0
-    offsets[0] = 0
-    for f in range(features):
-        for b in range(batch):
-            begin = starts[first[f] + b]
-            end = starts[first[f] + b + 1]
-            count = weights.dtype.type(end - begin)
-            for p in range(begin, end):
-                bag_of[n] = b * features + f
-                if len(scale):
-                    factor = weights[p] if len(weights) else one
-                    scale[n] = factor / count if mean[f] else factor
-                n += 1
-            odd += end - begin != 1
-            offsets[f * batch + b + 1] = n
     return odd == 0

@@ -96,20 +96,17 @@ class Shared:
         behind = np.repeat(mask[self.columns], np.diff(self.begins))
         return np.concatenate([np.tile(mask & self.plain, self.batch), behind])
 
-    def fill(
-        self, starts: np.ndarray, weights: np.ndarray, first: np.ndarray, mean: np.ndarray, offsets: np.ndarray,
-        bag_of: np.ndarray, scale: np.ndarray,
-    ) -> None:  # fmt: skip
-        """Find the bags of all positions, and set `parts`."""
-        row, step = np.arange(self.features, dtype=np.int64), np.full(self.features, self.features, np.int64)
+    def rows_of_bags(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return, by feature: the output row of its first bag, the distance from one bag's row to the next, its bags."""
+        row, step = np.arange(self.features), np.full(self.features, self.features)
         row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
+        return row, step, np.diff(self.first)
+
+    def divide(self, offsets: np.ndarray) -> None:
+        """Set `parts`, given the offsets of all bags."""
         plain, once = np.zeros(self.samples + 1, np.int32), np.zeros(self.bags + 1, np.int32)
-        _bags(
-            starts, weights, first, np.diff(self.first), row, step, mean, self.plain, self.batch, offsets, bag_of, scale,
-            plain, once,
-        )  # fmt: skip
-        ends = offsets[self.first].tolist()
-        at = [slice(low, high) for low, high in pairwise(ends)]
+        _divide(offsets, self.first, self.plain, self.batch, plain, once)
+        at = [slice(low, high) for low, high in pairwise(offsets[self.first].tolist())]
         self.parts = (
             BankPart([of for of, each in zip(at, self.inverse) if each is None], plain),
             BankPart([of for of, each in zip(at, self.inverse) if each is not None], once),
@@ -117,21 +114,19 @@ class Shared:
 
 
 @kernel
-def _bags(
-    starts, weights, first, sizes, row, step, mean, is_plain, batch, offsets, bag_of, scale, of_plain, of_shared
-):  # fmt: skip
-    """Fill offsets, bag_of and scale, and the offsets of both parts, which must be zeros.
+def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, scale):
+    """Fill offsets, bag_of and scale. Return whether every bag has exactly one id.
 
-    row, step: the output row of each feature's first bag, and the distance from one bag's row to the next.
+    By feature: `first`, its first bag in `starts`; `row`, the output row of that bag; `step`, the distance from one bag's
+    row to the next; `sizes`, the number of its bags.
     """
     one = weights.dtype.type(1)
-    n = bags = plain = shared = at = 0
+    n = bags = odd = 0
     offsets[0] = 0
     for f in range(len(first)):
-        if not is_plain[f]:
-            of_plain[f * batch + 1 : (f + 1) * batch + 1] = plain
         for b in range(sizes[f]):
-            begin, end = starts[first[f] + b], starts[first[f] + b + 1]
+            begin = starts[first[f] + b]
+            end = starts[first[f] + b + 1]
             count = weights.dtype.type(end - begin)
             for p in range(begin, end):
                 bag_of[n] = row[f] + b * step[f]
@@ -139,15 +134,28 @@ def _bags(
                     factor = weights[p] if len(weights) else one
                     scale[n] = factor / count if mean[f] else factor
                 n += 1
-            if is_plain[f]:
-                plain += end - begin
-                of_plain[f * batch + b + 1] = plain
-            else:
-                shared += end - begin
-                at += 1
-                of_shared[at] = shared
+            odd += end - begin != 1
             bags += 1
             offsets[bags] = n
+    return odd == 0
+
+
+@kernel
+def _divide(offsets, first, is_plain, batch, of_plain, of_shared):
+    """Fill the offsets of plain features' bags, empty where a feature is shared, and those of shared bags."""
+    plain = shared = at = 0
+    for f in range(len(is_plain)):
+        if not is_plain[f]:
+            of_plain[f * batch + 1 : (f + 1) * batch + 1] = plain
+        for bag in range(first[f], first[f + 1]):
+            count = offsets[bag + 1] - offsets[bag]
+            if is_plain[f]:
+                plain += count
+                of_plain[f * batch + bag - first[f] + 1] = plain
+            else:
+                shared += count
+                at += 1
+                of_shared[at] = shared
 
 
 class BadIds(ValueError):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from skirl.core.optimizer_names import OptimizerName
+from skirl.core import OptimizerName
 
 
 class Rule(NamedTuple):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from math import gcd
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from skirl.core.initial import mix
 from skirl.tools.jit import kernel, read_only
 
-Use = Literal["ranks", "store", "sites"]
+Use = Literal["ranks", "sites"]
 
-SALTS: dict[Use, int] = {"ranks": 0, "store": 1, "sites": 2}
+SALTS: dict[Use, int] = {"ranks": 0, "sites": 2}
 """Each use has its own hash: with a common one, all rows of a rank would fall into one part of its store. The hash of a
 key is output number `salt`, counted from 0, of a splitmix64 generator whose initial state is the key."""
 
@@ -53,7 +54,6 @@ class Placement:
         if any(type(weight) is not int or weight < 1 for weight in weights) or sum(weights) > _MOST:
             raise ValueError(f"weights are {list(weights)}: set each to 1 or more, and all together to 2**32 at most")
         object.__setattr__(self, "weights", tuple(weight // gcd(*weights) for weight in weights))
-        object.__setattr__(self, "_arrays", self._as_arrays())
 
     @classmethod
     def even(cls, sites: int, use: Use = "ranks") -> "Placement":
@@ -86,10 +86,17 @@ class Placement:
         total = sum(self.weights)
         return list(pairwise(-(-before * _WHOLE // total) for before in accumulate(self.weights, initial=0)))
 
-    @property
+    @cached_property
     def arrays(self) -> tuple[Any, ...]:
         """Last arguments of `site_in`."""
-        return self._arrays  # type: ignore[attr-defined]
+        starts = np.array([begin for begin, _ in self.ranges], np.uint64)
+        lasts = np.array([end - 1 for _, end in self.ranges], np.uint64)
+        begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
+        low, high = (
+            np.searchsorted(starts, of, "right") - 1 for of in (begins, begins + np.uint64((1 << int(_TO_BUCKET)) - 1))
+        )
+        salt = np.uint64((SALTS[self.use] + 1) * _GOLDEN % _WHOLE)
+        return salt, np.where(low == high, ~low, low).astype(np.int32), lasts
 
     def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the site of each key."""
@@ -109,16 +116,6 @@ class Placement:
         low, high = self.ranges[site]
         return [of for of, (begin, end) in enumerate(other.ranges) if begin < high and low < end]
 
-    def _as_arrays(self) -> tuple[Any, ...]:
-        starts = np.array([begin for begin, _ in self.ranges], np.uint64)
-        lasts = np.array([end - 1 for _, end in self.ranges], np.uint64)
-        begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
-        low, high = (
-            np.searchsorted(starts, of, "right") - 1 for of in (begins, begins + np.uint64((1 << int(_TO_BUCKET)) - 1))
-        )
-        salt = np.uint64((SALTS[self.use] + 1) * _GOLDEN % _WHOLE)
-        return salt, np.where(low == high, ~low, low).astype(np.int32), lasts
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -127,7 +124,7 @@ class Shard:
     >>> keys = np.array([0, 1, 2, 3, 1 << 48])
     >>> Shard.at(Placement.even(2), 0)(keys).tolist()
     [False, False, False, True, False]
-    >>> keys[Shard.at(Placement.even(2), 1).within(Placement.even(2, "store"), 1)(keys)].tolist()
+    >>> keys[Shard.at(Placement.even(2), 1).within(Placement.even(2, "sites"), 1)(keys)].tolist()
     [1, 2]
     """
 

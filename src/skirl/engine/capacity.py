@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from skirl.core.keys import MAX_ROWS
 from skirl.core.tables import Schema
 from skirl.tools.machine import free_bytes
 from skirl.tools.units import parse_bytes
+
+CacheSize = int | str
+AUTO = 0.5
+"""Share of the free memory when training begins. The rest is for the model, its activations and what comes later."""
 
 
 class DoesNotFit(ValueError):
@@ -24,68 +28,6 @@ class DoesNotFit(ValueError):
 
     def __reduce__(self) -> tuple[type["DoesNotFit"], tuple[str, int, bool, str]]:
         return type(self), (self.found, self.enough, self.in_bytes, self.hint)
-
-
-@dataclass(frozen=True)
-class Room:
-    """The room that a cache has for rows, and its unit."""
-
-    cache: object
-    """The size, as it was given."""
-    budget: int
-    """Room in rows, or in bytes without staging."""
-    staging: int | None
-    """Bytes for rows on their way, if the cache is a number of bytes."""
-    weights: Sequence[int]
-    """The part of the budget that a row of each bank takes."""
-    rows: Sequence[int]
-    """Rows of each bank's tables."""
-    dims: Sequence[int]
-
-    def needs(self, batches: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
-        """Return how much of the budget each batch needs, given its distinct rows of each bank."""
-        return np.minimum(np.array(batches, np.int64).reshape(-1, len(self.rows)), self.rows) @ np.array(self.weights)
-
-    def enough(self, need: int) -> int:
-        """Return a cache size that surely holds batches with this need. In bytes, at most half of it is staging."""
-        return need if self.staging is None else 2 * (need + sum(self.weights))
-
-
-def too_small(
-    room: Room, batches: Sequence[Sequence[int]], name: Callable[[int], str], *, at: int = 0, whole: bool = False
-) -> DoesNotFit:
-    """Return the error. It asks for what the largest known batch needs, so that the next one is not refused too.
-
-    >>> room = Room(20, 20, None, [1, 1], [99, 99], [4, 8])
-    >>> print(too_small(room, [[9, 15], [20, 16], [2, 2]], "batch {}".format))
-    cache 20 is 20 rows, batch 0 needs 24 (15 of dim 8), and batch 1 needs 36, the most of the 3 batches read so far: \
-set cache to 36 or more, or use smaller batches; `skirl size` says what a whole run needs
-    """
-    needs = room.needs(batches)
-    most = int(needs.argmax()) if len(needs) else at
-    if needs[most] == needs[at]:
-        most = at
-    floors = np.minimum(batches[at], room.rows)
-    widest = int(floors.argmax())
-    of_dim = f" ({floors[widest]:,} of dim {room.dims[widest]})" if len(room.dims) > 1 else ""
-    scope = "the whole run" if whole else f"the {len(needs):,} batches read so far"
-    also = "" if most == at else f", and {name(most)} needs {needs[most]:,}"
-    also += f", the most of {scope}" if len(needs) > 1 else ""
-    enough = room.enough(int(needs[most]))
-    hint = "" if whole else "; `skirl size` says what a whole run needs"
-    if room.staging is None:
-        found = f"cache {room.cache!r} is {room.budget:,} rows, {name(at)} needs {needs[at]:,}{of_dim}{also}"
-        return DoesNotFit(found, enough, False, hint)
-    found = (
-        f"cache {room.cache!r} has {max(0, room.budget):,} bytes for rows and {room.staging:,} for staging (rows on their "
-        f"way, at most half), {name(at)} needs {needs[at]:,}{of_dim}{also}"
-    )
-    return DoesNotFit(found, enough, True, hint)
-
-
-CacheSize = int | str
-AUTO = 0.5
-"""Share of the free memory when training begins. The rest is for the model, its activations and what comes later."""
 
 
 def parse_cache(cache: CacheSize) -> tuple[str, float]:
@@ -123,66 +65,116 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
     return "bytes", size
 
 
-def split_cache(
-    cache: CacheSize,
-    *,
-    rows: Sequence[int],
-    record_bytes: Sequence[int],
-    dims: Sequence[int],
-    distinct: Sequence[int],
-    largest: Sequence[int],
-    in_flight: int,
-    free: Callable[[], int] = free_bytes,
-    batch: str = "one batch of the first window",
-) -> tuple[list[int], list[int]]:
-    """Return the slots of each bank, and the rows in flight that its staging holds in addition.
+class CacheSplit(NamedTuple):
+    """Slots of each bank, and rows that may be on their way in addition."""
 
-    Every bank gets what one batch needs and at least one slot. The rest is shared out by demand.
+    slots: list[int]
+    staging_rows: list[int]
 
-    >>> split_cache(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8],
-    ...             distinct=[60, 20], largest=[10, 5], in_flight=3)
-    ([73, 26], [30, 15])
+
+@dataclass(frozen=True)
+class Room:
+    """A cache of some size, for banks of rows. Its unit is the row, or the byte if its size is in bytes.
+
+    >>> Room(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8]).split([60, 20], [10, 5], in_flight=3)
+    CacheSplit(slots=[73, 26], staging_rows=[30, 15])
     """
-    banks = range(len(rows))
-    floors = [min(rows[i], largest[i]) for i in banks]
-    room, staging = room_of(
-        cache, rows=rows, record_bytes=record_bytes, dims=dims, largest=largest, in_flight=in_flight, free=free
-    )
-    weights, budget = room.weights, room.budget
-    # If there is one bank and the cache is in rows, the planner says which batch does not fit.
-    if int(room.needs([largest])[0]) > budget and (len(rows) > 1 or room.staging is not None):
-        raise too_small(room, [largest], lambda _: batch)
-    if len(rows) == 1:
-        floors = [1]
-    # A bank that the first window does not use will be used later. Count it as one row, so that it gets more than one slot.
-    demand = [max(1, n) for n in distinct]
-    return [max(1, slots) for slots in _share(budget, weights, floors, rows, demand)], staging
 
+    cache: CacheSize
+    rows: Sequence[int]
+    """Rows of each bank's tables."""
+    record_bytes: Sequence[int]
+    dims: Sequence[int]
+    free: Callable[[], int] = free_bytes
 
-def room_of(
-    cache: CacheSize,
-    *,
-    rows: Sequence[int],
-    record_bytes: Sequence[int],
-    dims: Sequence[int],
-    largest: Sequence[int],
-    in_flight: int,
-    free: Callable[[], int] = free_bytes,
-) -> tuple[Room, list[int]]:
-    """Return the room that a cache has for rows, and each bank's staging rows. Takes the arguments of `split_cache`."""
-    kind, amount = parse_cache(cache)
-    if kind == "auto":
-        kind, amount = "bytes", int(amount * free())
-    staging = [max(1, in_flight * n) for n in largest]
-    if kind != "bytes":
-        budget = int(amount) if kind == "rows" else max(1, int(amount * sum(rows)))
-        return Room(cache, budget, None, [1] * len(rows), rows, dims), staging
-    # Staging is part of the bytes, but at most half of them, so that a small cache still holds rows.
-    wish = sum(n * width for n, width in zip(staging, record_bytes, strict=True))
-    if 2 * wish > amount:
-        staging = [max(1, int(n * amount / 2 / wish)) for n in staging]
-    taken = sum(n * width for n, width in zip(staging, record_bytes, strict=True))
-    return Room(cache, int(amount) - taken, taken, list(record_bytes), rows, dims), staging
+    @property
+    def in_bytes(self) -> bool:
+        return parse_cache(self.cache)[0] in ("bytes", "auto")
+
+    @property
+    def weights(self) -> Sequence[int]:
+        """The units that a row of each bank takes."""
+        return self.record_bytes if self.in_bytes else [1] * len(self.rows)
+
+    def needs(self, batches: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
+        """Return the units that each batch needs, given its distinct rows of each bank."""
+        return np.minimum(np.array(batches, np.int64).reshape(-1, len(self.rows)), self.rows) @ np.array(self.weights)
+
+    def enough(self, need: int) -> int:
+        """Return a cache size that surely holds batches with this need. In bytes, at most half of it is staging."""
+        return 2 * (need + sum(self.weights)) if self.in_bytes else need
+
+    def bytes_of(self, counts: Sequence[int]) -> int:
+        """Return the bytes of so many rows of each bank."""
+        return sum(n * width for n, width in zip(counts, self.record_bytes, strict=True))
+
+    def budget(self, largest: Sequence[int], in_flight: int) -> tuple[int, list[int]]:
+        """Return the units for rows in slots, and each bank's staging rows, for batches of at most `largest` rows."""
+        kind, amount = parse_cache(self.cache)
+        staging = [max(1, in_flight * n) for n in largest]
+        if not self.in_bytes:
+            return (int(amount) if kind == "rows" else max(1, int(amount * sum(self.rows)))), staging
+        # Staging is part of the bytes, but at most half of them, so that a small cache still holds rows.
+        amount, wish = int(amount * self.free() if kind == "auto" else amount), self.bytes_of(staging)
+        if 2 * wish > amount:
+            staging = [max(1, int(n * amount / 2 / wish)) for n in staging]
+        return amount - self.bytes_of(staging), staging
+
+    def split(
+        self,
+        distinct: Sequence[int],
+        largest: Sequence[int],
+        in_flight: int,
+        name: str = "one batch of the first window",
+    ) -> CacheSplit:
+        """Split the cache among banks: each gets what one batch needs and at least one slot, the rest goes by demand.
+
+        - `distinct`: the demand, distinct rows of each bank in the first window.
+        - `largest`: rows of each bank in one batch, which errors call `name`.
+        """
+        budget, staging = self.budget(largest, in_flight)
+        floors = [min(n, most) for n, most in zip(self.rows, largest, strict=True)]
+        # If there is one bank and the cache is in rows, the planner says which batch does not fit.
+        if int(self.needs([largest])[0]) > budget and (len(self.rows) > 1 or self.in_bytes):
+            raise self.too_small([largest], in_flight, lambda _: name)
+        if len(self.rows) == 1:
+            floors = [1]
+        # A bank that the first window does not use will be used later. Count it as one row, so that it gets more than one.
+        demand = [max(1, n) for n in distinct]
+        return CacheSplit([max(1, slots) for slots in _share(budget, self.weights, floors, self.rows, demand)], staging)
+
+    def too_small(
+        self, batches: Sequence[Sequence[int]], in_flight: int, name: Callable[[int], str], *, at: int = 0,
+        whole: bool = False, shown: CacheSize | None = None,
+    ) -> DoesNotFit:  # fmt: skip
+        """Return the error. It asks for what the largest known batch needs, so that the next one is not refused too.
+
+        - `shown`: the size as the user gave it, if that is another.
+
+        >>> room = Room(20, [99, 99], [16, 32], [4, 8])
+        >>> print(room.too_small([[9, 15], [20, 16], [2, 2]], 1, "batch {}".format))
+        cache 20 is 20 rows, batch 0 needs 24 (15 of dim 8), and batch 1 needs 36, the most of the 3 batches read so far: \
+set cache to 36 or more, or use smaller batches; `skirl size` says what a whole run needs
+        """
+        (budget, staging), needs = self.budget(batches[at], in_flight), self.needs(batches)
+        most = int(needs.argmax())
+        if needs[most] == needs[at]:
+            most = at
+        floors = np.minimum(batches[at], self.rows)
+        widest = int(floors.argmax())
+        of_dim = f" ({floors[widest]:,} of dim {self.dims[widest]})" if len(self.dims) > 1 else ""
+        scope = "the whole run" if whole else f"the {len(needs):,} batches read so far"
+        also = "" if most == at else f", and {name(most)} needs {needs[most]:,}"
+        also += f", the most of {scope}" if len(needs) > 1 else ""
+        room = f"is {budget:,} rows"
+        if self.in_bytes:
+            room = (
+                f"has {max(0, budget):,} bytes for rows and {self.bytes_of(staging):,} for staging (rows on their way, at "
+                "most half)"
+            )
+        found = f"cache {self.cache if shown is None else shown!r} {room}, {name(at)} needs {needs[at]:,}{of_dim}{also}"
+        hint = "" if whole else "; `skirl size` says what a whole run needs"
+        return DoesNotFit(found, self.enough(int(needs[most])), self.in_bytes, hint)
 
 
 def _share(
@@ -205,47 +197,6 @@ def _share(
                 slots[i] += more[i]
             break
     return slots
-
-
-@dataclass(frozen=True)
-class BankMemory:
-    """Memory that one bank takes, apart from the store.
-
-    >>> print(BankMemory(dim=64, rows=1_000_000, slots=50_000, staging_rows=4_000, record_bytes=260, staging_bytes=900_000))
-    dim 64: 50,000 of 1,000,000 rows in the cache (12.4 MiB), 4,000 on their way (1.0 MiB; 0.9 MiB allocated)
-    """
-
-    dim: int
-    rows: int
-    """Rows of all its tables."""
-    slots: int
-    """Rows that the cache holds."""
-    staging_rows: int
-    """Most rows on their way in addition to those. A step that needs more goes alone."""
-    record_bytes: int
-    staging_bytes: int
-    """Bytes of the staging buffers now."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the cache and of staging, as planned."""
-        return (self.slots + self.staging_rows) * self.record_bytes
-
-    def __str__(self) -> str:
-        cache, staging = self.slots * self.record_bytes, self.staging_rows * self.record_bytes
-        return (
-            f"dim {self.dim}: {self.slots:,} of {self.rows:,} rows in the cache ({cache / (1 << 20):.1f} MiB), "
-            f"{self.staging_rows:,} on their way ({staging / (1 << 20):.1f} MiB; {self.staging_bytes / (1 << 20):.1f} MiB "
-            "allocated)"
-        )
-
-
-@dataclass(frozen=True)
-class CacheSplit:
-    """Slots of each bank, and rows that may be on their way in addition."""
-
-    slots: list[int]
-    staging_rows: list[int]
 
 
 class Capacity:
@@ -275,37 +226,22 @@ class Capacity:
         near: int = 1,
     ) -> None:
         kind, share = parse_cache(cache)
-        self.cache = cache
+        rows = [sum(schema.tables[t].rows for t in bank.tables) for bank in schema.banks]
         if sites > 1 and kind == "share":  # of the rows that this trainer owns
-            self.cache = max(1, int(share * sum(table.rows for table in schema.tables) / sites))
+            cache = max(1, int(share * sum(rows) / sites))
+        self.cache = cache
         self.split: CacheSplit | None = None
         """None until the first batches have decided it."""
         self.by_one = False
         """True if a batch that was looked up alone decided the split. A lookahead decides by its window instead."""
-        self._schema = schema
-        self._record_bytes = list(record_bytes)
-        self._free = lambda: free() // near
+        self._room = Room(cache, rows, record_bytes, [bank.dim for bank in schema.banks], lambda: free() // near)
         self._largest = np.zeros(len(schema.banks), np.int64)
         """Rows of each bank in the largest batch that a split was made for."""
-        self._auto: str | None = None
-        """The size that "auto" stands for, once that is decided."""
 
     @property
     def halves(self) -> list[int]:
         """For each bank: rows that may be on their way in; as many more may be on their way out."""
         return [rows // 2 for rows in self.split.staging_rows] if self.split else []
-
-    def sizes(self, record_bytes: Sequence[int], staging_bytes: Sequence[int]) -> list[BankMemory]:
-        """Return what each bank takes. Empty until a split is decided."""
-        tables, split = self._schema.tables, self.split
-        if split is None:
-            return []
-        return [
-            BankMemory(bank.dim, sum(tables[t].rows for t in bank.tables), slots, staging, one, allocated)
-            for bank, slots, staging, one, allocated in zip(
-                self._schema.banks, split.slots, split.staging_rows, record_bytes, staging_bytes, strict=True
-            )
-        ]
 
     def decide(
         self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
@@ -313,21 +249,18 @@ class Capacity:
         """Return a split that holds batch `number`, and as many of the batches after it as possible."""
         each = np.array(needs, np.int64)
         whole = np.maximum(each.max(axis=0), self._largest)
-        for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 1, -1))):
+        for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 1, -1)), each[0]):
             try:
-                return self._split_for(largest, distinct, in_flight, number)
+                split = self._room.split(distinct, largest.tolist(), in_flight)
             except DoesNotFit:
                 continue
-        try:
-            return self._split_for(each[0], distinct, in_flight, number)
-        except DoesNotFit:
-            raise self.refusal(needs, in_flight=in_flight, number=number) from None
+            self._largest = np.maximum(self._largest, largest)
+            return split
+        raise self.refusal(needs, in_flight=in_flight, number=number)
 
     def check(self, needs: Sequence[int], *, in_flight: int, number: int) -> None:
         """Raise if no split holds batch `number`. `needs`: its distinct rows of each bank."""
-        largest = self._largest
-        self._split_for(np.array(needs, np.int64), needs, in_flight, number)
-        self._largest = largest
+        self._room.split(needs, needs, in_flight, _named(number))
 
     def check_run(self, needs: Sequence[Sequence[int]], *, in_flight: int) -> None:
         """Raise if a run whose batches are all known has one that no split holds.
@@ -336,9 +269,11 @@ class Capacity:
         """
         if self.cache == "auto" or not len(needs):
             return
-        room, _ = self._room(needs[0], in_flight)
+        room = self._room
         # A bank without a row in the batches that decide still gets one slot, beyond the budget.
-        most = room.budget + len(self._rows) - 1 if room.staging is None else int(parse_cache(self.cache)[1])
+        most = room.budget(needs[0], in_flight)[0] + len(room.rows) - 1
+        if room.in_bytes:
+            most = int(parse_cache(self.cache)[1])
         large = np.flatnonzero(room.needs(needs) > most)
         if len(large):
             raise self.refusal(needs, in_flight=in_flight, number=0, at=int(large[0]), whole=True)
@@ -347,44 +282,17 @@ class Capacity:
         self, needs: Sequence[Sequence[int]], *, in_flight: int, number: int | None, at: int = 0, whole: bool = False
     ) -> DoesNotFit:
         """Return the error for a batch that no split holds."""
-        room, _ = self._room(needs[at], in_flight)
-        room = replace(room, cache=self.cache)  # not the bytes that "auto" stands for
-        return too_small(room, needs, lambda i: _named(None if number is None else number + i), at=at, whole=whole)
-
-    def _room(self, largest: Sequence[int], in_flight: int) -> tuple[Room, list[int]]:
-        return room_of(
-            self._auto or self.cache,
-            rows=self._rows,
-            record_bytes=self._record_bytes,
-            dims=[bank.dim for bank in self._schema.banks],
-            largest=largest,
-            in_flight=in_flight,
-            free=self._free,
-        )
-
-    def _split_for(
-        self, largest: np.ndarray, distinct: Sequence[int], in_flight: int, number: int | None
-    ) -> CacheSplit:
-        """Return a split that holds this many rows of each bank at the same time."""
-        slots, staging = split_cache(
-            self._auto or self.cache,
-            rows=self._rows,
-            record_bytes=self._record_bytes,
-            dims=[bank.dim for bank in self._schema.banks],
-            distinct=distinct,
-            largest=largest.tolist(),
-            in_flight=in_flight,
-            free=self._free,
-            batch=_named(number),
-        )
-        self._largest = np.maximum(self._largest, largest)
-        return CacheSplit(slots, staging)
+        return self._room.too_small(
+            needs, in_flight, lambda i: _named(None if number is None else number + i), at=at, whole=whole,
+            shown=self.cache,
+        )  # fmt: skip
 
     def take(self, split: CacheSplit) -> None:
         """Use this split from now on."""
         self.split = split
         if self.cache == "auto":
-            self._auto = f"{self._bytes(split.slots) + self._bytes(split.staging_rows)}B"
+            taken = sum(map(self._room.bytes_of, split))
+            self._room = replace(self._room, cache=f"{taken}B")  # for all splits to come
 
     def forget(self) -> None:
         """Forget the split: there is no cache, and the next batches decide."""
@@ -408,24 +316,17 @@ class Capacity:
         if saved is None or saved["cache"] != self.cache:
             return True
         kind, amount = parse_cache(self.cache)
-        banks = self._rows
+        room, banks = self._room, self._room.rows
         counts = [*saved["slots"], *saved["staging_rows"]]
         if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < MAX_ROWS for n in counts):
             return False
-        weights = self._record_bytes if kind == "bytes" else [1 for _ in banks]
+        weights = room.record_bytes if kind == "bytes" else [1 for _ in banks]
         most = amount * sum(banks) if kind == "share" else amount
         most = max(1, most) + sum(weights[1:])  # a bank that no batch had a row of still has one slot
         taken = sum(n * weight for n, weight in zip(saved["slots"], weights, strict=True))
         if kind == "auto":  # another machine may have had more memory: the split stays, so it has to fit here
-            taken, most = self._bytes(saved["slots"]) + self._bytes(saved["staging_rows"]), max(1, self._free())
+            taken, most = room.bytes_of(saved["slots"]) + room.bytes_of(saved["staging_rows"]), max(1, room.free())
         return all(n <= rows for n, rows in zip(saved["slots"], banks, strict=True)) and taken <= most
-
-    @property
-    def _rows(self) -> list[int]:
-        return [sum(self._schema.tables[t].rows for t in bank.tables) for bank in self._schema.banks]
-
-    def _bytes(self, counts: Sequence[int]) -> int:
-        return sum(n * width for n, width in zip(counts, self._record_bytes, strict=True))
 
 
 def _named(number: int | None) -> str:

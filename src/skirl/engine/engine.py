@@ -14,15 +14,14 @@ import numpy as np
 import torch
 
 from skirl.core.groups import Groups, RowOptimizers, Setting
-from skirl.core.half import HALVES, packed, words
 from skirl.core.ids import Resolver
 from skirl.core.initial import InitialTable, fill
 from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema, Table
 from skirl.engine.cache import Cache
-from skirl.engine.capacity import BankMemory, CacheSize, CacheSplit, Capacity
+from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
 from skirl.engine.device import open_device, torch_device
-from skirl.engine.device.base import BankFacts, BankRows
+from skirl.engine.device.base import HALVES, BankFacts, BankRows, packed, words
 from skirl.engine.first_values import FirstValues
 from skirl.engine.rows import open_rows
 from skirl.engine.work import Counters, State, Work
@@ -184,11 +183,6 @@ class Engine:
         if self.capacity.by_one:
             self.drop_caches()
 
-    def make_caches(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> None:
-        """Allocate the caches for batches of at most this many rows in each bank, unless there are some."""
-        if not self.caches:
-            self.allocate(self.capacity.decide([largest], distinct, in_flight=in_flight, number=0))
-
     def allocate(self, split: CacheSplit) -> None:
         """Allocate the caches. There must be none."""
         if self._goes_on:
@@ -213,10 +207,6 @@ class Engine:
         """Free the memory of cache and staging. All rows are in the store, and nothing is looked up any more."""
         self.banks, self.caches = [], []
         self.capacity.forget()
-
-    def sizes(self) -> list[BankMemory]:
-        """Return what is held in memory, one entry for each bank. Empty until the first batches have decided it."""
-        return self.capacity.sizes(self.record_bytes, [bank.staging_bytes for bank in self.banks])
 
     def load(self, work: Work) -> Leaving:
         """Make a step's rows resident: evict, forward, put fetched rows, make new ones. Return the rows that left."""

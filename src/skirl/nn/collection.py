@@ -2,29 +2,26 @@
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
-from skirl.core.groups import RowOptimizers, matching
-from skirl.core.handle import TorchHandle
-from skirl.core.ids import Ids
+from skirl.core.groups import RowOptimizers, TorchHandle, matching
+from skirl.core.ids import BadIds, Ids
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
-from skirl.engine.access import weights_of_all
+from skirl.engine.access import RowIds, replacement, weights_of, weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import State
-from skirl.nn.alone import StepByStep
-from skirl.nn.by_id import RowIds, described, replacement, weights_of
-from skirl.nn.current_step import CurrentStep, Loop, Ticket
+from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
 from skirl.nn.lookup import Early, FoundRows, LookedUp, Lookup, shaped
 from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Output, uncompiled
-from skirl.nn.part import Part
 from skirl.nn.same_batch import SameBatch
 from skirl.store import Store
 from skirl.tools.hash_index import distinct
@@ -117,7 +114,7 @@ class Collection(nn.Module):
             if frozen or not self.anchor.requires_grad
         )
 
-    def part(self, *features: str, pooled: Pooling | None = None) -> Part:
+    def part(self, *features: str, pooled: Pooling | None = None) -> "Part":
         """Return some of the features as a module for use inside the model; the rows stay in this collection.
 
         Parts share tables: if one module takes bags and another sequences, a step looks up the rows once, sums their
@@ -313,6 +310,81 @@ class Collection(nn.Module):
         """Note that a lookahead begins or ends; called by the lookahead."""
         self.current.opened(loop)
         self.alone.forget()
+
+
+class Part(nn.Module):
+    """Some features of a collection, looked up in it; made by `collection.part`, which documents the arguments."""
+
+    def __init__(self, of: Collection, features: Sequence[str], pooled: Pooling | None) -> None:
+        super().__init__()
+        everything = [name for table in of.tables for name in table.features]
+        if not features:
+            raise ValueError(f"part() names no feature: name some of {', '.join(map(repr, everything))}")
+        for name in features:
+            if name not in everything:
+                raise ValueError(
+                    f"no feature {name!r} in this collection: name some of {', '.join(map(repr, everything))}"
+                )
+        if pooled is not None and pooled not in get_args(Pooling):
+            raise ValueError(
+                f"pooled is {pooled!r}: set it to 'sum' or 'mean', or leave it out for one row for each id"
+            )
+        if pooled is not None and of.pooled:
+            raise ValueError(
+                f"pooled is {pooled!r}, and an EmbeddingBagCollection pools as its tables say: leave pooled out, or make "
+                "one EmbeddingCollection, whose parts have bags or sequences"
+            )
+        self.of = of
+        self.pooled = pooled
+        self.features = tuple(name for name in everything if name in features)
+        """In the order of the collection's tables."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of the part, each with only the part's features."""
+        chosen = ((table, [name for name in table.features if name in self.features]) for table in self.of.tables)
+        return tuple(replace(table, features=tuple(names)) for table, names in chosen if names)
+
+    @uncompiled
+    def forward(self, sparse: Sparse) -> Output:
+        """Look up the part's features. Parts of one collection share a lookup, and their gradients make one update."""
+        if missing := set(self.features) - set(sparse.keys()):
+            have = ", ".join(map(repr, sparse.keys())) or "none"
+            raise BadIds(
+                f"the batch has no feature {sorted(missing)[0]!r}, which this part looks up, it has {have}: pass it the "
+                "batch as it was yielded"
+            )
+        return self.of(sparse).only(self.features).pooling(self.pooled)
+
+    def extra_repr(self) -> str:
+        """Return what repr shows."""
+        return ", ".join([*map(repr, self.features), *([] if self.pooled is None else [f"pooled={self.pooled!r}"])])
+
+
+def described(engine: Engine) -> str:
+    """Describe tables, row optimizers, cache and store for repr, with a line per table; many tables are abridged."""
+    lines, rules = [], engine.optimizers
+    for number, table in enumerate(engine.schema.tables):
+        features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
+        pooling = f", {table.pooling}" if engine.pooled else ""
+        rule = f", {_named(rules[number])}" if len(rules.all) > 1 else ""
+        frozen = ", frozen" if engine.frozen[number] else ""
+        lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
+    if len(lines) > _MOST_LINES:
+        left = len(lines) - _MOST_LINES + 1
+        lines[_MOST_LINES - 3 : -2] = [f"... {left:,} more tables ..."]
+    last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
+    return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={_named(rules[0])}, {last}"])
+
+
+_MOST_LINES = 12
+
+
+def _named(rule: RowOptimizer) -> str:
+    """Describe a row optimizer by its learning rate and its other arguments that differ from the defaults."""
+    values = {field.name: (getattr(rule, field.name), field.default) for field in fields(rule)}
+    given = [f"{name}={value!r}" for name, (value, default) in values.items() if name == "lr" or value != default]
+    return f"{type(rule).__name__}({', '.join(given)})"
 
 
 def _wants_grad(sparse: Sparse) -> bool:

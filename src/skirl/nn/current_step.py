@@ -1,90 +1,23 @@
-"""The step that the loop is in: its forwards, backwards and micro-batches."""
+"""The step that a collection is in: its forwards, backwards and micro-batches, and how it comes without a lookahead."""
 
-from collections.abc import Sequence
-from threading import get_ident
 from typing import Any, Protocol
-from weakref import ref
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from skirl.core.handle import TorchHandle
+from skirl.core.groups import TorchHandle
 from skirl.core.ids import Ids
+from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
-from skirl.nn.optimizers import stepped, unscaled, watch
+from skirl.nn.optimizers import DenseGradients, unscaled
 from skirl.nn.same_batch import SameBatch
+from skirl.oracle.bank import BatchTooLarge
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Planner, bank_planners
+from skirl.tools.hash_index import distinct
 from skirl.tools.interrupts import uninterrupted
-
-
-class DenseGradients:
-    """What became of the dense gradients that the step before left behind, as its optimizers are known once they stepped.
-
-    One weight that was stepped or cleared is enough to be content: a GradScaler skips steps, and of several optimizers one
-    may rest.
-    """
-
-    def __init__(self) -> None:
-        watch()
-        self.of: Sequence[torch.optim.Optimizer] | None = None
-        """The optimizers that train with these rows; None: all that step in the loop's thread."""
-        self._step = -1
-        self._backwards = self._known = 0
-        self._weights: list[Tensor] = []
-        """Those of the optimizers, the smallest first."""
-        self._kept: list[tuple[Tensor, int, ref[Tensor], int]] = []
-        """Weights that have a gradient after a backward: each with its version, its gradient and that one's version."""
-        self._thread = get_ident()
-        """The loop's weights; those of other loops are theirs, which may write their gradients now."""
-        self._smallest: Tensor | None = None
-        """The values of the first: `weight.data -= ...` leaves its version as it is."""
-
-    def in_backward(self, step: int) -> None:
-        """Called in a backward of a step; the check runs at its end."""
-        if stepped:
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._ended(step))
-
-    def in_forward(self) -> None:
-        """Called in each forward: gradients that somebody touched since the backward are not left as they were."""
-        self._thread = get_ident()
-        for weight, version, known, grad_version in self._kept:
-            grad = weight.grad
-            if grad is None or grad is not known() or (weight._version, grad._version) != (version, grad_version):
-                self._kept = []
-                return
-
-    def _ended(self, step: int) -> None:
-        if step != self._step:
-            self._step = step
-            if self._accumulated():
-                self._kept = []
-                raise RuntimeError(
-                    "this batch added to the dense gradients of the batch before, whose rows had been updated by its own "
-                    "backward already. To accumulate over k batches pass accumulate=k to skirl.lookahead; otherwise call "
-                    "step() and zero_grad() of the dense optimizer for each batch, and requires_grad_(False) for dense "
-                    "weights that are not trained"
-                )
-        if self._known != len(stepped) or self._backwards % 64 == 0:  # a loop may add optimizers, and weights to them
-            self._known = len(stepped)
-            ours = self.of
-            if ours is None:
-                ours = [optimizer for optimizer, thread in list(stepped.items()) if thread == self._thread]
-            weights = [w for optimizer in ours for group in optimizer.param_groups for w in group["params"]]
-            self._weights = sorted((w for w in weights if isinstance(w, nn.Parameter)), key=Tensor.numel)
-        self._backwards += 1
-        self._kept = [(w, w._version, ref(g), g._version) for w in self._weights if (g := w.grad) is not None]
-        self._smallest = self._kept[0][0].detach().clone() if self._kept else None
-
-    def _accumulated(self) -> bool:
-        """Whether a backward added to gradients that were left, and to nothing else."""
-        added = False
-        for weight, version, known, grad_version in self._kept:
-            grad = weight.grad
-            if weight._version != version or grad is None or grad is not known() or grad._version > grad_version + 1:
-                return False
-            added = added or grad._version == grad_version + 1
-        return added and self._smallest is not None and torch.equal(self._kept[0][0], self._smallest)
 
 
 class Loop(Protocol):
@@ -328,3 +261,87 @@ class Ticket:
     def release(self) -> None:
         """Let go of the batch: who keeps a loss keeps its graph, and this ticket with it."""
         del self.work, self.ids
+
+
+_PLAN = Plan(depth=1, prefetch=0)
+_IN_FLIGHT = 4
+
+
+class StepByStep:
+    """The steps of one collection without a lookahead. Successive steps share a plan until something invalidates it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._planner: Planner[Ids] | None = None
+        self._steps = 0
+
+    def forget(self) -> None:
+        """Drop the plan, since something else has replaced or moved rows."""
+        self._planner = None
+
+    def step(self, ids: Ids) -> Work:
+        """Plan the step of one batch and bring its rows into the cache."""
+        engine = self._engine
+        micro = engine.resolver.resolve(engine.resolver.check(ids))
+        if not engine.caches:
+            engine.allocate(self._decide(micro))
+            engine.capacity.by_one = True  # a lookahead will split by its window
+        with uninterrupted() as hold:
+            try:
+                work = self._planned(micro)
+                with hold.released():  # a store may hang
+                    engine.fetch(work)
+                leaving = engine.load(work)
+                self._steps += 1
+                self._begun.executed(self._steps)
+                hold.most = 2  # the first Ctrl-C waits for the write, the second abandons the rows
+                engine.write(leaving)
+                hold.most = None
+            except BaseException:
+                if self._planner is not None:
+                    self._planner.rollback(self._steps)  # the step did not happen
+                self._planner = None
+                raise
+        return work
+
+    def _planned(self, micro: Ids) -> Work:
+        try:
+            return self._next(micro)
+        except BatchTooLarge:  # for one bank: with the cache split anew among banks it may fit
+            self._begun.rollback(self._steps)
+            self._planner = None
+            if len(self._engine.schema.banks) == 1:
+                raise self._engine.capacity.refusal([_needs(micro)], in_flight=_IN_FLIGHT, number=None) from None
+            by_one = self._engine.capacity.by_one
+            split = self._decide(micro)
+            self._engine.drop_caches()
+            self._engine.allocate(split)
+            self._engine.capacity.by_one = by_one
+            return self._next(micro)
+
+    def _next(self, micro: Ids) -> Work:
+        if self._planner is None:
+            engine, self._steps = self._engine, 0
+            residents = [cache.resident() for cache in engine.caches]
+            slots = [len(cache) for cache in engine.caches]
+            banks = bank_planners(engine.schema, slots, _PLAN, engine.seen, residents=residents)
+            self._planner = Planner(banks, _PLAN)
+            engine.forget_moves()
+        self._planner.add(micro, micro.positions, 0)
+        planned = self._planner.next()
+        assert planned is not None
+        return Work([micro], self._steps, planned[1])
+
+    @property
+    def _begun(self) -> Planner[Ids]:
+        assert self._planner is not None
+        return self._planner
+
+    def _decide(self, micro: Ids) -> CacheSplit:
+        needs = _needs(micro)
+        return self._engine.capacity.decide([needs], needs, in_flight=_IN_FLIGHT, number=None)
+
+
+def _needs(micro: Ids) -> list[int]:
+    """Return the number of distinct rows of each bank."""
+    return [len(distinct(ids.keys)[0]) for ids in micro.banks]

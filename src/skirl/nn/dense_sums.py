@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from skirl.core.handle import TorchHandle
+from skirl.core.groups import TorchHandle
 from skirl.core.tree import BlockSum, add_lists, leaves, tree_sum
 from skirl.nn.collection import collections_of
 from skirl.peers.base import Peers

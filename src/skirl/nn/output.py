@@ -16,21 +16,6 @@ from skirl.nn.current_step import Ticket
 from skirl.nn.lookup import Split, Unbind, Whole
 
 
-def nested(flat: Tensor, offsets: np.ndarray) -> Tensor:
-    """Return the rows of all samples, `[ids, dim]`, as a nested tensor of torch's jagged layout, `[batch, (ids), dim]`.
-
-    offsets: int [batch + 1], where each sample begins.
-
-    >>> nested(torch.tensor([[1.0], [2.0], [3.0]]), np.array([0, 1, 3])).unbind()[1].tolist()
-    [[2.0], [3.0]]
-    """
-    lengths = np.diff(offsets)
-    begins = torch.from_numpy((offsets - offsets[0]).astype(np.int64)).to(flat.device)
-    return torch.nested.nested_tensor_from_jagged(
-        flat, begins, min_seqlen=int(lengths.min(initial=0)), max_seqlen=int(lengths.max(initial=0))
-    )
-
-
 def pooled(flat: Tensor, offsets: np.ndarray, mode: Pooling) -> Tensor:
     """Sum or average the rows of all samples, `[ids, dim]`, by sample: `[batch, dim]`, zeros for a sample without ids.
 
@@ -275,7 +260,11 @@ class Output(Mapping[str, Tensor]):
 
         - `name`: the feature.
         """
-        return nested(self[name], self._offsets(name))
+        flat, offsets = self[name], self._offsets(name)
+        lengths, begins = np.diff(offsets), torch.from_numpy((offsets - offsets[0]).astype(np.int64))
+        return torch.nested.nested_tensor_from_jagged(
+            flat, begins.to(flat.device), min_seqlen=int(lengths.min(initial=0)), max_seqlen=int(lengths.max(initial=0))
+        )
 
     @uncompiled
     def pooled(self, name: str, mode: Pooling = "sum") -> Tensor:

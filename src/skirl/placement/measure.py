@@ -10,8 +10,8 @@ import numpy as np
 from skirl.core.keys import ROW_BITS
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
+from skirl.engine.buffers import empty
 from skirl.engine.kernels import choice, cpu
-from skirl.engine.kernels.buffers import empty
 from skirl.placement.costs import Kernel
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.search import SearchResult

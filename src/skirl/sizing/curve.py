@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.engine.capacity import split_cache
+from skirl.engine.capacity import CacheSplit, Room
 from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.simulate import planned
 from skirl.pipeline.window import FIRST_WINDOW
@@ -56,18 +56,13 @@ def least_cache(survey: Survey) -> int:
     return min(sum(survey.touched), least + least // 20 + len(survey.touched))
 
 
-def capacities(survey: Survey, cache: int, prefetch: int) -> tuple[list[int], list[int]]:
+def capacities(survey: Survey, cache: int, prefetch: int) -> CacheSplit:
     """Return the slots and staging rows of each bank, split as a run would do it."""
     first = survey.used[:, :FIRST_WINDOW]
-    return split_cache(
-        cache,
-        rows=[max(1, n) for n in survey.touched],
-        record_bytes=[1] * len(survey.touched),
-        dims=[bank.dim for bank in survey.schema.banks],
-        distinct=[int(bank.sum()) for bank in first],
-        largest=[int(bank.max(initial=1)) for bank in survey.used],
-        in_flight=2 * Plan(prefetch=prefetch).hold,
-    )
+    dims = [bank.dim for bank in survey.schema.banks]
+    room = Room(cache, [max(1, n) for n in survey.touched], [1] * len(survey.touched), dims)
+    largest = [int(bank.max(initial=1)) for bank in survey.used]
+    return room.split([int(bank.sum()) for bank in first], largest, 2 * Plan(prefetch=prefetch).hold)
 
 
 def point(survey: Survey, cache: int, plan: Plan) -> Point:

@@ -98,7 +98,7 @@ def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:
     """Return the least cache that surely runs, in rows and in bytes. Bytes include the half that staging may take."""
     banks = len(records)
     rows, dims = [MAX_ROWS] * banks, [bank.dim for bank in survey.schema.banks]
-    in_rows, in_bytes = Room("", 0, None, [1] * banks, rows, dims), Room("", 0, 0, records, rows, dims)
+    in_rows, in_bytes = (Room(size, rows, records, dims) for size in (1, "1B"))
     least, least_bytes = (room.enough(int(room.needs(survey.used.T).max())) for room in (in_rows, in_bytes))
     return least, least_bytes
 

@@ -12,8 +12,8 @@ from skirl.core.batch import Sparse
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
-from skirl.nn.current_step import DenseGradients, Loop
-from skirl.nn.optimizers import Anchor
+from skirl.nn.current_step import Loop
+from skirl.nn.optimizers import Anchor, DenseGradients
 from skirl.nn.output import Output
 from skirl.sweep.dense import Watched, drawn_from, dropouts
 from skirl.sweep.variants import Variant

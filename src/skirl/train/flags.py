@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from skirl.core.optimizer_names import OptimizerName
+from skirl.core import OptimizerName
 
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where to make run folders if no flag does; "none" for nowhere."""

@@ -409,13 +409,13 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     """Return the part of the result about the engines and about movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
     widths = {t: engine.held[i] for i, bank in enumerate(engine.schema.banks) for t in bank.tables}
-    tables = engine.schema.tables
+    tables, staging = engine.schema.tables, engine.capacity.split.staging_rows if engine.capacity.split else []
     rows = {
         "tables": sum(table.rows for table in tables),
         "touched": len(engine.seen),
         "cache": sum(len(cache) for cache in engine.caches),
         "in_cache": sum(cache.filled for cache in engine.caches),
-        "staging": sum(size.staging_rows for size in engine.sizes()),
+        "staging": sum(staging),
         "bytes_of_all": sum(table.rows * widths[t] * engine.dtype.itemsize for t, table in enumerate(tables)),
     }
     return {
@@ -424,7 +424,7 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
         **share.total(
             {
                 "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
-                "staging_bytes": sum(size.staging_rows * size.record_bytes for size in engine.sizes()),
+                "staging_bytes": int(np.dot(staging, engine.record_bytes[: len(staging)])),
             }
         ),
         "counters": share.total(asdict(engine.counters)) | {"steps": engine.counters.steps},

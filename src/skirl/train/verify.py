@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.core.batch import Batch, Sparse, moved
-from skirl.core.groups import Groups
-from skirl.core.handle import TorchHandle
+from skirl.core.groups import Groups, TorchHandle
 from skirl.core.once import Distinct
 from skirl.core.reference import Bags, Reference, over_tree
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema

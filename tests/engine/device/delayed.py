@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.engine.device.streams import CudaStream, CudaStreams
+from skirl.engine.device.transfers import CudaStream, CudaStreams
 
 LONGEST = 2_000_000
 """Clock cycles: about a millisecond."""

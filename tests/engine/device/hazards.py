@@ -40,7 +40,7 @@ class Stages:
             blocks.choose = lambda fits: fits[-1]
         self.bank.blocks.take = poisoned(self.bank.blocks.take)
         plan = Plan(depth=3, prefetch=prefetch)
-        engine.make_caches([10], [8], in_flight=2 * plan.hold)
+        engine.allocate(engine.capacity.decide([[8]], [10], in_flight=2 * plan.hold, number=0))
         planner = Planner(bank_planners(engine.schema, [10], plan, engine.seen, hold_rows=engine.capacity.halves), plan)
         self.works: list[Work] = []
         for _ in range(steps):

@@ -2,7 +2,7 @@
 
 import threading
 
-from skirl.engine.device.streams import Streams
+from skirl.engine.device.transfers import Streams
 from skirl.peers.base import ON_DEVICE
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.engine.device.streams import Streams
+from skirl.engine.device.transfers import Streams
 from tests.interpreter import quicken
 
 

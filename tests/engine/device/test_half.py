@@ -10,9 +10,9 @@ from hypothesis.extra.numpy import arrays
 import skirl
 from skirl import SGD, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.cli.train import Train
-from skirl.core.half import expanded, packed, words
 from skirl.core.initial import first_rows
 from skirl.engine.access import peek
+from skirl.engine.device.base import expanded, packed, words
 from tests.cases import cases
 
 HALVES = [torch.bfloat16, torch.float16]

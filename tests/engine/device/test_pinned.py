@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from skirl.engine.device.streams import no_streams
-from skirl.engine.device.transfers import Blocks
+from skirl.engine.device.transfers import Blocks, no_streams
 
 
 class Event:

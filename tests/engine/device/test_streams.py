@@ -8,7 +8,7 @@ import torch
 
 import skirl
 from skirl.engine.access import peek, put
-from skirl.engine.device.streams import Immediate, Streams
+from skirl.engine.device.transfers import Immediate, Streams
 
 
 @dataclass

@@ -22,7 +22,7 @@ from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine.kernels import cpu, gpu
 from skirl.engine.kernels.gpu_math import INTERPRETED
-from skirl.engine.kernels.hot_rows import STRETCH, stretches_of
+from skirl.engine.kernels.tree import STRETCH, stretches_of
 from tests.cases import cases
 from tests.nn.rounding import random_bits, rounded
 

@@ -9,7 +9,7 @@ from skirl.core.optim import SGD, Adam, RowwiseAdagrad, padded
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine.kernels import choice, cpu
-from skirl.engine.kernels.hot_rows import STRETCH, stretches_of
+from skirl.engine.kernels.tree import STRETCH, stretches_of
 from tests.cases import cases
 from tests.engine.kernels.test_cpu import World, assert_same_bits
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from skirl.core.optim import FTRL, SGD, Adam, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.engine.kernels import choice, tree
-from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.engine.kernels.tree import NOWHERE, Parts, TreePlan, sums
+from skirl.engine.kernels.tree import NOWHERE, STRETCH, Parts, TreePlan, sums
 from tests.cases import cases
 from tests.engine.kernels.test_cpu import World, assert_same_bits, draw_bags, draw_tables
 from tests.engine.kernels.test_gpu import Arena, on_devices

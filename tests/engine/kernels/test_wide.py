@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numba import config, njit
 
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.engine.buffers import empty
 from skirl.engine.kernels import choice, cpu, wide
-from skirl.engine.kernels.buffers import empty
 from skirl.tools import lanes
 from tests.cases import cases
 from tests.processes import interpreter

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import InitialTable
@@ -77,13 +78,8 @@ class BankRows(ABC):
 
     @property
     @abstractmethod
-    def staging_bytes(self) -> int:
-        """Bytes of the buffers of rows on their way, now."""
-
-    @property
-    @abstractmethod
     def buffers_in_use(self) -> int:
-        """Number of these buffers that have an owner."""
+        """Number of buffers of rows on their way that have an owner."""
 
     @property
     @abstractmethod
@@ -208,3 +204,34 @@ class Device(ABC):
     @abstractmethod
     def empty(self, rows: int, dim: int) -> torch.Tensor:
         """Return memory for an output or its gradient, with undefined contents."""
+
+
+HALVES = (torch.float16, torch.bfloat16)
+"""Rows of these are float32 words for stores and checkpoints, used as plain bits, two numbers in each."""
+
+
+def words(width: int) -> int:
+    """Return how many words a record of `width` numbers takes; if `width` is odd, half a word is unused.
+
+    >>> words(64), words(65)
+    (32, 33)
+    """
+    return (width + 1) // 2
+
+
+def expanded(records: NDArray[Any], width: int, half: torch.dtype) -> NDArray[np.float32]:
+    """Unpack the numbers in some records to float32.
+
+    >>> rows = np.array([[1.0, -0.5, 3.0]], np.float32)
+    >>> packed(rows, torch.bfloat16).shape, expanded(packed(rows, torch.bfloat16), 3, torch.bfloat16).tolist()
+    ((1, 2), [[1.0, -0.5, 3.0]])
+    """
+    bits = torch.from_numpy(np.ascontiguousarray(records).view(np.int16))
+    return bits.view(half)[:, :width].to(torch.float32).numpy()
+
+
+def packed(rows: NDArray[Any], half: torch.dtype) -> NDArray[np.float32]:
+    """Pack numbers into records, rounding each to nearest."""
+    out = torch.zeros((len(rows), 2 * words(rows.shape[1])), dtype=half, device="cpu")
+    out[:, : rows.shape[1]] = torch.from_numpy(np.ascontiguousarray(rows)).to(half)
+    return out.view(torch.int16).numpy().view(np.float32)

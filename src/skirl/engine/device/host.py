@@ -8,11 +8,10 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
 from skirl.core.inverse import Shared
+from skirl.engine.buffers import HostBuffer, Reused, Staging, empty
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
-from skirl.engine.kernels import choice, cpu, shares
-from skirl.engine.kernels.buffers import Reused, empty
+from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.tree import Parts
-from skirl.engine.staging import HostBuffer, Staging
 from skirl.engine.work import Work
 from skirl.store.base import Rows
 from skirl.tools.machine import free_bytes
@@ -47,10 +46,6 @@ class HostRows(BankRows):
         self.staging = Staging(facts.width, facts.dtype)
         self._buffers = buffers
         self._pending: dict[int, HostBuffer] = {}
-
-    @property
-    def staging_bytes(self) -> int:
-        return self.staging.nbytes
 
     @property
     def buffers_in_use(self) -> int:
@@ -128,7 +123,7 @@ class HostRows(BankRows):
         if plain.at:
             self._pool(rows, plain.of(place), plain.offsets, shared.features, plain.of(ids.scale), samples)
         self._pool(rows, once.of(place), once.offsets, 1, once.of(ids.scale), bags)
-        self._run(shares.expand, shared.batch, bags, shared.bag, shared.columns, shared.features, samples)
+        self._run(cpu.expand, shared.batch, bags, shared.bag, shared.columns, shared.features, samples)
         return out
 
     def _pool(
@@ -148,7 +143,7 @@ class HostRows(BankRows):
             into.zero_()
             return
         bags = into.numpy()
-        self._run(shares.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
+        self._run(cpu.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
 
     @property
     def reads_apart(self) -> bool:

@@ -5,14 +5,65 @@ Every sum has a fixed order, whatever the number of threads and the width of the
 
 from functools import cache as remember
 from math import inf
+from typing import Any
 
 import numpy as np
+from numba import config, njit, types
+from numba.extending import overload
 
+from skirl.core import optim
 from skirl.core.keys import ROW_BITS
 from skirl.core.optim import Rule
-from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.engine.kernels.rules import compiled, numbers_of
+from skirl.engine.kernels.tree import STRETCH
+from skirl.tools import lanes
 from skirl.tools.jit import Kernel, kernel
+
+
+@kernel
+def numbers_of(scalars, table):
+    """Return a rule's numbers, `n`, for a table."""
+    return (
+        scalars[table, 2], scalars[table, 3], scalars[table, 4], scalars[table, 5], scalars[table, 6], scalars[table, 7]
+    )  # fmt: skip
+
+
+@remember
+def compiled(rule: Rule) -> Kernel:
+    """Return a rule for kernels. It is compiled as a part of each kernel that calls it."""
+    if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+        return np.errstate(all="ignore")(rule.step)
+    options: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    return njit(**options)(rule.step)
+
+
+def _is_row(*given: Any) -> bool:
+    return any(isinstance(one, lanes.Lanes) for one in given)
+
+
+@overload(optim.root)
+def _root(x):
+    return (lambda x: lanes.root(x)) if _is_row(x) else (lambda x: np.sqrt(x))
+
+
+@overload(optim.divide)
+def _divide(a, b):
+    return lambda a, b: a / b
+
+
+@overload(optim.zero)
+def _zero(like):
+    if _is_row(like):
+        return lambda like: lanes.filled(like, 0)
+    number = np.float32 if like is types.float32 else np.float64
+    return lambda like: number(0)
+
+
+@overload(optim.above)
+def _above(a, b, then, other):
+    if _is_row(a, b):
+        return lambda a, b, then, other: lanes.above(a, b, then, other)
+    return lambda a, b, then, other: then if a > b else other
+
 
 # position  one id of a step, feature-major: (micro-batch, feature in bank order, sample, place in its bag)
 # bag       the positions of one feature and sample; its row in `out` and `grads` is sample * features + feature
@@ -79,7 +130,7 @@ def update_kernel(rule: Rule) -> Kernel:
     def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
         """Sum the gradients of distinct rows lo..hi and apply the row optimizer to each.
 
-        Positions are summed in stretches, see hot_rows.py. A row without a gradient from any feature stays as it is.
+        Positions are summed in stretches, see tree.py. A row without a gradient from any feature stays as it is.
 
         - `cache`: [rows, width], the records.
         - `rows`: int32 [u], the slot of each row.
@@ -225,3 +276,41 @@ def _clip(g, work, dim, most):
         shrink = most / norm
         for d in range(dim):
             g[d] = g[d] * shrink
+
+
+@kernel
+def expand(bags, bag, columns, features, out, lo, hi):
+    """Copy bags to their samples, for samples lo..hi.
+
+    - `bags`: [bags, dim], the pooled bags.
+    - `bag`: int32 [batch, shared], the bag of each sample and each feature whose bags are shared.
+    - `columns`: int32 [shared], the numbers of these features.
+    - `out`: [batch * features, dim]; rows of other features stay as they are.
+    """
+    dim = bags.shape[1]
+    for sample in range(lo, hi):
+        for i in range(columns.size):
+            b, row = bag[sample, i], sample * features + columns[i]
+            for d in range(dim):
+                out[row, d] = bags[b, d]
+
+
+@kernel
+def fold(grads, bag, columns, features, out, lo, hi):
+    """Sum the gradients of samples by bag, for bags lo..hi: over the samples in ascending order, from 0.
+
+    - `grads`: [batch * features, dim], the gradients of the samples' rows.
+    - `out`: [bags, dim].
+    """
+    dim = grads.shape[1]
+    zero = grads.dtype.type(0)
+    for b in range(lo, hi):
+        for d in range(dim):
+            out[b, d] = zero
+    for sample in range(bag.shape[0]):
+        for i in range(columns.size):
+            b = bag[sample, i]
+            if lo <= b < hi:
+                row = sample * features + columns[i]
+                for d in range(dim):
+                    out[b, d] = out[b, d] + grads[row, d]

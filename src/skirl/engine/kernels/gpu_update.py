@@ -27,7 +27,7 @@ from skirl.engine.kernels.gpu_math import (
     uniform,
     zero,
 )
-from skirl.engine.kernels.hot_rows import STRETCH
+from skirl.engine.kernels.tree import STRETCH
 
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 # (Triton's types: an annotated number, a function that returns a tuple.)

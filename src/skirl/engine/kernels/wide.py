@@ -7,9 +7,8 @@ import numpy as np
 
 from skirl.core.keys import ROW_BITS
 from skirl.core.optim import Rule
-from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.engine.kernels.rules import compiled, numbers_of
-from skirl.engine.kernels.tree import DEEPEST, NOWHERE
+from skirl.engine.kernels.cpu import compiled, numbers_of
+from skirl.engine.kernels.tree import DEEPEST, NOWHERE, STRETCH
 from skirl.tools.jit import Kernel, kernel
 from skirl.tools.lanes import later, load, soon, store, stream, total, written_soon, zeros
 
