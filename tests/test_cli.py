@@ -166,21 +166,6 @@ def test_every_flag_is_explained(capsys, name):
     assert ">>>" not in shown
 
 
-def test_a_sweep_takes_the_flags_of_a_run_and_shows_none_of_other_trainers(capsys, tmp_path):
-    assert exit_code("sweep", "--help") == 0
-    shown = capsys.readouterr().out
-    assert "--prefetch " in shown and "--shards" not in shown and "--peer-patience" not in shown
-    assert exit_code("train", "--help", "all") == 0
-    shown = capsys.readouterr().out
-    assert "--shards " in shown and "--peer-patience " in shown
-    (tmp_path / "config.json").write_text(json.dumps({"command": "train", "flags": Train.of(peer_patience=5).flat()}))
-    for name in ("sweep", "size"):
-        command, *_ = cli._parse(name, ["--config", str(tmp_path), *(["--vary", "lr=1,2"] if name == "sweep" else [])])
-        assert command.flat().get("peer_patience") == (5 if name == "sweep" else None)
-    assert exit_code("sweep", *SMALL, "--vary", "lr=1,2", "--shards", "4") == 2
-    assert "--shards is 4, but a sweep's steps have one shard: leave --shards out" in capsys.readouterr().err
-
-
 def test_help_and_a_wrong_flag_need_no_torch():
     program = """if True:
         import sys
