@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -167,81 +166,6 @@ def test_every_flag_is_explained(capsys, name):
     assert ">>>" not in shown
 
 
-def test_help_of_train_is_short_and_says_how_to_see_all(capsys):
-    assert exit_code("train", "--help") == 0
-    shown = capsys.readouterr().out
-    names = [name for name in order_of_help(shown) if not name.isupper()]
-    assert (
-        len(names) == 30 and "prefetch" not in names and "`skirl train --help all` lists all flags" in one_line(shown)
-    )
-
-
-def test_help_shows_what_a_flag_takes_and_nothing_of_python(capsys):
-    assert exit_code("train", "--help", "all") == 0
-    shown = one_line(capsys.readouterr().out)
-    assert "--depth INT|{auto,epoch} " in shown and "--steps INT " in shown and "--top INT [INT ...] " in shown
-    assert not re.search(r"None|default: False|<class", shown)
-
-
-def order_of_help(shown: str) -> list[str]:
-    """Return the flags that help lists, and in capitals the titles of its groups."""
-    found = re.findall(r"^[|│ ]{0,4}--([a-z][a-z-]*)|([a-z]+) options", shown, re.MULTILINE)
-    return [flag or group.upper() for flag, group in found]
-
-
-def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
-    assert exit_code("train", "--help", "all") == 0
-    names = order_of_help(capsys.readouterr().out)
-    assert names[:11] == [*Train.common, "config"]
-    assert [name for name in names if name.isupper()] == [
-        "DATA", "MODEL", "LEARNING", "CACHE", "DEVICE", "EVALUATION", "SAVE", "OUTPUT",
-    ]  # fmt: skip
-    assert names[names.index("SAVE") + 1 :][:3] == ["save-every", "save-minutes", "keep-best"]
-
-
-@pytest.mark.parametrize(
-    ("name", "groups"),
-    [
-        ("convert", "SESSION FILES OUTPUT"),
-        ("analyze", "FILES OUTPUT"),
-        ("sweep", "SWEEP DATA MODEL LEARNING CACHE DEVICE EVALUATION SAVE OUTPUT"),
-        ("place", "DATA LEARNING OUTPUT PLAN COSTS"),
-    ],
-)
-def test_help_of_a_long_command_begins_with_its_common_flags(name, groups, capsys):
-    assert exit_code(*name.split(), "--help") == 0
-    names, kind = order_of_help(capsys.readouterr().out), cli._command(name)
-    common = [option(flag).removeprefix("--") for flag in getattr(kind, "common", ())]
-    first = names[: next(n for n, title in enumerate(names) if title.isupper())]
-    assert [flag for flag in first if flag != "config"][: len(common)] == common
-    assert [title for title in names if title.isupper()] == groups.split()
-    assert sorted(option(flag) for flag in flags_of(kind) if flag not in getattr(kind, "hidden", ())) == sorted(
-        f"--{flag}" for flag in names if not flag.isupper() and flag != "config"
-    )
-
-
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_no_command_begins_its_help_with_more_than_ten_flags(name):
-    kind = cli._command(name)
-    shown = [flag for flag in flags_of(kind).values() if flag.name not in getattr(kind, "hidden", ())]
-    assert sum(not flag.group or flag.name in getattr(kind, "common", ()) for flag in shown) <= 10
-
-
-def test_a_sweep_takes_the_flags_of_a_run_and_shows_none_of_other_trainers(capsys, tmp_path):
-    assert exit_code("sweep", "--help") == 0
-    shown = capsys.readouterr().out
-    assert "--prefetch " in shown and "--shards" not in shown and "--peer-patience" not in shown
-    assert exit_code("train", "--help", "all") == 0
-    shown = capsys.readouterr().out
-    assert "--shards " in shown and "--peer-patience " in shown
-    (tmp_path / "config.json").write_text(json.dumps({"command": "train", "flags": Train.of(peer_patience=5).flat()}))
-    for name in ("sweep", "size"):
-        command, *_ = cli._parse(name, ["--config", str(tmp_path), *(["--vary", "lr=1,2"] if name == "sweep" else [])])
-        assert command.flat().get("peer_patience") == (5 if name == "sweep" else None)
-    assert exit_code("sweep", *SMALL, "--vary", "lr=1,2", "--shards", "4") == 2
-    assert "--shards is 4, but a sweep's steps have one shard: leave --shards out" in capsys.readouterr().err
-
-
 def test_help_and_a_wrong_flag_need_no_torch():
     program = """if True:
         import sys
@@ -257,51 +181,6 @@ def test_help_and_a_wrong_flag_need_no_torch():
 
 
 # Flags.
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--no-such-flag", "there is no flag --no-such-flag: skirl"),
-        ("--batch 0", "batch is 0: set it to 1 or more"),
-        ("--dim 0", "dim is 0, set it to 1 or more"),
-        ("--lr -1", "lr is -1.0, set it to a finite number"),
-        ("--dense-lr nan", "--dense-lr is nan: set it to a number from 0 to 1e+37"),
-        ("--threads 0", "threads is 0: set it to 1 or more"),
-        ("--seed -1", "seed is -1: set it between 0 and"),
-        ("--device gpu", "device is 'gpu': set it to 'cpu', 'cuda' or 'cuda:N'"),
-        ("--prefetch -1", "prefetch is -1: set it between 0 and 1024"),
-        ("--depth 0", "depth is 0: set it to 1 or more"),
-        ("--policy best", '--policy is \'best\': set it to "min", "lru", "lfu" or "ttl"'),
-        ("--model dlrm --top", "--top has no value: set it to a list, each a whole number"),
-        ("--cache 0", "cache is 0 rows: set it to 1 or more"),
-        ("--cache touched:0%", "set it to touched: and a share above 0% and up to 100%"),
-        (
-            "--data criteo:day_0",
-            f"day_0: there is no such file or folder in {Path.cwd()}: set --data to one that exists",
-        ),
-        ("--schedule slow", "slow"),
-        ("--store disk:", "store is 'disk:': set it to memory, disk:FOLDER, rpc://HOST:PORT, or a list"),
-        ("--rows-scale 0", "--rows-scale is 0.0, set it above 0"),
-        ("--model dcnv2 --target user", "--target is a flag of din and dcat, and dcnv2 does not have it"),
-        ("--model din-tiny --structure stacked", "--structure is a flag of dcnv2, and din does not have it"),
-        ("--model dcnv2 --rank 0", "rank is 0: set it to 1 or more"),
-        ("--model dcnv2 --structure beside", "beside"),
-        ("--model deepfm --dropout 1", "dropout is 1.0: set it to 0 or more and below 1"),
-        ("--model dlrm --top 8 0", "top is (8, 0): set it to 1 or more"),
-        ("--resume", "--save-every, --save-minutes, --keep, --keep-best and --resume need a folder: set --save"),
-        ("--save x --keep 0", "keep is 0: set it to 1 or more checkpoints"),
-        ("--save x --save-minutes 0", "--save-minutes is 0.0: set it to minutes above 0"),
-        ("--save x --save-every 0", "--save-every is 0: set it to 1 or more steps"),
-        ("--eval-every 0 --valid 20%", "--eval-every is 0: set it to 1 or more"),
-    ],
-)
-def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, flags, said):
-    """Those that tests/mistakes.txt does not have."""
-    assert exit_code("train", *flags.split()) == 2
-    caught = capsys.readouterr()
-    assert said in one_line(caught.err)
-    assert "Traceback" not in caught.err and not caught.out
 
 
 @pytest.mark.parametrize(

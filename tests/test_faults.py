@@ -14,7 +14,6 @@ from hypothesis import settings
 
 import skirl
 from tests.faults.catalogue import AREAS
-from tests.faults.plant import Fault
 from tests.faults.run import COMPILED
 from tests.processes import interpreter
 
@@ -69,50 +68,3 @@ def test_there_are_many_faults_and_none_twice():
     assert len(FAULTS) >= MANY
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert len({(fault.where, fault.old, fault.new) for fault in FAULTS}) == len(FAULTS)
-
-
-SOURCE = """
-class Cache:
-    def put(self, rows):
-        if len(rows) > 1:  # more than one
-            self.count += len(
-                rows)
-            self.counts = 0
-        else:
-            self.count = 1
-        return self.count
-
-def put(rows):
-    return rows
-"""
-
-PLANTED = {
-    "layout and comments do not matter": ("Cache.put", "+= len(rows)", "= 1", "+= len(rows)", "= 1"),
-    "several lines": ("Cache.put", "else:\n  self.count = 1", "", "\n        else:\n            self.count = 1", ""),
-    "more lines": ("Cache.put", "self.count = 1", "x = 1\ny = 1", "self.count = 1", "x = 1\n            y = 1"),
-    "a class": ("Cache", "return self.count", "return 0", "return self.count", "return 0"),
-    "a function": ("put", "return rows", "return 0", "return rows", "return 0"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("where, old, new, gone, come", PLANTED.values(), ids=PLANTED)
-def test_a_fault_is_found_in_a_function(where: str, old: str, new: str, gone: str, come: str):
-    planted = Fault("", f"m:{where}", old, new).plant(SOURCE)
-    plain = ast.unparse(ast.parse(SOURCE))
-    assert plain.count(gone) == 1
-    assert ast.unparse(planted) == ast.unparse(ast.parse(plain.replace(gone, come)))
-
-
-@pytest.mark.parametrize(
-    "where, old",
-    [
-        ("Cache.put", "rows"),  # occurs twice
-        ("put", "self.count = 1"),  # is elsewhere
-        ("Cache.put", "self.coun"),  # only part of a name
-        ("Cache.put", "count = 1"),  # only part of a dotted name
-        ("Cache.get", "rows"),
-    ],
-)
-def test_a_fault_that_does_not_stand_once_is_refused(where: str, old: str):
-    with pytest.raises(LookupError, match="write this fault anew"):
-        Fault("", f"m:{where}", old, "None").plant(SOURCE)

@@ -29,8 +29,6 @@ from tests.loops import (
     ProbedStore,
     Replay,
     collection,
-    endless,
-    every_row,
     fail_at,
     loop,
     our_threads,
@@ -207,22 +205,6 @@ def test_a_write_that_fails_after_the_loop_is_not_silent(data):
             if hang.reached.is_set():
                 threading.Timer(0.2, hang.go.set).start()
                 break
-    with pytest.raises(Damaged):
-        embeddings(data[0][0].sparse)
-
-
-def test_a_failing_read_and_a_failing_write_are_both_known(data):
-    store = ProbedStore()
-    store.on_read = fail_at(20)
-
-    def slow_then_fail(number):
-        if number == 12:
-            time.sleep(0.3)
-            raise Broken("write")
-
-    store.on_write = slow_then_fail
-    embeddings = collection(store)
-    run_until_it_fails(embeddings, data[0], (Broken, Damaged))
     with pytest.raises(Damaged):
         embeddings(data[0][0].sparse)
 
@@ -752,18 +734,3 @@ def test_the_process_exits_when_a_stage_hangs(python, stage, body):
     done = python.run(script, timeout=100, cwd=HERE)
     assert done.returncode == 1, done.stderr
     assert "StageStuck" in done.stderr  # may be followed by a note on the write-back that never ended
-
-
-def test_every_row_is_compared():
-    """The helper notices a change of any row."""
-    batches, bags = stream(3)
-    embeddings = collection()
-    for batch in batches:
-        train(embeddings, batch)
-    Replay(bags).check(embeddings, 3)
-    before = every_row(embeddings)
-    embeddings.engine.banks[0].array[0] += 1
-    assert (every_row(embeddings) != before).any()
-    with pytest.raises(AssertionError, match="not the rows after 3 steps"):
-        Replay(bags).check(embeddings, 3)
-    assert len(list(zip(range(5), endless(batches)))) == 5

@@ -5,15 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skirl.core.batch import Batch
 from skirl.data import Synthetic
 from skirl.data.files.hashing import fold, named, unit
 from skirl.data.synthetic import _HEAT, EXPONENT, OFFSET, SHAPES, bits_for, mass_of, rank_at, scatter
 from skirl.tools.jit import kernel
-from tests.cases import cases
 from tests.data.logs import plain
 
 
@@ -62,16 +59,6 @@ def test_counts_are_the_published_ones() -> None:
         if len(distinct) < 5:
             distinct.append(len(np.unique(ids)))
     assert hits == pytest.approx(0.92, abs=0.005) and np.mean(distinct) == pytest.approx(93_000, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("name", "tables", "rows"),
-    [("avazu", 21, 9.45e6), ("criteo-kaggle", 26, 33.76e6), ("criteo-terabyte", 26, 882.8e6)],
-)
-def test_shapes_are_the_published_ones(name: str, tables: int, rows: float) -> None:
-    made = Synthetic(name).tables(dim=48)
-    assert len(made) == tables
-    assert sum(table.rows for table in made) == pytest.approx(rows, rel=5e-4)
 
 
 # The stream
@@ -152,17 +139,3 @@ def test_ranks_follow_the_density(rows: int) -> None:
     edges = np.unique(np.geomspace(1, rows, 12).astype(np.int64))
     measured = np.array([np.mean(ranks < edge) for edge in edges])
     assert np.abs(measured - share(rows, edges.astype(np.float64))).max() < 0.006  # Kolmogorov-Smirnov, 1 in 700
-
-
-@cases(100)
-@given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
-def test_scatter_is_a_bijection(rows: int, key: int) -> None:
-    assert np.array_equal(np.sort(rows_of_ranks(rows, rows, np.uint64(key))), np.arange(rows))
-
-
-def test_scatter_keeps_large_tables_apart_and_inside() -> None:
-    rows = 10_131_227
-    hot = rows_of_ranks(20_000, rows, np.uint64(11))
-    assert len(np.unique(hot)) == 20_000
-    assert hot.min() >= 0 and hot.max() < rows
-    assert np.mean(rows_of_ranks(20_000, rows, np.uint64(12)) == hot) < 0.001

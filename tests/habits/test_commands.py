@@ -12,7 +12,7 @@ import torch
 
 import skirl
 from skirl import cli
-from skirl.cli.files import Convert, Info, Vocab
+from skirl.cli.files import Convert, Vocab
 from skirl.cli.train import Evaluate, Predict, Train
 from skirl.data.flags import DataFlags
 
@@ -282,25 +282,6 @@ def test_a_converted_file_keeps_who_and_when(folder, tmp_path, more):
     (before,), (after,) = [list(source) for source in held if source is not None]
     assert len(after.labels) == 50 and torch.equal(before.labels, after.labels)
     assert torch.equal(before.sparse.values(), after.sparse.values()) and torch.equal(before.dense, after.dense)
-
-
-def test_info_says_what_each_thing_is_and_changes_nothing(folder, run, tmp_path):
-    Vocab(f"csv:{folder}/log.csv", f"{tmp_path}/v", schema=f"{folder}/schema.toml", min_count=1, quiet=True).run()
-    converted(folder, tmp_path / "c.parquet")
-    Predict(save=folder / "run", held_out=True, into=tmp_path / "p.parquet", quiet=True).run()
-    before = digests(tmp_path) | digests(folder / "run")
-    found = {name: Info(tmp_path / name).run() for name in ("v", "c.parquet", "p.parquet")}
-    found |= {"run": Info(folder / "run", check=True).run(), "log.csv": Info(folder / "log.csv").run()}
-    assert {name: facts["kind"] for name, facts in found.items()} == {
-        "v": "vocabulary", "c.parquet": "converted file", "p.parquet": "predictions", "run": "checkpoint",
-        "log.csv": "text file",
-    }  # fmt: skip
-    whole = found["run"]
-    assert (whole["step"], whole["model"], whole["whole"]) == (run["steps"], "dlrm-tiny", True)
-    assert sum(table["held"] for table in whole["tables"]) == run["rows"]["touched"]
-    assert [(t["name"], t["rows"], t["dim"]) for t in whole["tables"]] == [("user", 300, 4), ("item", 200, 4)]
-    assert [found["c.parquet"][name] for name in ("rows", "session", "time")] == [ROWS, "visit", "at"]
-    assert digests(tmp_path) | digests(folder / "run") == before
 
 
 def test_info_tells_the_damaged_in_a_sentence(folder, run, tmp_path, capsys):

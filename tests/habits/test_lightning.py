@@ -394,14 +394,3 @@ def test_predict_looks_rows_up_and_changes_nothing():
     assert torch.equal(rows_of(model), before)
     rows = Rows(sparse=sparse_of)
     trainer_of(rows).fit(model, rows.loader(in_order()))  # nothing of inference mode remains
-
-
-def test_an_error_in_a_step_leaves_the_rows_usable():
-    model, rows = made(ours=True), Rows(sparse=sparse_of)
-    model.on_train_batch_start = lambda batch, index: [0, 0, 0][index]
-    with pytest.raises(IndexError):
-        trainer_of(rows).fit(model, rows.loader(in_order()))
-    del model.on_train_batch_start
-    model.trained.clear()
-    trainer_of(rows).fit(model, rows.loader(in_order()))
-    assert len(model.trained) == 16

@@ -88,18 +88,6 @@ def test_the_rows_that_leave_are_those_of_the_obvious_version(policy, batches, s
     assert victims(policy, batches, capacity, depth, resident) == expected
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "ttl"])
-def test_with_thousands_of_rows_too(policy):
-    # More rows than the planner initially has room for, so that every column grows along the way.
-    rng = np.random.default_rng(5)
-    batches = [(rng.zipf(1.2, 64) % 20_000).tolist() for _ in range(300)]
-    obvious = Obvious(policy, 60, [])
-    expected = [obvious.step(t, batches, 2_000) for t in range(len(batches))]
-    got = victims(policy, batches, 2_000, 60, [], rows=20_000)
-    assert got == expected
-    assert sum(map(len, got)) > 1_000
-
-
 def test_a_time_to_live_is_not_lengthened_by_a_batch_that_enters_later():
     # Row 7 expires after batch 0: the window of two batches does not show its next use then. It leaves at the clean-up
     # before batch 1, although by then batch 2, which uses it, has entered.

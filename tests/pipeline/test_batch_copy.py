@@ -1,14 +1,13 @@
 """Copies of batches, and their size in memory."""
 
 from collections import namedtuple
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
 from skirl import Batch, KeyedJagged
-from skirl.pipeline.batch_copy import own, weigh
+from skirl.pipeline.batch_copy import own
 
 Pair = namedtuple("Pair", "x y")
 
@@ -57,22 +56,3 @@ def test_torchrecs_own(recwarn):
     assert mine.values().tolist() == [0, 1, 2]
     assert mine.values().untyped_storage().nbytes() == 24
     assert mine.offsets().tolist() == [0, 2, 3]
-
-
-@dataclass(slots=True)
-class Slotted:
-    x: torch.Tensor
-    name: str = "x"
-
-
-def test_weight_of_everything_that_is_found():
-    tensor = torch.zeros(10)
-    batch = {"a": [tensor, tensor], "b": (np.zeros(3), None, 7, "text"), "c": Slotted(torch.zeros(2)), "d": b"12"}
-    assert weigh(batch) == 40 + 24 + 8 + 2
-    assert weigh(Batch(tensor, KeyedJagged(["a"], torch.arange(5), offsets=torch.arange(6)), tensor)) == 40 + 40 + 48
-
-
-def test_weight_of_what_refers_to_itself():
-    batch = [torch.zeros(1)]
-    batch.append(batch)
-    assert weigh(batch) == 4

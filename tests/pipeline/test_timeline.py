@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import threading
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 import skirl
 from skirl.cli.train import Train
-from skirl.pipeline.timeline import FLUSH_BYTES, LANES, LOOP, Timeline, read
+from skirl.pipeline.timeline import FLUSH_BYTES, LANES, Timeline, read
 from tests.hooked import hooked
 from tests.loops import wait_for
 from tests.warm import COMMAND
@@ -74,26 +73,6 @@ def test_the_file_of_a_killed_run_opens(python, tmp_path):
     text = path.read_text()
     assert text.endswith(",\n")  # viewers accept an array without its closing bracket
     assert len(json.loads(text[:-2] + "]")) > len(events)
-
-
-def test_threads_add_at_once(tmp_path):
-    timeline = Timeline(tmp_path / "run.json")
-
-    def work(lane):
-        for number in range(500):
-            with timeline.span(lane, number):
-                timeline.add(lane, lane, number, 0.0, 1.0)
-
-    threads = [threading.Thread(target=work, args=(f"lane {i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    timeline.close()
-    events = read(timeline.path)
-    for i in range(4):
-        assert sum(e["lane"] == f"lane {i}" for e in events) == 500
-        assert done([e for e in events if e["lane"] == LOOP], f"lane {i}") == list(range(1, 501))
 
 
 def test_a_full_disk_ends_the_timeline_and_not_the_run(caplog):

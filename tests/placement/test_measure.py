@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from skirl.core.optim import row_optimizer
-from skirl.placement import calibrate, measure
+from skirl.placement import calibrate
 from skirl.placement.calibrate import Measured, fit, fit_costs, measure_machine, training
 from skirl.placement.costs import TERMS, load_costs, shipped
-from skirl.placement.measure import Arena, Lookups, Ready, check_plans, draw_ids, exchange_of, noise_of, rounds_of
+from skirl.placement.measure import Arena, Lookups, Ready, check_plans, exchange_of
 from skirl.placement.problem import Problem
 from skirl.placement.search import SearchResult
-from skirl.placement.spec import Piece, TableSpec, reuse_of
+from skirl.placement.spec import Piece, TableSpec
 from skirl.tools.machine import machine
 
 
@@ -50,35 +50,6 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
     changed = np.flatnonzero((part.cache != before).any(axis=1))
     assert set(changed) <= set(ids) and len(changed) > 0.9 * len(set(ids))
     assert part.cache.shape[1] == row_optimizer(optimizer)().width(8)
-
-
-def test_batches_that_are_larger_than_the_arena_get_room(monkeypatch):
-    monkeypatch.setattr(measure, "OUTPUTS", 1 << 9)
-    arena, spec = Arena(1 << 12, plain=True), TableSpec("a", 3000, 20, 100, 400.0, 300.0)
-    few, large = (Ready(arena, Lookups(spec, 0), Piece(0, 0, 3000, 0, dim)) for dim in (4, 20))
-    assert few.out.shape == (100, 4) and large.out.shape == large.grads.shape == (100, 20)
-    assert not np.shares_memory(large.out, large.grads) and arena.run_ms([few, large]) > 0
-
-
-def test_rounds_are_as_many_as_time_allows(arena):
-    ready = [c.ready(arena) for c in training("sgd", 2, 0, (16,))]
-    assert rounds_of(arena, ready, 3, 0).shape == (3, 2)
-    rounds = rounds_of(arena, ready, 9, 0, late=lambda: True)
-    assert rounds.shape == (2, 2) and (rounds > 0).all() and noise_of(rounds) >= 0
-
-
-@pytest.mark.parametrize("distinct", [1.0, 3.0, 400.0, 640.0])
-@pytest.mark.parametrize("known", [True, False])
-def test_ids_are_drawn_as_a_table_is_known(distinct, known):
-    counts = np.minimum(2 ** (np.arange(int(distinct)) % 4), 640)
-    spec = TableSpec("a", 5000, 8, 64, 640.0, distinct, reuse_of(counts) if known else ())
-    ids = draw_ids(spec, np.random.default_rng(5))
-    assert len(ids) == 640 and ids.min() >= 0 and ids.max() < 5000
-    found, often = np.unique(ids, return_counts=True)
-    assert len(found) == distinct and (not known or distinct != 400 or (often == 1).mean() > 0.2)
-    lookups = Lookups(spec, 1)
-    parts = [lookups.of(Piece(0, *ends, 0, 8)) for ends in ((0, 1700), (1700, 5000))]
-    assert sum(len(part) for part, _ in parts) == len(lookups.ids) == 640
 
 
 def test_a_fit_finds_what_times_were_made_of():

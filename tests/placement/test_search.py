@@ -2,7 +2,6 @@
 placements."""
 
 import itertools
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl.placement.costs import Costs, shipped
-from skirl.placement.measure import generate
 from skirl.placement.plan_file import TablePlan
-from skirl.placement.problem import UNBOUND, Problem, move_and_swap, over_caps
-from skirl.placement.search import _Beam, _Blocks, plan_tables, search
+from skirl.placement.problem import UNBOUND, Problem, over_caps
+from skirl.placement.search import plan_tables, search
 from skirl.placement.spec import Piece, TableSpec, blocks, canonical, check_cover, halves
 from tests.cases import cases
-from tests.placement.test_nets import costs as by_net
 
 MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)
 KINDS = ("rowwise-adagrad", "sgd", "adagrad")
@@ -148,19 +145,6 @@ def test_no_placement_is_much_better(seed, tables, full):
     assert best == np.inf or (found.score[0] == 0 and found.score[1] <= best * 1.01)
 
 
-def test_costs_kept_of_pieces_are_not_taken_for_those_of_others():
-    problem = problem_of(*task(0, 0.6))
-    for kept, backwards in zip(problem.arrays(problem.root()), problem.arrays(problem.root()[::-1])):
-        assert np.array_equal(kept[::-1], backwards)
-
-
-def test_each_cut_is_tried_once():
-    beam = _Beam(problem_of([spec(n, 4000, 32, 20) for n in range(3)], (UNBOUND, UNBOUND)), 20.0, time.monotonic)
-    start = beam.placed_anew(beam.root)
-    children = [beam.child(start, beam.key(start.items), item) for item in (0, 1, 2, 1)]
-    assert [child is not None for child in children] == [True, True, True, False]
-
-
 def test_what_may_not_move_or_be_cut_stays():
     specs = [spec(0, 4000, 32, 20, split="no"), spec(1, 4000, 32, 20, rank=1)]
     specs += [spec(2, 4000, 32, 20, split="columns"), spec(3, 4000, 32, 20, split="rows"), spec(4, 40, 4, 1, rank=2)]
@@ -199,19 +183,6 @@ def test_small_tables_are_cut_as_they_have_to_be():
     assert len(plan.pieces[2]) == 1 and found.in_time
 
 
-def test_blocks_together_take_what_each_takes():
-    specs = generate(9, batch=64, max_dim=64, seed=2, optimizer="sgd")
-    specs = [replace(s, rows=s.rows % 50 + n + 1, distinct=1.0) for n, s in enumerate(specs)]
-    problem = problem_of(specs, (UNBOUND,) * 5, by_net(5, seed=1))
-    some, wanted = [0, 2, 3, 8], np.zeros((5, 7))
-    for n in some:
-        for rank, (a, b) in enumerate(blocks(problem.specs[n].rows, 5)):
-            if a < b:
-                piece = Piece(n, a, b, 0, problem.specs[n].dim)
-                wanted[rank] += (*problem.cost(piece), *problem.adds(piece))
-    assert np.allclose(_Blocks(problem, range(9)).of(some), wanted.T) and wanted.any(axis=0).all()
-
-
 # Time
 
 
@@ -244,28 +215,6 @@ def test_what_fits_is_found_without_any_time():
     three = [spec(n, 1000, 16, 1, split="no") for n in range(3)]
     with pytest.raises(ValueError, match=r"set --seconds higher, since the search ran out of time, or --memory higher"):
         plan_tables(three, (3 * 500 * 65,) * 2, costs(2), seconds=1e-9)
-
-
-def test_it_ends_in_time_whatever_takes_it(monkeypatch):
-    """Asking for costs and moves advances the clock: with many tables on many ranks, not every block is asked for."""
-    at, improve = [0.0], move_and_swap
-
-    class Slow(Costs):
-        def part(self, spec, rows, dim):
-            at[0] += 2e-3
-            return super().part(spec, rows, dim)
-
-    def moves(*args):
-        at[0] += 5e-3
-        return improve(*args)
-
-    monkeypatch.setattr("skirl.placement.problem.move_and_swap", moves)
-    made = generate(150, batch=512, max_dim=64, seed=1, optimizer="rowwise-adagrad")
-    held = sum(s.nbytes(s.rows, s.dim) for s in made)
-    problem = problem_of(made, (int(held / 64 / 0.9),) * 64, Slow(shipped(1e9, 64).ms, 1e9, 64))
-    short = search(problem, seconds=1.5, now=lambda: at[0])
-    assert at[0] == pytest.approx(short.seconds + 0.3) and short.seconds <= 1.5  # 0.3: for whole tables, before
-    assert not short.in_time and short.placed.score[0] == 0
 
 
 # Pieces and the plan's file

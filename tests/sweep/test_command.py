@@ -12,7 +12,6 @@ from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import checkpoint_of
-from skirl.sweep.flags import KeepFlags
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from tests.sweep.folders import race_lines, rows_of
 
@@ -72,13 +71,6 @@ def test_rows_in_several_stores_are_those_of_one(processes: int, tmp_path: Path)
 
 def saved_step(folder: Path) -> int:
     return json.loads((folder / "sweep-checkpoint.json").read_bytes())["step"]
-
-
-def test_a_sweep_is_saved_by_steps_and_by_the_clock(tmp_path: Path):
-    flags = KeepFlags(save=tmp_path, save_every=5, save_minutes=2)
-    assert [flags.due(*at) for at in ((4, 119.0), (5, 0.0), (6, 120.0))] == [False, True, True]
-    with pytest.raises(ValueError, match="save_minutes is 0: set it to minutes above 0"):
-        KeepFlags(save=tmp_path / "new", save_minutes=0)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -12,14 +12,11 @@ import pytest
 
 from skirl import cli
 from skirl.cli.sweep import SweepCommand
-from skirl.sweep import checkpoint, crews
-from skirl.sweep.crew import Crew, Duty, Entrant
-from skirl.sweep.crews import CrewDied, dealt, duties, how_many
+from skirl.sweep import checkpoint
+from skirl.sweep.crew import Crew, Entrant
+from skirl.sweep.crews import CrewDied
 from skirl.sweep.flags import KeepFlags
-from skirl.sweep.race import Race
-from skirl.sweep.variants import seeds_of_one, variants_of
 from skirl.tools.os_errors import NotWritten
-from skirl.train.recipe import Recipe
 from tests.sweep.folders import left_behind, same
 
 FLAGS: dict[str, Any] = {
@@ -78,29 +75,6 @@ def test_variants_that_diverge_leave_and_a_process_without_variants_trains_no_mo
         assert [of["left"] for of in result["by_variant"].values()].count(None) == 2
         found[processes] = left_behind(folder, result)
     same(found[3], found[1])
-
-
-@pytest.mark.slow
-def test_processes_that_go_on(tmp_path: Path):
-    """Small sweeps in two processes, stopped at a rung and gone on with, beside one in one process."""
-    found = []
-    for processes, part in ((1, 10), (2, 6), (2, 10)):
-        own = command(
-            tmp_path / str(processes), processes, vary=("lr=0.02,0.5", "dim=4,8"), steps=part, rungs="5", valid=None,
-            log_every=2, save_every=2, resume=True,
-        )  # fmt: skip
-        result = own.run()
-        assert result["failed"] is None and result["steps"] == part
-        if part == 10:
-            found.append(left_behind(tmp_path / str(processes), result))
-            left = [name for name, of in result["by_variant"].items() if of["left"] is not None]
-            found[-1]["trained"] = [newest(tmp_path / str(processes) / "saved" / name) for name in left]
-    same(found[1], found[0])
-
-
-def newest(saved: Path) -> int:
-    """The number of a variant's last checkpoint."""
-    return json.loads(max(saved.glob("checkpoint-*.json")).read_bytes())["number"]
 
 
 def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str, Any], tmp_path: Path, monkeypatch):
@@ -165,48 +139,3 @@ def test_an_error_after_the_losses_are_told_ends_all(at: int, tmp_path: Path, mo
             ).run()  # fmt: skip
         saved = json.loads((tmp_path / str(processes) / "saved" / checkpoint.HEADER).read_text())
         assert saved["step"] < at
-
-
-def test_how_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(crews, "cores", lambda: 6)
-    small, large = (Recipe.of(data="synthetic:tiny", steps=steps, batch=512) for steps in (10, 4096))
-    assert [how_many("auto", small, n, trace=False) for n in (1, 8)] == [1, 1]
-    assert [how_many("auto", large, n, trace=False) for n in (1, 4, 8, 32)] == [1, 2, 4, 6]
-    assert how_many("auto", large, 8, trace=True) == 1 and how_many(20, small, 8, trace=False) == 8
-    threads = Recipe.of(data="synthetic:tiny", steps=4096, batch=512, threads=3)
-    assert how_many("auto", threads, 8, trace=False) == 2
-    with pytest.raises(ValueError, match=r"processes is 2, and a timeline is of one process: set processes to 1"):
-        how_many(2, large, 8, trace=True)
-    with pytest.raises(ValueError, match=r"processes is 0: set it to 1 or more, or to auto"):
-        command(Path("x"), 0)
-
-
-@pytest.mark.parametrize(
-    ("vary", "count", "cache"),
-    [
-        (("lr=0.1,0.2", "dim=4,8,12"), 3, "1MiB"),
-        (("seed=0,1,2", "optimizer=sgd,adam"), 4, "auto"),
-        (("dim=4,8,12",), 9, "10%"),
-    ],
-)
-def test_each_variant_is_dealt_once_and_no_cache_twice(vary: tuple[str, ...], count: int, cache: str):
-    recipe = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", cache=cache)
-    variants = variants_of(recipe, vary)
-    count = min(count, len(variants))
-    race = Race([v.name for v in variants], seeds_of_one(variants))
-    hands = dealt(variants, race, count)
-    assert sorted(v.name for hand in hands for v in hand) == sorted(v.name for v in variants)
-    assert {len(hand) for hand in hands} <= {len(variants) // count, -(-len(variants) // count)}
-    for hand in hands:
-        places = [variants.index(v) for v in hand]
-        assert places == sorted(places)
-    if len(variants) % count == 0:  # the work is even, but for one variant
-        width = {v.name: v.recipe.row_optimizer().width(v.recipe.model.dim) for v in variants}
-        of = [sum(width[v.name] for v in hand) for hand in hands]
-        assert max(of) - min(of) <= max(width.values()) - min(width.values())
-    own = duties(Duty(recipe, variants, 1, lambda name: "none"), race, count)
-    caches = [duty.recipe.cache.cache for duty in own]
-    if cache != "1MiB":
-        assert cache == "auto" or set(caches) == {cache}
-        return
-    assert sum(int(re.fullmatch(r"(\d+)B", one)[1]) for one in caches) in range((1 << 20) - count, (1 << 20) + 1)

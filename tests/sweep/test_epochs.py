@@ -13,7 +13,6 @@ from skirl.cli.report import report_of_sweep
 from skirl.cli.sweep import SweepCommand
 from skirl.data import DataFlags
 from skirl.sweep.crew import Crew
-from skirl.sweep.race import Race, Rules
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, race_lines
@@ -159,17 +158,3 @@ def test_the_first_epoch_is_known_when_the_second_begins(more: dict[str, Any], t
             for further, _ in enumerate(later, start=step + 1):
                 first = later.first_epoch
                 assert (first is None or further <= first) == (further <= FIRST)
-
-
-def test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank():
-    """The race by itself, for a loop of one's own."""
-    race = Race(["a", "b"], rules=Rules(rungs=(30,)))
-    for _ in range(20):
-        assert race.see([0.50, 0.50 + 1e-6]) == []
-    before = race.standing()
-    for _ in range(200):
-        assert race.see([0.9, 0.1], unseen=False) == []
-    assert race.standing() == before and (race.winner(), race.measure) == ("a", "unseen")
-    assert race.judge({"a": 0.7, "b": 0.6}, last=True) == [] and (race.winner(), race.measure) == ("b", "held out")
-    [left] = race.judge({"a": 0.7, "b": 0.6}, last=False)
-    assert (left.variant, left.kind, left.step) == ("a", "dropped", 220)

@@ -223,32 +223,6 @@ def test_the_folder_of_a_sweep_is_taken_for_no_run(first: Path, tmp_path: Path):
     assert Train.of(**flags, from_=save / "lr=0.5").run()["from"]["folder"] == str(save / "lr=0.5")
 
 
-def test_who_runs_out_of_patience_in_the_last_step_was_trained_to_the_end(tmp_path: Path):
-    """A variant whose patience ends with the stream was trained to the end. It leaves if the sweep goes on from there."""
-
-    def run(steps: int, name: str, **more: Any) -> dict[str, Any]:
-        where = {"run": str(tmp_path / name / "run"), "save": tmp_path / name / "saved"}
-        own = {"steps": steps, "patience": 1, "vary": VARY, **where, **more}
-        return SweepCommand.of(**FLAGS | JUDGED | own).run()
-
-    def left(result: dict[str, Any], names: list[str]) -> set[str | None]:
-        return {result["by_variant"][name]["left"] for name in names}
-
-    for steps in range(8, 40, 4):
-        result = run(steps, str(steps))
-        there = [name for name, one in result["by_variant"].items() if one["left"] is None]
-        out = [name for name in there if result["by_variant"][name]["stopped_early"]]
-        if result["steps"] == steps and 0 < len(out) < len(there):
-            break
-    else:
-        raise AssertionError("none runs out of patience in the last step: vary something else")
-    assert result["failed"] is None
-    again = run(steps, str(steps), resume=True)  # has nothing left to do
-    assert (again["steps"], again["winner"], left(again, there)) == (steps, result["winner"], {None})
-    more = run(steps + 4, str(steps), resume=True)
-    assert more["steps"] == steps + 4 and left(more, out) == {f"no better in 1 evaluation at step {steps}"}
-
-
 def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     flags = FLAGS | {
         "steps": 4,
@@ -270,10 +244,6 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"valid": None}, "eval_every needs samples that are held out: set valid"),
-    ({"eval_every": None}, "patience counts evaluations: set eval_every"),
-    ({"eval_every": None, "patience": None}, "--keep-best keeps the checkpoint with the best held-out log loss"),
-    ({"save": None, "save_every": None}, "save_every, save_minutes, keep_best and resume need a folder: set save"),
     ({"vary": ("dim=4,8",)}, "variant dim=8: --dim is 8, the run was saved with 4: its weights fit no other model"),
     ({"from_": Path("gone")}, "gone holds no checkpoint: give a folder"),
 )

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.sweep.race import Race, Rules, added, errors, no_sums, together
-from skirl.sweep.standing import difference
+from skirl.sweep.race import Race, Rules
 from tests.cases import cases
 
 
@@ -52,79 +51,6 @@ def test_seeds_of_a_configuration_are_averaged_and_leave_together():
     assert race.racing == ["a0", "a1"]
     assert race.winner() == "a0"
     assert race.seed_noise() == pytest.approx(0.04 / math.sqrt(2), rel=0.1)
-
-
-@pytest.mark.parametrize("kind", ["patience", "diverged"])
-def test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone(kind: str):
-    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(rungs=(60,)))
-    alone = Race(["a1", "b0", "b1"], [0, 1, 1], Rules(rungs=(60,)))
-    for step in range(1, 100):
-        losses = noisy(step, [0.50, 0.56, 0.54, 0.54])
-        for_all = [math.nan if kind == "diverged" and step == 5 else losses[0], *losses[1:]]
-        gone = [left for left in race.see(for_all) if left.variant != "a0"]
-        assert [(left.step, left.variant) for left in gone] == [
-            (left.step, left.variant) for left in alone.see(losses[1:])
-        ]
-        if step == 4 and kind == "patience":
-            (left,) = race.retire(["a0"], "no better", kind)
-            assert (left.leader, left.difference, left.error) == (None, None, None)  # it led: b is at 0.54, a at 0.53
-        places = [place for place in race.standing() if place.variant != "a0"]
-        for ours, theirs in zip(places, alone.standing(), strict=True) if step > 4 else ():
-            assert (ours.variant, ours.state, ours.leading) == (theirs.variant, theirs.state, theirs.leading)
-            for of in ("loss", "difference", "error"):
-                assert getattr(ours, of) == pytest.approx(getattr(theirs, of), abs=1e-12), of
-    assert race.racing == ["b0", "b1"]
-
-
-def test_the_noise_is_that_of_the_configurations_with_several_seeds_left():
-    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules())
-    for step in range(1, 30):
-        race.see(noisy(step, [0.50, 0.60, 0.54, 0.56], 0.0))
-        if step == 20:
-            race.retire(["a0"], "no better", "patience")
-    assert race.seed_noise() == pytest.approx(0.02 / math.sqrt(2))
-    race.retire(["b1"], "no better", "patience")
-    assert race.seed_noise() is None
-
-
-def test_all_that_leave_at_once_are_compared_with_the_leader_of_then():
-    def race_of() -> Race:
-        race = Race(["a0", "a1", "b", "c"], [0, 0, 1, 2], Rules())
-        for step in range(1, 20):
-            race.see(noisy(step, [0.50, 0.51, 0.54, 0.60]))
-        return race
-
-    race = race_of()
-    gone = race.retire(["a0", "a1", "b"], "no better", "patience")
-    assert [(left.variant, left.leader, left.difference is None, left.error is None) for left in gone] == [
-        ("a0", None, True, True), ("a1", None, True, True), ("b", "a0", False, False),
-    ]  # fmt: skip
-    assert gone[2].difference == pytest.approx(0.035, abs=0.01)
-    assert [(place.variant, difference(place)[:4]) for place in race.standing()] == [
-        ("c", ""), ("a0", "-0.1"), ("a1", "-0.1"), ("b", "-0.0"),
-    ]  # fmt: skip
-    gone = race_of().see([math.nan, math.nan, math.nan, 0.6])
-    assert [(left.variant, left.leader) for left in gone] == [("a0", None), ("a1", None), ("b", "a0")]
-    with pytest.raises(ValueError, match="all variants have diverged"):
-        race.see([math.nan] * 4)
-    assert (race.racing, race.left[-1].variant, race.left[-1].leader) == ([], "c", None)
-    assert [place.state for place in race.standing()] == ["diverged at step 20", *["no better"] * 3]
-
-
-def test_differences_are_to_rank_1_also_if_that_left_before():
-    race = Race(["a", "b", "c", "d"], rules=Rules(rungs=(30,)))
-    for step in range(1, 40):
-        race.see(noisy(step, [0.50, 0.54, 0.60, 0.70]))
-        if step == 20:
-            race.retire(["a"], "no better", "patience")
-            then = {place.variant: place for place in race.standing()}
-    race.judge({"a": 0.4, "b": 0.6, "c": 0.5}, last=True)
-    places = {place.variant: place for place in race.standing()}
-    assert list(places) == ["a", "c", "b", "d"] and race.left[-1].leader == "b"
-    assert places["b"].difference == -then["a"].difference == pytest.approx(0.04, abs=0.01)
-    for name, apart in (("c", 0.1), ("d", 0.2)):
-        assert places[name].difference == pytest.approx(apart, abs=0.01)
-    assert [place.held_out for place in places.values()] == [0.4, 0.5, 0.6, None]
 
 
 @pytest.mark.parametrize("at", [3, 17, 40])
@@ -252,49 +178,3 @@ def check_rule(number: int) -> None:
                 ranks = [f"v{k}" for k in rule.ranks()]
                 assert [place.variant for place in race.standing()][: len(ranks)] == ranks
         assert race.racing == [f"v{k}" for k, state in enumerate(rule.state) if state == "races"]
-
-
-def sums_of(losses: np.ndarray):
-    sums = no_sums(losses.shape[1])
-    for row in losses:
-        sums = added(sums, row)
-    return sums
-
-
-def of_four() -> np.ndarray:
-    return np.random.default_rng(3).normal(0.5, 0.1, (40, 4)) + np.random.default_rng(4).normal(0, 1, (40, 1))
-
-
-@pytest.fixture(scope="module")
-def losses() -> np.ndarray:
-    return of_four()
-
-
-def test_sums_and_errors_are_those_of_the_differences_written_out(losses: np.ndarray):
-    sums = sums_of(losses)
-    assert sums.batches == 40
-    for i in range(4):
-        assert sums.losses[i] == pytest.approx(math.fsum(losses[:, i]))
-        for j in range(4):
-            differences = [float(a - b) for a, b in zip(losses[:, i], losses[:, j], strict=True)]
-            assert sums.differences[i, j] == pytest.approx(math.fsum(differences), abs=1e-9)
-            assert sums.squares[i, j] == pytest.approx(math.fsum(d * d for d in differences))
-            expected = statistics.stdev(differences) / math.sqrt(40)
-            assert errors(sums)[i, j] == pytest.approx(expected, abs=1e-9)
-
-
-def test_one_that_was_not_there_changes_no_sum_of_its_pairs(losses: np.ndarray):
-    gone = losses.copy()
-    gone[20:, 1] = np.nan
-    all_of, part = sums_of(gone), sums_of(losses[:20])
-    assert all_of.losses[1] == part.losses[1]
-    assert (all_of.differences[1] == part.differences[1]).all()
-    assert (all_of.squares[:, 1] == part.squares[:, 1]).all()
-    assert all_of.differences[0, 2] == sums_of(losses).differences[0, 2]
-
-
-def test_sums_of_two_stretches_are_those_of_both(losses: np.ndarray):
-    both, whole = together(sums_of(losses[:13]), sums_of(losses[13:])), sums_of(losses)
-    assert both.batches == whole.batches
-    assert both.squares == pytest.approx(whole.squares)
-    assert both.losses == pytest.approx(whole.losses)

@@ -119,11 +119,6 @@ def twice(sweep: Sweep, ids: Any) -> None:
         variant.step(loss)
 
 
-def again(sweep: Sweep, ids: Any) -> None:
-    for _ in range(2):
-        sweep.step(ids)
-
-
 def mixes(sweep: Sweep, ids: Any) -> None:
     for variant, each in zip(sweep, (ids, BATCHES[2])):
         train(variant, each)
@@ -143,31 +138,9 @@ def no_step(sweep: Sweep, ids: Any) -> None:
         train(variant, ids)
 
 
-def saves(sweep: Sweep, ids: Any) -> None:
-    for variant in sweep:
-        train(variant, ids)
-        if variant.name == "two":
-            sweep.save("nowhere")
-
-
 def others_turn(sweep: Sweep, ids: Any) -> None:
     for _ in sweep:
         train(sweep["two"], ids)
-
-
-def outside(sweep: Sweep, ids: Any) -> None:
-    train(sweep["two"], ids)
-
-
-def steps_outside(sweep: Sweep, ids: Any) -> None:
-    with torch.no_grad():
-        loss = sweep["two"].model.loss(ids)
-    sweep["two"].step(loss)
-
-
-def by_hand(sweep: Sweep, ids: Any) -> None:
-    with sweep["one"].turn():
-        train(sweep["one"], ids)
 
 
 def drops_all(sweep: Sweep, ids: Any) -> None:
@@ -175,23 +148,8 @@ def drops_all(sweep: Sweep, ids: Any) -> None:
     sweep.drop("two")
 
 
-def drops_again(sweep: Sweep, ids: Any) -> None:
-    sweep.drop("one")
-    sweep.drop("one")
-
-
-def goes_on_with_a_loser(sweep: Sweep, ids: Any) -> None:
-    sweep.drop("one")
-    sweep["one"].step(torch.zeros(()))
-
-
 def opens_one(sweep: Sweep, ids: Any) -> None:
     with skirl.lookahead(BATCHES, sweep["one"].model, sparse=lambda ids: ids):
-        pass
-
-
-def opens_another(sweep: Sweep, ids: Any) -> None:
-    with ahead(sweep):
         pass
 
 
@@ -200,21 +158,14 @@ def opens_another(sweep: Sweep, ids: Any) -> None:
     [
         (skips, "the loop left a batch that variant 'two' was not trained on, and 'one' was"),
         (no_step, "the loop left a batch on which variant 'two' had its backward and no step"),
-        (saves, "sweep.save is called in the turn of variant 'two'"),
         (goes_on, "the loop went on without variant 'two': in its turn call loss.backward() and variant.step(loss)"),
         (twice, "variant 'one' is stepped twice on one batch"),
-        (again, "the batch in the loop had its backward, which ends its lookups"),
         (mixes, "forward takes the batch that the lookahead yielded last, and got one that comes later"),
         (changes, "forward takes the batch that the lookahead yielded last, and got other ids of feature 'a'"),
         (others_turn, "variant 'two' is trained outside of its turn"),
-        (outside, "variant 'two' is trained outside of its turn: train it in `for variant in sweep`"),
-        (steps_outside, "variant 'two' is stepped outside of its turn"),
         (drops_all, "variant 'two' is the last of the sweep: leave the loop to end it"),
-        (drops_again, "variant 'one' has left the sweep before (dropped)"),
-        (goes_on_with_a_loser, "variant 'one' has left the sweep (dropped): it is not trained any more"),
         (lambda sweep, ids: sweep.drop("three"), "no variant 'three': there are 'one', 'two'"),
         (opens_one, "variant 'one' has the plan of its sweep: pass the sweep to skirl.lookahead(loader, sweep)"),
-        (opens_another, "another lookahead over this sweep is open"),
     ],
 )  # fmt: skip
 def test_a_wrong_loop(body, says):
@@ -227,19 +178,12 @@ def test_a_wrong_loop(body, says):
             body(sweep, ids)
 
 
-@pytest.mark.parametrize(
-    ("train", "says"),
-    [
-        (Sweep.step, "no batch is in the loop: call sweep.step(batch) inside a loop over `skirl.lookahead"),
-        (by_hand, "variant 'one' is trained outside of its turn"),
-    ],
-)
-def test_nothing_is_trained_without_a_lookahead(train, says):
+def test_nothing_is_trained_without_a_lookahead():
     with made() as sweep:
-        with pytest.raises(RuntimeError, match=re.escape(says)):
-            train(sweep, BATCHES[0])
-        with ahead(sweep), pytest.raises(RuntimeError, match=re.escape(says) if train is Sweep.step else "no batch is"):
-            train(sweep, BATCHES[0])
+        with pytest.raises(RuntimeError, match=r"no batch is in the loop: call sweep\.step"):
+            sweep.step(BATCHES[0])
+        with ahead(sweep), pytest.raises(RuntimeError, match="no batch is in the loop"):
+            sweep.step(BATCHES[0])
         assert [len(variant.embeddings.engine.store) for variant in sweep] == [0, 0]
 
 

@@ -11,17 +11,15 @@ from weakref import ref
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-import skirl
-from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep, Variant
+from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep
 from skirl.core import ids
 from skirl.oracle.bank import BankPlanner
 from skirl.pipeline.reader import Reader
 from skirl.sweep.dense import Choice
-from tests.sweep.runs import TABLES, Case, Of, batches_of, check, in_sweep, make
+from tests.sweep.runs import Case, Of, check, in_sweep, make
 
 MIXED = (
     Of(),
@@ -183,31 +181,6 @@ def test_variants_whose_rows_begin_otherwise(order, tmp_path):
     case = Case(each, slots=34, steps=8, resumed=3, folder=tmp_path)
     for one in (replace(case, resumed=None), case):
         check(one, plain=False, made=made)
-
-
-def test_rows_that_are_set_between_two_passes_are_those_of_one_variant():
-    """The other variant begins them as it would have anyway."""
-    each, batches = {"v0": Of(), "v1": Of(seed=1)}, batches_of(Case((), steps=6))
-    rows = {"a": range(40), "b": range(60), "c": [1_250_000 * i for i in range(24)]}
-    with Sweep(make, [Variant(name, of.overrides) for name, of in each.items()], TABLES, cache=40) as sweep:
-        for part in (batches[:2], batches[2:]):
-            with skirl.lookahead(part, sweep) as ahead:
-                for batch in ahead:
-                    sweep.step(batch)
-            if part[0] is batches[0]:
-                sweep["v1"].embeddings.set_rows("c", rows["c"], np.ones((24, 3), np.float32))
-        for name, of in each.items():
-            embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=SGD(lr=of.lr), cache=40, seed=of.seed)
-            torch.manual_seed(of.seed)
-            model, dense = make(Variant(name, of.overrides), embeddings)
-            for number, batch in enumerate(batches):
-                if number == 2 and name == "v1":
-                    embeddings.set_rows("c", rows["c"], np.ones((24, 3), np.float32))
-                model.loss(batch).backward()
-                dense.step()
-                dense.zero_grad()
-            for table, some in rows.items():
-                assert torch.equal(sweep[name].embeddings.rows(table, some), embeddings.rows(table, some))
 
 
 def test_one_reader_one_hash_one_plan(monkeypatch):

@@ -5,34 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skirl.cli.train import Train, Verify
 from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule
-from tests.cases import cases
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 32, "cache": "400"}
-
-
-@cases(200)
-@given(
-    st.sampled_from(["constant", "linear", "cosine", "step"]),
-    st.integers(0, 50),
-    st.integers(1, 200),
-    st.integers(0, 300),
-)
-def test_factors_rise_to_one_and_never_again(kind, warmup, total, step):
-    schedule = Schedule(kind, warmup, total)
-    now, then = schedule.factor(step), schedule.factor(step + 1)
-    assert 0 <= now <= 1
-    if step + 1 < warmup:
-        assert now < then
-    elif step >= warmup:
-        assert then <= now
-    assert schedule.factor(max(warmup, 1) - 1) == 1.0 or not warmup
 
 
 def test_factors_are_those_of_the_definitions():

@@ -1,7 +1,6 @@
 """Fingerprints and rows compared with plain Python integers."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,15 +59,3 @@ def test_hex(values: list[str]) -> None:
         right = 0 < len(value) <= 16 and set(value) <= set("0123456789abcdefABCDEF")
         assert kind == (GOOD if right else BAD)
         assert not right or number % 2**64 == int(value, 16)
-
-
-@pytest.mark.parametrize("rows", [50, 5000, 2**33])
-def test_rows_are_spread_evenly(rows: int) -> None:
-    values, out = np.arange(100_000), np.empty(100_000, np.int64)
-    prints = np.empty(100_000, np.uint64)
-    hash_numbers(values, seed_of("C1"), prints)
-    rows_by_hash(prints, np.zeros(len(values), np.uint8), rows, out)
-    assert out.min() >= 1 and out.max() < rows
-    buckets = np.bincount((out - 1) * 49 // (rows - 1), minlength=49)[:49]
-    expected = len(values) / 49
-    assert ((buckets - expected) ** 2 / expected).sum() < 95  # 99.99% of chi squared with 48 degrees of freedom

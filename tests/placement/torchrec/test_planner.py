@@ -13,12 +13,10 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skirl.placement.costs import shipped
-from skirl.placement.measure import generate
 from skirl.placement.plan_file import TablePlan
 from skirl.placement.spec import Piece
-from skirl.placement.torchrec import statistics, tables
-from skirl.torchrec import SkirlPlanner, cache_statistics, hardware_config, sharding_plan, table_plan
+from skirl.placement.torchrec import tables
+from skirl.torchrec import SkirlPlanner, cache_statistics, sharding_plan, table_plan
 from tests.placement.torchrec import model
 from tests.placement.torchrec.model import sharder
 from tests.warm import PIPE, Python
@@ -185,27 +183,6 @@ def test_a_plan_for_another_model_is_refused():
     uneven = TablePlan(2, plan.tables, (((Piece(0, 0, 30, 0, 8), 0), (Piece(0, 30, 50, 0, 8), 1)),))
     with pytest.raises(ValueError, match="is cut by rows unevenly"):
         sharding_plan(uneven, model_of((50, 8, 1)))
-
-
-def test_fitted_coefficients_estimate_what_costs_say():
-    from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW, SSD_MEM_BW
-    from torchrec.distributed.planner.estimator.estimator import get_embedding_perf_sharding_evaluator
-    from torchrec.distributed.planner.estimator.types import ShardPerfContext
-
-    made = generate(20, batch=64, max_dim=64, seed=0, optimizer="rowwise-adagrad")
-    parts = [[(s, s.rows, s.dim)] for s in made]
-    numbers = statistics.coefficients(parts, np.array([shipped(1.0, 1).part(*p[0])[0] for p in parts]))
-    config = statistics.config_of(numbers)
-    evaluator = get_embedding_perf_sharding_evaluator("table_wise", is_inference=False)
-    for s, part in zip(made, parts, strict=True):
-        context = ShardPerfContext(
-            sharding_type="table_wise", compute_kernel="fused", hash_size=s.rows, emb_dim=s.dim, batch_sizes=[s.batch],
-            num_poolings=[1.0], input_lengths=[s.ids / s.batch],
-            device_bw=config.get_device_bw("cpu", "fused", HBM_MEM_BW, DDR_MEM_BW, SSD_MEM_BW, HBM_TO_DDR_MEM_BW),
-        )  # fmt: skip
-        said = evaluator.compute_fwd_comp(context, config) + evaluator.compute_bwd_comp(context, config)
-        assert said == pytest.approx(float(statistics.sizes_of(part) @ numbers), rel=1e-3)
-    assert hardware_config().name == "skirl"
 
 
 def test_cache_statistics_are_those_of_an_lru_cache():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skirl.store.disk import key_index as places_module
-from skirl.store.disk.key_index import KeyIndex, _hash, _share, _whole
+from skirl.store.disk.key_index import KeyIndex, _hash
 from skirl.store.disk.records import INDEX_BITS
 from tests.cases import cases
 from tests.processes import interpreter
@@ -67,23 +67,6 @@ def test_a_hash_tells_all_keys_apart_and_none_is_beyond_its_bits(tables):
     assert len(set(hashes)) == 60_000 and max(hashes) < 1 << bits
 
 
-@cases(200)
-@given(st.integers(1, 40), st.data())
-def test_no_more_is_kept_of_a_hash_than_is_needed_to_know_it(bits, data):
-    """At any place that the limit allows, for any sizes of table and tables."""
-    size = data.draw(st.integers(16, 1 << 20))
-    for kept in (16, 32):
-        limit = KeyIndex({0: 1 << bits})._limit(kept, size)
-        if limit < 0:
-            continue
-        shape = np.array([size, size + 1000, bits, limit], np.int64)
-        x = data.draw(st.integers(0, (1 << bits) - 1))
-        place = int(_share(np.uint64(x), bits, size)) + data.draw(st.integers(0, min(limit, 900)))
-        words = np.zeros(size + 1000, f"uint{kept}")
-        words[place] = x & ((1 << kept) - 1)
-        assert int(_whole(words, place, shape)) == x
-
-
 def test_rows_beyond_the_tables_are_strangers_and_not_held():
     places, more = KeyIndex({0: 10, 2: 5}), arrays()
     keys = np.array([9, (2 << 48) + 4, 10, 1 << 48, 2 << 48 | 5, 3 << 48, -1])
@@ -93,21 +76,6 @@ def test_rows_beyond_the_tables_are_strangers_and_not_held():
     assert places.beyond(keys) == "row 10 of table 0 is beyond the 10 rows that it has here"
     assert [places.beyond(keys[i : i + 1]) is None for i in range(7)] == [True] * 2 + [False] * 5
     assert KeyIndex().beyond(keys) is None
-
-
-@pytest.mark.parametrize("n", [30, 40])
-def test_more_is_kept_of_hashes_where_a_key_would_stand_too_far_from_its_share(n, monkeypatch):
-    monkeypatch.setattr(places_module, "_FARTHEST", 30)
-    places, more = KeyIndex({0: 1 << 20}), arrays()
-    hashes = np.array([int(_hash(k, 20)) for k in range(1 << 17)])
-    keys = np.flatnonzero(hashes >> 10 == 500)[:n]  # they all share one place, and the others' places come after it
-    keys = np.concatenate([keys, np.flatnonzero(hashes >> 10 == 505)[:10]])
-    places.reserve(keys.size)
-    assert places._table.kept == 16 and places._table.shape.tolist()[2:] == [20, 30]
-    places.place(keys, 0, *more)
-    assert places.locate(keys).tolist() == list(range(keys.size))
-    assert more[0][0] == more[1][0] == keys.size == places.count
-    assert places._table.kept == 32
 
 
 MEASURE = """
