@@ -125,7 +125,7 @@ class Shard:
     >>> Shard.at(Placement.even(2), 0)(keys).tolist()
     [False, False, False, True, False]
     >>> keys[Shard.at(Placement.even(2), 1).within(Placement.even(2, "sites"), 1)(keys)].tolist()
-    [1, 2]
+    [1, 2, 281474976710656]
     """
 
     sites: tuple[tuple[Placement, int], ...]

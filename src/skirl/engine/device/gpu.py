@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ class Gpu(Device):
 
         self.at = at
         self.streams = streams
-        self.kernels = gpu
+        self.kernels: Any = gpu
         self.update: Callable[..., None] = gpu_update.update
         self.dtype = _TORCH[dtype]
 
