@@ -69,7 +69,7 @@ def open_store(
     if spec == "memory":
         from skirl.store.memory import MemoryStore
 
-        return MemoryStore(layout, rows=rows)
+        return MemoryStore(layout)
     if spec.startswith("disk:"):
         from skirl.store.disk.store import DiskStore
 

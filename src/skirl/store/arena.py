@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from skirl.tools.hash_index import mix
+from skirl.tools.jit import kernel
+
 _SMALLEST = 64 << 10
 
 
@@ -73,3 +76,120 @@ def _copied(old: mmap.mmap, size: int) -> mmap.mmap:
     with memoryview(old) as source, memoryview(new) as target:
         target[: len(source)] = source
     return new
+
+
+MAX_POSITIONS = (1 << 31) - 1
+_MAX_PLACES = (1 << 32) - 1  # `mix` has 32 bits
+_HALF = np.uint64(32)
+
+
+@kernel
+def _probe(table: NDArray[np.int32], held: NDArray[np.int64], key: int) -> int:
+    """Return the place of a key in the table, or the free place (0) where it belongs. The table holds positions + 1."""
+    # A product spreads 32 bits over any size, so the table can grow by half. A mask would need a power of two.
+    place = np.int64((np.uint64(mix(key)) * np.uint64(table.size)) >> _HALF)
+    while table[place] != 0 and held[table[place] - 1] != key:
+        place += 1
+        if place == table.size:
+            place = 0
+    return place  # pyright: ignore[reportReturnType]
+
+
+@kernel
+def _locate(
+    table: NDArray[np.int32], held: NDArray[np.int64], keys: NDArray[np.int64], positions: NDArray[np.int32]
+) -> None:
+    for i in range(keys.size):
+        positions[i] = table[_probe(table, held, keys[i])] - 1
+
+
+@kernel
+def _place(
+    table: NDArray[np.int32],
+    held: NDArray[np.int64],
+    count: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    positions: NDArray[np.int32],
+) -> None:
+    for i in range(keys.size):
+        place = _probe(table, held, keys[i])
+        if table[place] == 0:
+            held[count[0]] = keys[i]
+            count[0] += 1
+            table[place] = count[0]
+        positions[i] = table[place] - 1
+
+
+@kernel
+def _refill(table: NDArray[np.int32], held: NDArray[np.int64], count: int) -> None:
+    for position in range(count):
+        table[_probe(table, held, held[position])] = position + 1
+
+
+class Directory:
+    """The position of each key. Positions count from 0 and never change.
+
+    >>> directory = Directory()
+    >>> directory.reserve(2)
+    >>> directory.place(np.array([70, 50]))
+    array([0, 1], dtype=int32)
+    >>> directory.locate(np.array([50, 60]))
+    array([ 1, -1], dtype=int32)
+    """
+
+    def __init__(self) -> None:
+        self._count = np.zeros(1, np.int64)  # an array, so that the kernel sets it, and no Ctrl-C can come in between
+        self._held = Arena(np.int64)
+        self._table = np.zeros(64, np.int32)
+        self._filled = True
+
+    @property
+    def count(self) -> int:
+        """Number of keys held."""
+        return int(self._count[0])
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """The key of each position, as a view that must be dropped before the next `reserve`."""
+        return self._held.array[: self.count]
+
+    def has_room(self, n_more: int) -> bool:
+        """Return whether `n_more` further keys fit without growing."""
+        return self.count + n_more <= min(len(self._held), self._table.size * 3 // 5)
+
+    def reserve(self, n_more: int) -> None:
+        """Make room for `n_more` further keys."""
+        if self.has_room(n_more):
+            return
+        need = self.count + n_more
+        if need > MAX_POSITIONS:
+            raise ValueError(
+                f"{need:,} rows have records of one size, and {MAX_POSITIONS:,} is the most: give some of the tables "
+                "another dim"
+            )
+        self._held.reserve(need)
+        if need > self._table.size * 3 // 5:
+            # np.zeros touches no pages yet, so the old table is freed before the new one takes memory.
+            self._filled = False
+            self._table = np.zeros(min(max(need * 5 // 3 + 1, self._table.size * 3 // 2), _MAX_PLACES), np.int32)
+            self._fill()
+
+    def _fill(self) -> None:
+        """Enter every key in a new table. If a Ctrl-C interrupts it, the next call does it again."""
+        if not self._filled:
+            _refill(self._table, self._held.array, self.count)
+            self._filled = True
+
+    def locate(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the position of each key, -1 where it is not held."""
+        self._fill()
+        positions = np.empty(keys.size, np.int32)
+        _locate(self._table, self._held.array, keys, positions)
+        return positions
+
+    def place(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the position of each key, adding those not held at the next free positions. There must be room."""
+        self._fill()
+        positions = np.empty(keys.size, np.int32)
+        _place(self._table, self._held.array, self._count, keys, positions)
+        return positions

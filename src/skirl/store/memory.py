@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.arena import Arena
+from skirl.store.arena import Arena, Directory
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import manifest_of, named, rows_of
-from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
+from skirl.store.disk.key_index import MOST_PLACED
 from skirl.store.disk.manifest import Manifest, undo
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import INDEX_BITS
 from skirl.store.disk.segment import SegmentEntry, SegmentWriter
 from skirl.store.gate import Gate
 from skirl.tools.jit import kernel, read_only
-from skirl.tools.sealed_json import CheckpointError
 
 PIECE = MOST_PLACED
 """Number of keys handled at a time, which bounds the wait for the store's lock and the room reserved too early."""
@@ -30,7 +29,7 @@ _MANY = 500
 
 
 @kernel
-def _gather(held: Rows, positions: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
+def _gather(held: Rows, positions: NDArray[np.int32], out: Rows, found: NDArray[np.bool_]) -> None:
     for i in range(positions.size):
         position = positions[i]
         if position >= 0:
@@ -40,60 +39,41 @@ def _gather(held: Rows, positions: NDArray[np.int64], out: Rows, found: NDArray[
 
 
 @kernel
-def _scatter(held: Rows, positions: NDArray[np.int64], rows: Rows) -> None:
+def _scatter(held: Rows, positions: NDArray[np.int32], rows: Rows) -> None:
     for i in range(positions.size):
         for j in range(rows.shape[1]):
             held[positions[i], j] = rows[i, j]
 
 
 class _RowsOfKind:
-    """The rows of one kind: the position of each key, which never changes, and the key and record at each position."""
+    """The rows of one kind: the position of each key, which never changes, and the record at each position."""
 
-    def __init__(self, record: Record, rows: Mapping[int, int] | None) -> None:
-        self.index = KeyIndex(rows, after_growth=0.6)  # moves a key twice as it grows, not ten times
-        self.held = Arena(np.int64)
+    def __init__(self, record: Record) -> None:
+        self.directory = Directory()
         self.rows = Arena(record.dtype, (record.width,))
         self.flags = Arena(np.uint8)
         self.changes = Changes()
-        self._by_slot: list[Any] = [
-            np.zeros(1 << (32 - INDEX_BITS), dtype) for dtype in (np.int64, np.int64, np.uint64)
-        ]
-        """What the index counts for a log."""
-
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """The key at each position, as a view that must be dropped before the next `reserve`."""
-        return self.held.array[: self.index.count]
 
     def has_room(self, n_more: int) -> bool:
-        return self.index.count + n_more <= min(len(self.held), len(self.rows), len(self.flags))
+        """Return whether `n_more` further rows fit without growing."""
+        room = min(len(self.rows), len(self.flags))
+        return self.directory.has_room(n_more) and self.directory.count + n_more <= room
 
     def reserve(self, n_more: int) -> None:
-        for arena in (self.held, self.rows, self.flags):
-            arena.reserve(self.index.count + n_more)
+        self.directory.reserve(n_more)
+        for arena in (self.rows, self.flags):
+            arena.reserve(self.directory.count + n_more)
 
-    def place(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the position of each of distinct keys, new ones after those held. All arrays must have room."""
-        positions = self.index.locate(keys)
-        new, first = np.flatnonzero(positions < 0), self.index.count
-        if new.size:
-            self.index.reserve(new.size)
-            self.held.array[first : first + new.size] = keys[new]  # first: a Ctrl-C after the next line finds it whole
-            self.index.place(keys[new], first, *self._by_slot)
-            positions[new] = np.arange(first, first + new.size)
-        return positions
-
-    def changing(self, positions: NDArray[np.int64]) -> None:
-        self.changes.changing(self.flags.array, positions, self.keys, self.rows.array)
+    def changing(self, positions: NDArray[np.int32]) -> None:
+        self.changes.changing(self.flags.array, positions, self.directory.keys, self.rows.array)
 
 
 class MemoryStore(Store):
-    """A store in memory, for rows that fit there and for tests.
+    """A store in memory, for rows that fit there and for tests: at most 2**31 - 1 of one kind of record.
 
     **Arguments**
 
     - `layout`: the records of each table; a mapping will do.
-    - `rows`: number of rows of each table. A row then takes 16 to 19 bytes beside its record; with None, up to 29.
 
     >>> store = MemoryStore({0: Record(2), 1: Record(3)})
     >>> _ = store.write(np.array([5]), np.array([[1, 2]], np.float32))
@@ -105,9 +85,8 @@ class MemoryStore(Store):
            [1., 2.]], dtype=float32)
     """
 
-    def __init__(self, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None) -> None:
+    def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         super().__init__(layout)
-        self._rows = rows
         self._kinds = self._empty()
         self._gate = Gate()
         self._frozen: int | None = None
@@ -117,21 +96,19 @@ class MemoryStore(Store):
         return "MemoryStore()"
 
     def _empty(self) -> list[_RowsOfKind]:
-        return [_RowsOfKind(record, of) for record, of in zip(self.layout.kinds, self.layout.rows_by_kind(self._rows))]
+        return [_RowsOfKind(record) for record in self.layout.kinds]
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         for piece in _pieces(keys.size):
             try:
                 with self._gate.lookup():
                     held = self._kinds[kind]
-                    positions = held.index.locate(keys[piece])
+                    positions = held.directory.locate(keys[piece])
                 _gather(held.rows.array, positions, out[piece], found[piece])
             finally:
                 self._gate.copied()
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        if (beyond := self._kinds[kind].index.beyond(keys)) is not None:
-            raise ValueError(f"{beyond}: open the store with as many rows as there are")
         try:
             self._write_pieces(kind, keys, rows)
         except KeyboardInterrupt:
@@ -147,7 +124,7 @@ class MemoryStore(Store):
                     if not held.has_room(keys[piece].size):
                         with self._gate.alone():
                             held.reserve(keys[piece].size)
-                    positions = held.place(keys[piece])
+                    positions = held.directory.place(keys[piece])
                 held.changing(positions)
                 _scatter(held.rows.array, positions, read_only(rows[piece]))
             finally:
@@ -155,7 +132,7 @@ class MemoryStore(Store):
 
     def describe(self, about: Mapping[str, Any] | None = None) -> int:
         self.about = self.about if about is None else dict(about)
-        return sum(kind.index.count for kind in self._kinds)
+        return sum(kind.directory.count for kind in self._kinds)
 
     def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
@@ -168,7 +145,7 @@ class MemoryStore(Store):
     def _some_keys(self, kind: int, start: int) -> NDArray[np.int64]:
         try:
             with self._gate.lookup():
-                return self._kinds[kind].keys[start : start + PIECE].copy()
+                return self._kinds[kind].directory.keys[start : start + PIECE].copy()
         finally:
             self._gate.copied()
 
@@ -178,12 +155,12 @@ class MemoryStore(Store):
         if since is not None and self._frozen == since["generation"]:
             before = [SegmentEntry.from_text(text) for text in since["segments"]]
         with self._gate.alone():
-            rows = [kind.index.count for kind in self._kinds]
+            rows = [kind.directory.count for kind in self._kinds]
             held = sum(count * (record.nbytes + 8) for count, record in zip(rows, self.layout.kinds, strict=True))
             written = sum(entry.rows_bytes + entry.keys_bytes for entry in before)
             everything = not before or written > _WORTH * held or len(before) > _MANY + (len(self) >> INDEX_BITS)
             for kind in self._kinds:
-                kind.changes.freeze(kind.flags.array, kind.keys, everything=everything)
+                kind.changes.freeze(kind.flags.array, kind.directory.keys, everything=everything)
             self.generation += 1
             self._frozen = None
         earlier = [] if everything else before
@@ -195,7 +172,7 @@ class MemoryStore(Store):
         try:
             with self._gate.lookup():
                 held = self._kinds[kind]
-                flags, keys, rows = held.flags.array, held.keys, held.rows.array
+                flags, keys, rows = held.flags.array, held.directory.keys, held.rows.array
             return held.changes.take(flags, keys, rows)
         finally:
             self._gate.copied()
@@ -219,14 +196,10 @@ class MemoryStore(Store):
                 for pairs, changed in ((written, False), (part.own(part.over), True)):
                     for keys, rows in pairs:
                         kind = kinds[self.layout.kind(keys, rows)]
-                        if (beyond := kind.index.beyond(keys)) is not None:
-                            raise CheckpointError(
-                                f"{saved.folder} does not fit: {beyond}, give the table as many rows as it had"
-                            )
                         for piece in _pieces(keys.size):
                             some, at = np.unique(keys[piece][::-1], return_index=True)  # the last record of each key
                             kind.reserve(some.size)
-                            positions = kind.place(some)
+                            positions = kind.directory.place(some)
                             _scatter(kind.rows.array, positions, read_only(rows[piece][::-1][at]))
                             if changed:  # relative to the files of the frozen state
                                 kind.changing(positions)

@@ -46,12 +46,12 @@ def status(name):
 
 width, rows, batch = map(int, sys.argv[1:])
 values = np.ones((batch, width), np.float32)
-warm = MemoryStore({0: Record(width)}, rows={0: 882_800_001})
+warm = MemoryStore({0: Record(width)})
 for start in range(0, 3 * batch, batch):
     warm.write(np.arange(start, start + batch), values)
 warm.read(np.arange(batch), values)
 warm.close()
-store = MemoryStore({0: Record(width)}, rows={0: 882_800_001})
+store = MemoryStore({0: Record(width)})
 open("/proc/self/clear_refs", "w").write("5")  # forget the peak
 before = status("VmRSS")
 bound = 0

@@ -150,7 +150,7 @@ class Part:
             with self._lock:
                 place = next(n for n in range(len(self._held) + 1) if n not in self._held)
             if self._task.rows == "memory":
-                store: Store = MemoryStore(records, rows=rows)
+                store: Store = MemoryStore(records)
             else:
                 folder = Path(self._task.rows.removeprefix("disk:")) / f"rank-{self._task.owner}" / f"rows-{place}"
                 folder.parent.mkdir(parents=True, exist_ok=True)
