@@ -161,7 +161,7 @@ class Run:
         self.nap = Naps(case.nap, case.seed)
         one = case.optimizer
         self.rules = [one[table.name] if isinstance(one, dict) else one for table in case.tables]
-        self.schema = Schema.of(case.tables, [(rule.kind, rule.initial_state) for rule in self.rules])
+        self.schema = Schema.of(case.tables, [(rule.rule, rule.initial_state) for rule in self.rules])
         numpy_dtype = np.dtype(str(case.dtype).removeprefix("torch."))
         self.reference = Reference(case.tables, self.rules, seed=case.seed, dtype=numpy_dtype)
         self.reference.frozen = {t for t, table in enumerate(case.tables) if table.name in case.frozen}

@@ -55,3 +55,14 @@ def test_scalars_are_those_of_each_tables_rule_and_settings():
     ]  # fmt: skip
     np.testing.assert_array_equal(found, padded(expected, np.float64))
     assert groups.records[0] == groups.records[1] != groups.records[3]
+
+
+def test_two_rules_of_one_name_do_not_share_rows():
+    def adagrad(w, g, s, n):
+        return w - n[0] * g * s, s
+
+    class Other(Adagrad):
+        update = staticmethod(adagrad)
+
+    first, second = Groups(TABLES, {"item": Other(), "*": Adagrad()}).records[:2]
+    assert first != second

@@ -1,6 +1,7 @@
 """Several trainers plan together: each reads what its owners serve, and every owner plans as if it were alone."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.placement import Placement
-from skirl.oracle.halves import fused
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.route import FailedElsewhere
@@ -105,7 +105,9 @@ def test_both_halves_of_one_trainer_are_the_step_of_a_run_alone(run, depth, ramp
         planned = alone.next()
         assert planned is not None
         for reads, step, wanted in zip(joined.reads, steps, planned[1], strict=True):
-            both = fused(reads, step)
+            both = replace(
+                step, slots=step.slots[reads.place], group_start=reads.group_start, group_pos=reads.group_pos
+            )
             for name in wanted.__slots__:
                 ours, theirs = getattr(both, name), getattr(wanted, name)
                 assert np.array_equal(ours, theirs) and getattr(ours, "dtype", 0) == getattr(theirs, "dtype", 0), name

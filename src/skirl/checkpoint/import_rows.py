@@ -170,7 +170,7 @@ def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace]
         if name not in theirs:
             continue
         source = theirs[name]
-        same = source.optimizer.kind == place.optimizer.kind
+        same = source.optimizer.rule == place.optimizer.rule
         if place.optimizer.weight_follows_state:  # with other rates, the same state means other rows
             same = source.optimizer == place.optimizer
         found[name] = _copy(place, source, same)

@@ -123,11 +123,6 @@ class RowOptimizer:
         return Rule(type(self).update, 0 if one else len(self.state_names), one)
 
     @property
-    def kind(self) -> str:
-        """The name of its rule: rows of two kinds differ in their state."""
-        return self.rule.step.__name__
-
-    @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the parts of a record after the weight, in order, as torch calls them."""
         return self.states

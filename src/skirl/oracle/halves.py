@@ -3,7 +3,7 @@ owner joins the requests of all, in rank order, into a batch that `BankPlanner` 
 requests, each a distinct row of a trainer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,6 @@ from skirl.core.placement import Placement, site_in
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
-from skirl.oracle.step import Step
 from skirl.tools.jit import kernel
 
 NARROW = 1 << 31
@@ -101,11 +100,6 @@ def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np
     parts, serve = np.empty((len(asked) * len(tables), 4), np.int64), np.empty(len(asked) + 1, np.int32)
     count = _parts(tables, np.concatenate([part.counts for part in asked]), parts, serve)
     return Positions(np.concatenate([part.rows for part in asked]), parts[:count]), serve
-
-
-def fused(reads: Reads, step: Step) -> Step:
-    """Return both halves of one trainer's step as one Step over its ids."""
-    return replace(step, slots=step.slots[reads.place], group_start=reads.group_start, group_pos=reads.group_pos)
 
 
 @kernel

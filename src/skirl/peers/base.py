@@ -1,6 +1,5 @@
 """Trainers of one job: channels on which all ranks make the same calls in the same order, and the errors that end them."""
 
-import io
 import json
 import threading
 import time
@@ -289,22 +288,32 @@ def padded(size: int) -> int:
 
 
 def pack(*arrays: NDArray) -> NDArray[np.uint8]:
-    """Pack several arrays into one message, for `unpack`.
+    """Pack several one-dimensional arrays into one message, for `unpack`.
 
     >>> [part.tolist() for part in unpack(pack(np.arange(3), np.array([0.5]), np.zeros(0, np.int8)))]
     [[0, 1, 2], [0.5], []]
     """
-    message = io.BytesIO()
+    parts = [np.zeros(0, np.uint8)]
     for array in arrays:
-        np.save(message, array, allow_pickle=False)
-    return np.frombuffer(message.getvalue(), np.uint8)
+        head = np.zeros(1, HEAD)
+        head["bytes"], head["dtype"] = array.nbytes, array.dtype.str.encode()
+        rest = np.zeros(padded(array.nbytes) - array.nbytes, np.uint8)
+        parts += [head.view(np.uint8), np.ascontiguousarray(array).view(np.uint8), rest]
+    return np.concatenate(parts)
 
 
 def unpack(message: NDArray[np.uint8]) -> list[NDArray]:
-    """Return the arrays of a message."""
-    stream, arrays = io.BytesIO(message.tobytes()), []
-    while stream.tell() < len(message):
-        arrays.append(np.load(stream, allow_pickle=False))
+    """Return the arrays of a message, without copies. Raise a ValueError if `pack` did not make it."""
+    arrays, at = [], 0
+    while at < len(message):
+        if len(message) - at < HEAD.itemsize:
+            raise ValueError(f"{len(message) - at} bytes at the end of a message are no array")
+        head, at = message[at : at + HEAD.itemsize].view(HEAD)[0], at + HEAD.itemsize
+        dtype, size = dtype_of(head), int(head["bytes"])
+        if size > len(message) - at:
+            raise ValueError(f"an array of a message has {size:,} bytes, and {len(message) - at:,} are left")
+        arrays.append(message[at : at + size].view(dtype))
+        at += padded(size)
     return arrays
 
 

@@ -120,9 +120,8 @@ class Reader:
                 batch = next(self._source, _END)
             if batch is _END:
                 break
-            batches.append(
-                self._take(batch)
-            )  # Ctrl-C waits: it would leave torch's bookkeeping in the middle of a copy
+            # Ctrl-C waits here: it would leave torch's bookkeeping in the middle of a copy.
+            batches.append(self._take(batch))
             self._read += 1
         if self._whole_steps:
             batches = self._whole(batches, hold)

@@ -12,7 +12,6 @@ from skirl.store.arena import Arena, Directory
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import manifest_of, named, rows_of
-from skirl.store.disk.key_index import MOST_PLACED
 from skirl.store.disk.manifest import Manifest, undo
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import INDEX_BITS
@@ -20,7 +19,7 @@ from skirl.store.disk.segment import SegmentEntry, SegmentWriter
 from skirl.store.gate import Gate
 from skirl.tools.jit import kernel, read_only
 
-PIECE = MOST_PLACED
+PIECE = 1 << 16
 """Number of keys handled at a time, which bounds the wait for the store's lock and the room reserved too early."""
 _WORTH = 2
 """Most bytes of frozen files per byte of rows held. Beyond that, all rows are written again."""
@@ -196,13 +195,11 @@ class MemoryStore(Store):
                 for pairs, changed in ((written, False), (part.own(part.over), True)):
                     for keys, rows in pairs:
                         kind = kinds[self.layout.kind(keys, rows)]
-                        for piece in _pieces(keys.size):
-                            some, at = np.unique(keys[piece][::-1], return_index=True)  # the last record of each key
-                            kind.reserve(some.size)
-                            positions = kind.directory.place(some)
-                            _scatter(kind.rows.array, positions, read_only(rows[piece][::-1][at]))
-                            if changed:  # relative to the files of the frozen state
-                                kind.changing(positions)
+                        kind.reserve(keys.size)
+                        positions = kind.directory.place(keys)  # a later record of a key overwrites an earlier one
+                        _scatter(kind.rows.array, positions, read_only(rows))
+                        if changed:  # relative to the files of the frozen state
+                            kind.changing(positions)
         ready()
         whole = len(saved.parts) == 1 and saved.parts[0].shard is None  # otherwise no files have exactly these rows
         with self._gate.alone():

@@ -234,7 +234,7 @@ def begin_from(
             if share.first:
                 log.warning("%s has rows and no dense weights: these begin at their initial values", path)
         taken = copy_rows(here, theirs, path)
-        same = all(place.optimizer.kind == theirs[name].optimizer.kind for name, place in here.items())
+        same = all(place.optimizer.rule == theirs[name].optimizer.rule for name, place in here.items())
     for collection in collections_of(model).values():
         collection.forget()
     came = share.total({"rows": sum(taken.values())})
