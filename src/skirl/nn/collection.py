@@ -19,7 +19,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import State
 from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
-from skirl.nn.lookup import Early, FoundRows, LookedUp, Lookup, shaped
+from skirl.nn.lookup import FoundRows, Lookup, shaped
 from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Output, uncompiled
 from skirl.nn.same_batch import SameBatch
@@ -66,7 +66,6 @@ class Collection(nn.Module):
         self.same = SameBatch(self.engine.schema.features)
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self.same, grad_scaler)
         self.alone = StepByStep(self.engine)
-        self.early = Early()
         """Rows looked up ahead for the next batch of an evaluation, separate for each thread."""
         self._looking = threading.Lock()
 
@@ -183,7 +182,7 @@ class Collection(nn.Module):
         both = Lookup.apply(self.anchor, micro.learned, tickets)
         return Output(self.engine.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
 
-    def looked_up(self, sparse: Sparse) -> LookedUp:
+    def looked_up(self, sparse: Sparse) -> list[FoundRows]:
         """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running."""
         with self._looking:
             resolver, found = self.engine.resolver, []
@@ -201,8 +200,7 @@ class Collection(nn.Module):
         if not self.engine.store.ready:
             raise RuntimeError("no checkpoint is loaded: call skirl.load(FOLDER, model=...) before rows are looked up")
         self.current.drain()
-        early, self.early.found = self.early.found, None
-        found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
+        found = self.looked_up(sparse)
         banks = [self._pooled(bank, part) for bank, part in enumerate(found)]
         outputs, bags = [out for out, _ in banks], [bags for _, bags in banks]
         return Output(self.engine.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())

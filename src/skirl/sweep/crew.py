@@ -30,7 +30,6 @@ from skirl.train.evaluation import Evaluation, evaluating
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.loop import touched_rows
 from skirl.train.metrics import Meter, Metrics, NotFinite
-from skirl.train.predict import Fresh
 from skirl.train.recipe import Recipe
 from skirl.train.resume import Origin, begin_from
 from skirl.train.run_folder import RunFolder
@@ -441,7 +440,7 @@ def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) 
         for entrant in entrants:
             stack.enter_context(entrant.meter.speed.paused())
         copies = tee(held_out, len(entrants))  # they advance together, so no batch is kept for long
-        going = [entrant.evaluation(step, Fresh(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
+        going = [entrant.evaluation(step, copy) for entrant, copy in zip(entrants, copies, strict=True)]
         del copies
         while going:
             going = [one for one in going if next(one, going) is None]

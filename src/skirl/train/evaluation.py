@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from skirl.core.batch import Batch
-from skirl.pipeline.read_ahead import read_ahead
 from skirl.tools import rng_state
 from skirl.train.metrics import Metrics, Scores
 
@@ -47,27 +46,15 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], *, exchange: Exchange |
 
 @contextmanager
 def evaluating(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
-    """Put the model in eval mode and provide the same batches, with the rows of the next ones looked up in a thread."""
+    """Put the model in eval mode in this block, and provide the same batches."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with rng_state.unchanged(), read_ahead(model, batches) as found:  # a DataLoader draws its order
-            yield found
+        with rng_state.unchanged():  # a DataLoader draws its order
+            yield iter(batches)
     finally:
         for module, training in modes:
             module.training = training
-
-
-class Fresh:
-    """Batches that have memory of their own and say so, so that looking ids up early needs no copy."""
-
-    yields_fresh = True
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
 
 
 class Evaluation:

@@ -34,7 +34,7 @@ from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
-from skirl.train.evaluation import Fresh, evaluating
+from skirl.train.evaluation import evaluating
 from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, SavedFlags, StepFlags
 from skirl.train.metrics import Metrics
 from skirl.train.recipe import Recipe
@@ -256,7 +256,7 @@ def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
 
 
 def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], None, None]:
-    """Yield each batch with its logits and the numbers of its rows. One thread reads, one looks rows up, others compute."""
+    """Yield each batch with its logits and the numbers of its rows. One thread reads, others compute."""
     ahead: deque[np.ndarray] = deque()
 
     def batches(read: Iterable[tuple[Batch, np.ndarray]]) -> Iterator[Batch]:
@@ -264,7 +264,7 @@ def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], No
             ahead.append(numbers)
             yield batch
 
-    with in_thread(run.batches()) as read, closing(scored(run.model, Fresh(batches(read)), run.threads)) as found:
+    with in_thread(run.batches()) as read, closing(scored(run.model, batches(read), run.threads)) as found:
         for batch, logits in found:
             yield batch, logits.float().cpu().numpy(), ahead.popleft()
 
