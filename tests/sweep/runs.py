@@ -80,7 +80,6 @@ class Case:
     variants: tuple[Of, ...]
     seed: int = 0
     steps: int = 10
-    form: str = "loop"
     slots: int = 64
     """Rows of each pack."""
     nap: float = 0.0
@@ -300,7 +299,7 @@ def _part(
     of = dict(zip(left, case.variants, strict=True))
     sweep = skirl.Sweep(
         made, [skirl.Variant(name, of[name].overrides | {"name": name}) for name in of], TABLES, cache=case.slots,
-        form=case.form, store=lambda name: store_of(case, of[name], [*of].index(name)), resume=resume,
+        store=lambda name: store_of(case, of[name], [*of].index(name)), resume=resume,
     )  # fmt: skip
     leave, begin = sweep._leave, 0
 

@@ -38,13 +38,13 @@ def alone(recipe: Recipe, variant: Varied) -> Left:
     return left(losses, model, embeddings)
 
 
-@pytest.mark.parametrize(("name", "form"), [("bags", "lanes"), ("sessions", "loop"), ("unpooled sessions", "lanes")])
-def test_all_models_train_as_alone(name: str, form: str):
+@pytest.mark.parametrize("name", SETS)
+def test_all_models_train_as_alone(name: str):
     data, models = SETS[name]
     recipe = Recipe.of(**data, model=models[0], dim=4, batch=8, steps=12, cache="touched:40%", depth=4, threads=1)
     variants = variants_of(recipe, [f"model={','.join(models)}", "dim=4,6"])
     losses: dict[str, list[float]] = {variant.name: [] for variant in variants}
-    with sweep_of(recipe, variants, form=form) as sweep, lookahead(recipe.stream(), sweep, depth=4) as batches:
+    with sweep_of(recipe, variants) as sweep, lookahead(recipe.stream(), sweep, depth=4) as batches:
         for batch in batches:
             for variant, loss in sweep.step(batch).items():
                 losses[variant].append(loss)

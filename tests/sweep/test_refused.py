@@ -78,7 +78,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"variants": [Variant("x", {"tables": [Table("a", 30, 2)]})]}, "variant 'x': its tables differ from those of the"),
     ({"variants": [Variant("x", {"seed": -1})]}, "variant 'x': seed is -1"),
     ({"variants": [Variant("a/b")], "store": "disk:no"}, "variant 'a/b' cannot be the name of a folder"),
-    ({"form": "fused"}, "form is 'fused': set it to one of 'auto', 'loop', 'lanes'"),
     ({"threads": 0}, "threads is 0: set it to 1 or more"),
     ({"make": fails}, "no such layer"),
     ({"make": lambda v: None}, "make_model gave a NoneType for variant 'one': return a torch.nn.Module over"),
@@ -171,7 +170,7 @@ def opens_one(sweep: Sweep, ids: Any) -> None:
 def test_a_wrong_loop(body, says):
     with (
         pytest.raises((RuntimeError, ValueError, KeyError), match=re.escape(says)),
-        made(form="loop") as sweep,
+        made() as sweep,
         ahead(sweep) as batches,
     ):
         for ids in batches:
@@ -241,17 +240,3 @@ def test_variants_that_diverge_leave_and_the_last_one_ends_the_sweep(caplog):
         for ids in batches:
             sweep.step(ids)
     assert sweep["one"].left == "diverged in step 2" and "variant 'one' has diverged" in caplog.text
-
-
-def test_a_model_that_begins_to_draw_in_a_lane_is_refused():
-    class Late(Net):
-        def loss(self, ids: Any) -> torch.Tensor:
-            return super().loss(ids) * (torch.rand(()) if self.embeddings.engine.counters.steps > 3 else 1.0)
-
-    with (
-        pytest.raises(RuntimeError, match=r"drew random numbers in other ways than by nn\.Dropout"),
-        made(lambda v: Late(v.embeddings), form="lanes") as sweep,
-        ahead(sweep) as batches,
-    ):
-        for ids in batches:
-            sweep.step(ids)

@@ -1,7 +1,6 @@
 """Variants of a sweep leave the bits of their lone runs, whatever the others are; and what is refused."""
 
 import gc
-import threading
 import zlib
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +17,6 @@ from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep
 from skirl.core import ids
 from skirl.oracle.bank import BankPlanner
 from skirl.pipeline.reader import Reader
-from skirl.sweep.dense import Choice
 from tests.sweep.runs import Case, Of, check, in_sweep, make
 
 MIXED = (
@@ -33,28 +31,13 @@ MIXED = (
 )
 
 
-def test_lanes(tmp_path):
-    sweep = check(Case(MIXED, form="lanes", steps=14, kind="disk", folder=tmp_path, slots=48))
-    assert [v.beside for v in sweep.variants] == [True] * 6 + [False, True]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-lane")]
+def test_on_disk(tmp_path):
+    check(Case(MIXED, steps=14, kind="disk", folder=tmp_path, slots=48))
 
 
 @pytest.mark.parametrize(("when", "kind"), [("trains", "disk"), ("saves", "memory"), ("all", "disk")])
 def test_killed_and_gone_on_with(when, kind, tmp_path):
-    check(Case(MIXED, resumed=4, killed=when, kind=kind, form="lanes", folder=tmp_path), plain=False)
-
-
-def test_forms_are_timed_again_now_and_then():
-    """Lanes are faster for 100 rounds, and then the loop is. One disturbed round in ten decides nothing."""
-    choice, taken = Choice("auto"), []
-    for number in range(1000):
-        form = choice.next()
-        taken.append(form)
-        faster = "lanes" if number < 100 else "loop"
-        choice.took(form, (1.0 if form == faster else 1.2) * (3.0 if number % 10 == 7 else 1.0))
-    assert taken[:10] == ["loop"] * 5 + ["lanes"] * 5
-    assert set(taken[10:70]) == {"lanes"} and set(taken[500:]) == {"loop"}
-    assert taken[:500].count("lanes") < 350, "it took 1,000 rounds to notice"
+    check(Case(MIXED, resumed=4, killed=when, kind=kind, folder=tmp_path), plain=False)
 
 
 RULES = (SGD(), SGD(momentum=0.9), Adagrad(), Adam(), RowwiseAdagrad(), FTRL(), {"a": Adam(), "*": SGD()})
@@ -62,7 +45,7 @@ RULES = (SGD(), SGD(momentum=0.9), Adagrad(), Adam(), RowwiseAdagrad(), FTRL(), 
 
 @st.composite
 def variants(draw: st.DrawFn) -> Of:
-    """Draw a variant, mostly a plain one, because these may run in lanes."""
+    """Draw a variant, mostly a plain one."""
     features = draw(st.sampled_from([("x", "y", "b", "c"), ("x", "b"), ("c", "y")]))
     rule = draw(st.sampled_from(RULES))
     return Of(
@@ -90,7 +73,6 @@ def cases_of(draw: st.DrawFn, folder: Path) -> Case:
         tuple(draw(st.lists(variants(), min_size=1, max_size=4))),
         seed=draw(st.integers(0, 1 << 20)),
         steps=steps,
-        form=draw(st.sampled_from(["lanes", "loop", "lanes", "auto"])),
         slots=draw(st.sampled_from([34, 48, 200])),
         nap=draw(st.sampled_from([0.0, 0.002])),
         depth=draw(st.sampled_from([1, 4, "auto", "epoch"])),
@@ -133,7 +115,6 @@ def count(tally: Counter[str], case: Case, sweep: Sweep) -> None:
     tally["killed"] += case.killed is not None
     tally["killed while it trained"] += case.killed == "trains"
     tally["killed while it saved"] += case.killed in ("saves", "all")
-    tally["lanes"] += case.form == "lanes" and len(each) > 1
     tally["fetched again"] += any(v.embeddings.engine.counters.fetched > 0 for v in sweep.variants)
     tally["on disk"] += case.kind == "disk"
 
@@ -142,7 +123,7 @@ def count(tally: Counter[str], case: Case, sweep: Sweep) -> None:
 QUOTAS = {
     "cases": 30, "several variants": 6, "other dims": 4, "other optimizers": 4, "other seeds": 4, "other models": 4,
     "no number": 3, "a rate of 0": 2, "dropout": 4, "a feature without gradient": 7, "dropped": 1, "resumed": 2,
-    "other first rows": 2, "resumed after one had left": 1, "lanes": 1, "fetched again": 3, "on disk": 1,
+    "other first rows": 2, "resumed after one had left": 1, "fetched again": 3, "on disk": 1,
     "killed": 4, "killed while it trained": 1, "killed while it saved": 2,
 }  # fmt: skip
 CHUNKS, SMALL = 10, 4

@@ -15,7 +15,6 @@ from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCol
 from skirl.nn.current_step import Loop
 from skirl.nn.optimizers import Anchor, DenseGradients
 from skirl.nn.output import Output
-from skirl.sweep.dense import Watched, drawn_from, dropouts
 from skirl.sweep.variants import Variant
 
 
@@ -84,10 +83,7 @@ class Contender:
         """True once it has been trained on the batch in the loop."""
         self.ends_step = True
         """True if that batch is the last micro-batch of its step."""
-        self.beside = True
-        """True if it may train beside others: in its turns, only its Dropout modules have drawn random numbers."""
         self._generator = _seeded(seed)
-        self._own = torch.Generator()
 
     @property
     def model(self) -> Any:
@@ -132,38 +128,10 @@ class Contender:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Run the variant's turn in this block, with its own random generator."""
-        with self.open(), self.drawing():
-            yield
-
-    @contextmanager
-    def turn_beside(self) -> Iterator[None]:
-        """Run its turn in a thread beside others: its Dropout modules draw from the variant's own random generator."""
-        modules = dropouts(self.model)
-        with self.open():
-            if not modules:
-                yield
-                return
-            self._own.set_state(self._generator[0])
-            try:
-                with drawn_from(self._own, modules):
-                    yield
-            finally:
-                self._generator = [self._own.get_state(), *self._generator[1:]]
-
-    @contextmanager
-    def watched_turn(self) -> Iterator[None]:
-        """Run one turn, and find out whether the next may run beside others."""
-        watched = Watched(dropouts(self.model))
-        with self.turn(), watched.watching():
-            yield
-        self.beside = watched.alone
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Let the variant train in this block, without a random generator of its own."""
         self.embeddings.in_turn = True
         try:
-            yield
+            with self.drawing():
+                yield
         finally:
             self.embeddings.in_turn = False
 

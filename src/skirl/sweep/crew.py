@@ -170,7 +170,6 @@ class Duty:
     resume: bool = False
     goes_on: bool = False
     trace: Path | None = None
-    alone: bool = True
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     save: Path | None = None
     from_: Path | None = None
@@ -202,7 +201,6 @@ class Crew:
         recipe = duty.recipe
         self.stream = recipe.stream()
         self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on)
-        self.sweep.choice.hold(not duty.alone)
         try:
             self.entrants = {
                 variant.name: Entrant(
@@ -330,7 +328,6 @@ class Crew:
         due = [entrant for entrant in map(self.entrants.__getitem__, self.racing) if entrant.judge.due(step, last=last)]
         if not due:
             return {}
-        self.sweep.ended = None  # do not count this time in the next step
         return evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
 
     def end_step(self, *, last: bool) -> None:
@@ -377,10 +374,6 @@ class Crew:
             "cpu_seconds": time.process_time(),
         }
 
-    def in_any_form(self) -> None:
-        """Allow threads, since no other process of the sweep is training any more."""
-        self.sweep.choice.hold(False)
-
     @property
     def racing(self) -> list[str]:
         """Names of the variants still in the race."""
@@ -399,7 +392,7 @@ def check_pooled(variants: Sequence[Varied]) -> None:
         )
 
 
-def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", resume: bool = False) -> Sweep:
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False) -> Sweep:
     """Return the sweep of a recipe's variants. Rows take no memory before its first batch."""
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
@@ -427,7 +420,6 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", 
         device=recipe.device.device,
         threads=recipe.device.threads or 1,
         resume=resume,
-        form=form,
     )
 
 

@@ -112,7 +112,7 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
             whole = amount if kind == "bytes" else AUTO * free_bytes()
             cache = f"{int(whole * sum(map(_numbers, own)) / total)}B"
         own_recipe = replace(recipe, cache=replace(recipe.cache, cache=cache))
-        split.append(replace(duty, variants=own, recipe=own_recipe, alone=False))
+        split.append(replace(duty, variants=own, recipe=own_recipe))
     return split
 
 
@@ -181,9 +181,6 @@ class Crews:
             if own:
                 results |= self._ask([one], "leave", own, more, save=save)[0]
                 one.racing -= set(own)
-        live = self._live
-        if len(live) == 1 < len(self._team):
-            self._ask(live, "in_any_form")
         return results
 
     def evaluate(self, *, last: bool) -> dict[str, Judged | None]:

@@ -1,7 +1,6 @@
 """Several variants of a model on one stream: read once, planned once, and each trained to the bits of its lone run."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -23,11 +22,9 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
 from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, make_variant
-from skirl.sweep.dense import LANES, LOOP, Choice, JobThreads, alike_in_threads
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.variants import Variant, check_variants, of_variant, optimizer_of, store_of, tables_of
 from skirl.tools.interrupts import uninterrupted
-from skirl.tools.machine import cores
 
 
 class Diverged(ArithmeticError):
@@ -95,10 +92,8 @@ class Sweep:
       `variant.kept`. By default `model.loss(batch)`, which all models of skirl have.
     - `pooled`: pool the ids of a feature, as most models do; with False, variants have an `EmbeddingCollection`.
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
-    - `form`: how `sweep.step` trains the variants: "loop", one after the other; "lanes", each in a thread, on a CPU; "auto",
-      the faster of the two, timed at the start and again when a variant leaves. It changes no bit.
     - `threads`: torch threads that each variant computes with inside the with-block. Bits depend on it, so its default does
-      not depend on the machine. With more than 1, there are no lanes.
+      not depend on the machine.
     """
 
     def __init__(
@@ -116,7 +111,6 @@ class Sweep:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         resume: bool = False,
-        form: str = "auto",
         threads: int = 1,
     ) -> None:
         variants = list(variants)
@@ -126,7 +120,6 @@ class Sweep:
         self._loss, self._threads = loss, threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
-        self.choice = Choice(form)
         of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
         rules = [
             of_variant(v, lambda o=v.overrides, own=own: optimizer_of(o, optimizer, own))
@@ -160,17 +153,8 @@ class Sweep:
             for contender in self.variants:
                 contender.embeddings.close()
             raise
-        self._lanes = None
-        on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
-        if form != LOOP and threads == 1 and on_cpu and (cores() > 1 or form == LANES):
-            self._lanes = JobThreads(max(2, min(cores(), len(variants))))
         self.saving: SweepSaving | None = None
         """The checkpoint that is being written."""
-        self._known = False
-        """Whether each variant has trained once on its own, so that it is known which ones draw random numbers."""
-        self.ended: float | None = (
-            None  # when the last step ended; None: do not time the next one, with the wait for its batch
-        )
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
     # The race.
@@ -213,7 +197,7 @@ class Sweep:
         **Arguments**
 
         - `batch`: the batch that the lookahead has yielded.
-        - `seen`: called once every variant has its `loss`; if they train one by one, before the last one trains.
+        - `seen`: called once every variant has its `loss`, before the last one trains.
         """
         if not self._in_loop:
             raise RuntimeError(
@@ -221,41 +205,12 @@ class Sweep:
                 "brings the rows of all variants"
             )
         racing = self.racing
-        form = self.form if self._known else LOOP
-        beside = [c for c in racing if c.beside] if form == LANES and alike_in_threads() else []
-        if beside:
-            self._in_lanes(beside, batch)
         for contender in racing:
-            if contender not in beside:
-                watched = self._lanes is not None and contender.beside and not self.choice.held
-                with contender.watched_turn() if watched else contender.turn():
-                    self._train(contender, batch, seen if contender is racing[-1] else None)
-        if seen is not None and racing[-1] in beside:
-            seen()
-        now = time.perf_counter()
-        if self._known and self.ended is not None:
-            self.choice.took(form, now - self.ended)
-        self._known, self.ended = not self.choice.held, now
+            with contender.turn():
+                self._train(contender, batch, seen if contender is racing[-1] else None)
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
-
-    def _in_lanes(self, contenders: Sequence[Contender], batch: Any) -> None:
-        """Train these variants in threads, which share one random generator: none of the variants may draw from it."""
-
-        def train(contender: Contender) -> None:
-            with contender.turn_beside():
-                self._train(contender, batch)
-
-        assert self._lanes is not None
-        before = torch.get_rng_state()
-        self._lanes.run({c.name: partial(train, c) for c in contenders})
-        if not torch.equal(before, torch.get_rng_state()):
-            self.fleet.lose(
-                "a model drew random numbers in other ways than by nn.Dropout, which it did not do in its first step, and "
-                "in lanes it is not known whose they are: set form='loop'"
-            )
-            self.fleet.check()
 
     def _train(self, contender: Contender, batch: Any, seen: Callable[[], None] | None = None) -> None:
         found = self._loss(contender.model, batch)
@@ -291,7 +246,6 @@ class Sweep:
             embeddings.current.finish()
             self.fleet.leave(contender.name)
             contender.leave(why, now if step is None else step)
-            self.choice.anew()
             embeddings.opened_by_sweep(None)
             embeddings.close()
             embeddings.engine.release()
@@ -360,12 +314,6 @@ class Sweep:
     # What was shared.
 
     @property
-    def form(self) -> str:
-        """How `step` trains the variants: "loop" or "lanes"."""
-        alone = self._lanes is None or len(self.racing) == 1
-        return LOOP if alone else self.choice.next()
-
-    @property
     def plans(self) -> int:
         """Number of steps planned and loaded, once for all variants."""
         return self.fleet.plans
@@ -410,7 +358,7 @@ class Sweep:
             )
         if loop is not None and self.lookahead is not None:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
-        self.lookahead, self.ended = loop, None
+        self.lookahead = loop
         for contender in self.racing:
             contender.embeddings.opened_by_sweep(loop)
 
@@ -482,8 +430,6 @@ class Sweep:
 
     def close(self) -> None:
         """Write all rows to their stores and close these."""
-        if self._lanes is not None:
-            self._lanes.close()
         with ExitStack() as closing:  # each one, even if another fails
             for contender in reversed(self.variants):
                 closing.callback(contender.embeddings.close)
