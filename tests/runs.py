@@ -18,7 +18,7 @@ from skirl.engine.capacity import Room
 from skirl.engine.device.gpu import GpuRows
 from skirl.engine.engine import Leaving
 from skirl.engine.work import Work
-from skirl.pipeline.pipeline import FIRST_WINDOW
+from skirl.pipeline.window import FIRST_WINDOW
 from tests.engine.device.delayed import DelayedStreams
 from tests.engine.device.lazy import World
 from tests.hooked import hooked

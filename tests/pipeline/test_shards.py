@@ -374,21 +374,13 @@ def test_a_step_that_is_left_in_the_middle_never_happened():
     assert batches.state_dict()["batches"] == 0 and model.embeddings.engine.table_steps.sum() == 0
 
 
-def test_a_save_waits_for_the_last_shard(tmp_path):
-    """A loop that saves by its step saves once. One that never asks in the last shard is stopped."""
+def test_a_save_before_the_last_shard_is_refused(tmp_path):
     model, dense = made()
-
-    def each(batch, batches):
-        if batches.step % 2 == 0:
-            skirl.save(tmp_path, model=model, optimizers=[dense], data=batches)
-
-    loop(model, dense, draw(0, 8), each)
-    assert [path.name for path in tmp_path.glob("*.json")] == ["checkpoint-000002.json"]  # the second, after step 4
 
     def too_early(batch, batches):
         if not batches.ends_step:
             skirl.save(tmp_path, model=model, optimizers=[dense], data=batches)
 
-    assert "before the step's last shard, and not again in it" in refusal(
+    assert "rows are updated after the last: save when batches.ends_step is true" in refusal(
         lambda: loop(model, dense, draw(0, 4), too_early)
     )

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,20 @@ import torch
 
 import skirl
 from skirl.cli.train import Train
-from skirl.pipeline.timeline import FLUSH_BYTES, LANES, Timeline, read
+from skirl.pipeline.timeline import FLUSH_BYTES, LANES, Timeline
 from tests.hooked import hooked
 from tests.loops import wait_for
 from tests.warm import COMMAND
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "cache": "600"}
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a file, each with its lane. If the run was killed, all up to its last second."""
+    lines = path.read_text().split("\n")[:-1]  # a last line without an end is incomplete
+    found = [json.loads(line.removeprefix("[").removesuffix(",")) for line in lines]
+    lanes = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    return [{**event, "lane": lanes[event["tid"]]} for event in found if event["ph"] == "X"]
 
 
 def done(events: list[dict[str, Any]], what: str) -> list[int]:

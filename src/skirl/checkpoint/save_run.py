@@ -19,7 +19,6 @@ from skirl.checkpoint.saving import Saving, refused, remember, settled, write
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
-from skirl.pipeline.lookahead import Lookahead
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.sealed_json import CheckpointError, skirl_version
@@ -107,9 +106,6 @@ def _save(
     for engine in engines.values():
         engine.check()
     parts = listed(optimizers)
-    loops = [collection.lookahead for collection in collections.values()]
-    if any(isinstance(loop, Lookahead) and loop.saves_later() for loop in loops):
-        return Saving(path, max([0, *numbers(path)]) + 1)  # the loop's body gets here again in this step
     before = settled(engines)
     for collection in collections.values():
         collection.current.settle()

@@ -66,7 +66,6 @@ class Collection(nn.Module):
         self.same = SameBatch(self.engine.schema.features)
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self.same, grad_scaler)
         self.alone = StepByStep(self.engine)
-        """Rows looked up ahead for the next batch of an evaluation, separate for each thread."""
         self._looking = threading.Lock()
 
     def _engine_of(self, tables: Sequence[Table], **options: Any) -> Engine:

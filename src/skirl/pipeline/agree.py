@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import threading
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from skirl.tools import rng_state
 log = logging.getLogger("skirl")
 LOOKED_AT = 4
 """Batches after which trainers that all read the same data are warned."""
-SOON = 10.0
-"""Seconds after which a trainer that has left its loop says that it waits for the others."""
 FEWEST = 64
 """Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 
@@ -66,19 +63,7 @@ def leave(peers: Peers, step: int, micro: int | None) -> None:
         )
         peers.fail(why)
         raise RuntimeError(why)
-    said = threading.Timer(
-        SOON,
-        log.warning,
-        ("rank %d has left its loop after step %d and waits for others, which have not: leave loops after the same step on "
-         "all trainers", peers.rank, step),
-    )  # fmt: skip
-    said.daemon = True
-    said.start()
-    try:
-        mine = np.array([step])
-        come = peers.channel("lookups").exchange([mine] * peers.size, "the end of a loop")
-    finally:
-        said.cancel()
+    come = peers.channel("lookups").exchange([np.array([step])] * peers.size, "the end of a loop")
     for rank, (theirs,) in enumerate(come):
         if theirs != step:
             raise RuntimeError(

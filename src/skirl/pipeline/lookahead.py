@@ -355,12 +355,6 @@ class Lookahead:
         if self._in_shards is not None:
             self._in_shards.reduce()
 
-    def saves_later(self) -> bool:
-        """Return whether a save has to wait for the last shard of the step, still to come. Ask for it again there."""
-        now = self._in_loop
-        now.save_awaited = self._shards > 1 and not now.ends_step
-        return now.save_awaited
-
     def settle(self) -> None:
         """Finish the step in the loop, so that rows are as after it. Do nothing if its batch was not looked up yet."""
         now = self._in_loop

@@ -35,8 +35,6 @@ class InLoop:
     """By collection: whether the last whole step updated its rows. None before the first."""
     torn: bool = False
     """True if the step ended when it had updated the rows of only some collections: see `tears`."""
-    save_awaited: bool = False
-    """True if a save was requested in a shard of the step, but not yet in its last one."""
 
     @property
     def begun(self) -> bool:
@@ -112,11 +110,6 @@ class Pass:
             self._shards.leave()
         if self._in_loop.flight is not None and not self._in_loop.ends_step:
             self._in_loop.micro += 1
-        elif self._in_loop.save_awaited:
-            raise RuntimeError(
-                "skirl.save was called before the step's last shard, and not again in it: call it when batches.ends_step "
-                "is true"
-            )
         else:
             with uninterrupted() as hold:
                 try:

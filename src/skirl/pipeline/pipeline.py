@@ -14,11 +14,9 @@ from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import StageStuck
 from skirl.pipeline.stages import StageHook, Stages, Times
 from skirl.pipeline.timeline import LOOP
-from skirl.pipeline.window import FIRST_WINDOW, Window
+from skirl.pipeline.window import Window
 from skirl.tools.interrupts import Hold, uninterrupted
 from skirl.tools.os_errors import why
-
-__all__ = ["FIRST_WINDOW", "Pipeline", "StageHook", "StageStuck", "Times"]
 
 STAGES = ("plan", "fetch", "write", "write 2")
 BACKLOG = 4

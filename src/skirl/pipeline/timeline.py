@@ -7,8 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,7 @@ class Timeline:
     """Writes events to a file as they end. Any thread may add one. Opening it replaces the file.
 
     Events `read`, `wait`, `load` and `compute` are in the lane of the training loop; `enter` and `plan`, `fetch`, and
-    `write` each in that of a thread of the pipeline. An event names its step and the rows it moved, and arrows join those
-    of one step.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     timeline = Timeline(Path(folder) / "run.json")
-    ...     with timeline.span("compute", 0):
-    ...         timeline.add("fetch", "fetch", 1, time.monotonic(), time.monotonic(), {"rows": 12})
-    ...     timeline.close()
-    ...     [(event["name"], event["args"]) for event in read(timeline.path)]
-    [('fetch', {'step': 2, 'rows': 12}), ('compute', {'step': 1})]
+    `write` each in that of a thread of the pipeline. Arrows join those of one step.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -50,9 +39,7 @@ class Timeline:
         """Why it ended before its run, if it did."""
         self._lock = threading.Lock()
         self._began = self._flushed = time.monotonic()
-        self._lanes: dict[str, int] = {}
-        self._lines: list[str] = ["["]
-        self._bytes = 0
+        self._text = "["
         self._open = False
         try:
             self._file = self.path.open("wb", buffering=0)
@@ -63,9 +50,10 @@ class Timeline:
             return
         self._open = True
         with self._lock:
-            self._put('{"name":"process_name","ph":"M","pid":1,"args":{"name":"skirl"}}')
-            for lane in LANES:
-                self._lane(lane)
+            self._put(name="process_name", ph="M", args={"name": "skirl"})
+            for number, lane in enumerate(LANES):
+                self._put(name="thread_name", ph="M", tid=number, args={"name": lane})
+                self._put(name="thread_sort_index", ph="M", tid=number, args={"sort_index": number})
             self._write()
 
     def add(
@@ -73,34 +61,29 @@ class Timeline:
     ) -> None:
         """Add an event: `what` was done in `lane` for a step of this pass, between two times of `time.monotonic`."""
         step += self.first + 1
-        args = json.dumps({"step": step, **(facts or {})}, separators=(",", ":"))
         with self._lock:
             if not self._open:
                 return
             self._put(
-                f'{{"name":{json.dumps(what)},"ph":"X","pid":1,"tid":{self._lane(lane)},'
-                f'"ts":{1e6 * (began - self._began):.1f},"dur":{1e6 * (ended - began):.1f},'
-                f'"bind_id":"{step}","flow_in":true,"flow_out":true,"args":{args}}}'
+                name=what,
+                ph="X",
+                tid=LANES.index(lane),
+                ts=round(1e6 * (began - self._began), 1),
+                dur=round(1e6 * (ended - began), 1),
+                bind_id=str(step),
+                flow_in=True,
+                flow_out=True,
+                args={"step": step, **(facts or {})},
             )
-            if self._bytes >= FLUSH_BYTES or ended - self._flushed >= FLUSH_SECONDS:
+            if len(self._text) >= FLUSH_BYTES or ended - self._flushed >= FLUSH_SECONDS:
                 self._flushed = ended
                 self._write()
-
-    @contextmanager
-    def span(self, what: str, step: int) -> Iterator[None]:
-        """Add what the training loop does in this block as one event."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.add(LOOP, what, step, began, time.monotonic())
 
     def close(self) -> None:
         """Write what is left. Events after this are dropped."""
         with self._lock:
             if self._open:
-                # The comma of the last line needs one more event.
-                self._lines.append('{"name":"process_sort_index","ph":"M","pid":1,"args":{"sort_index":0}}\n]')
+                self._text += '{"name":"process_sort_index","ph":"M","pid":1,"args":{"sort_index":0}}]'  # no comma
                 self._write()
                 if self._open:
                     self._open = False
@@ -108,24 +91,12 @@ class Timeline:
 
     # Under the lock.
 
-    def _lane(self, name: str) -> int:
-        """Return the number of a lane. A new one is named first."""
-        if name not in self._lanes:
-            number = self._lanes[name] = len(self._lanes) + 1
-            lane = f'"ph":"M","pid":1,"tid":{number}'
-            self._put(f'{{"name":"thread_name",{lane},"args":{{"name":{json.dumps(name)}}}}}')
-            self._put(f'{{"name":"thread_sort_index",{lane},"args":{{"sort_index":{number}}}}}')
-        return self._lanes[name]
-
-    def _put(self, event: str) -> None:
-        self._lines.append(event + ",")
-        self._bytes += len(event) + 2
+    def _put(self, **event: Any) -> None:
+        self._text += json.dumps({"pid": 1, **event}, separators=(",", ":")) + ",\n"
 
     def _write(self) -> None:
-        """Write the lines. If that fails, end the timeline: it must not end the run."""
-        rest = memoryview(("\n".join(self._lines) + "\n").encode())
-        self._lines.clear()
-        self._bytes = 0
+        """Write what there is. If that fails, end the timeline: it must not end the run."""
+        rest, self._text = memoryview(self._text.encode()), ""
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -137,11 +108,3 @@ class Timeline:
     def _give_up(self, error: OSError) -> None:
         self.ended = why(error, self.path)
         log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, self.ended)
-
-
-def read(path: str | Path) -> list[dict[str, Any]]:
-    """Return the events of a file, each with the name of its `lane`. If the run was killed, all up to its last second."""
-    lines = Path(path).read_text().split("\n")[:-1]  # a last line without an end is incomplete
-    found = [json.loads(line.removesuffix(",")) for line in lines if line.startswith("{")]
-    lanes = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
-    return [{**event, "lane": lanes[event["tid"]]} for event in found if event["ph"] == "X"]
