@@ -21,13 +21,15 @@ AUTO = 0.5
 class DoesNotFit(ValueError):
     """A batch needs more rows at the same time than the whole cache holds."""
 
-    def __init__(self, found: str, enough: int, in_bytes: bool, hint: str) -> None:
+    def __init__(self, found: str, enough: int, in_bytes: bool) -> None:
         size = f"{enough} bytes or more ('{enough}B')" if in_bytes else f"{enough} or more"
-        super().__init__(f"{found}: set cache to {size}, or use smaller batches{hint}")
-        self.found, self.enough, self.in_bytes, self.hint = found, enough, in_bytes, hint
+        super().__init__(
+            f"{found}: set cache to {size}, or use smaller batches; `skirl size` says what a whole run needs"
+        )
+        self.found, self.enough, self.in_bytes = found, enough, in_bytes
 
-    def __reduce__(self) -> tuple[type["DoesNotFit"], tuple[str, int, bool, str]]:
-        return type(self), (self.found, self.enough, self.in_bytes, self.hint)
+    def __reduce__(self) -> tuple[type["DoesNotFit"], tuple[str, int, bool]]:
+        return type(self), (self.found, self.enough, self.in_bytes)
 
 
 def parse_cache(cache: CacheSize) -> tuple[str, float]:
@@ -144,37 +146,36 @@ class Room:
         return CacheSplit([max(1, slots) for slots in _share(budget, self.weights, floors, self.rows, demand)], staging)
 
     def too_small(
-        self, batches: Sequence[Sequence[int]], in_flight: int, name: Callable[[int], str], *, at: int = 0,
-        whole: bool = False, shown: CacheSize | None = None,
-    ) -> DoesNotFit:  # fmt: skip
-        """Return the error. It asks for what the largest known batch needs, so that the next one is not refused too.
-
-        - `shown`: the size as the user gave it, if that is another.
+        self,
+        batches: Sequence[Sequence[int]],
+        in_flight: int,
+        name: Callable[[int], str],
+        *,
+        shown: CacheSize | None = None,
+    ) -> DoesNotFit:
+        """Return the error for the first of these batches. It asks for what the largest needs, so that the next is not
+        refused too. `shown`: the size as the user gave it, if that is another.
 
         >>> room = Room(20, [99, 99], [16, 32], [4, 8])
         >>> print(room.too_small([[9, 15], [20, 16], [2, 2]], 1, "batch {}".format))
         cache 20 is 20 rows, batch 0 needs 24 (15 of dim 8), and batch 1 needs 36, the most of the 3 batches read so far: \
 set cache to 36 or more, or use smaller batches; `skirl size` says what a whole run needs
         """
-        (budget, staging), needs = self.budget(batches[at], in_flight), self.needs(batches)
+        (budget, staging), needs = self.budget(batches[0], in_flight), self.needs(batches)
         most = int(needs.argmax())
-        if needs[most] == needs[at]:
-            most = at
-        floors = np.minimum(batches[at], self.rows)
+        floors = np.minimum(batches[0], self.rows)
         widest = int(floors.argmax())
         of_dim = f" ({floors[widest]:,} of dim {self.dims[widest]})" if len(self.dims) > 1 else ""
-        scope = "the whole run" if whole else f"the {len(needs):,} batches read so far"
-        also = "" if most == at else f", and {name(most)} needs {needs[most]:,}"
-        also += f", the most of {scope}" if len(needs) > 1 else ""
+        also = f", and {name(most)} needs {needs[most]:,}" if needs[most] > needs[0] else ""
+        also += f", the most of the {len(needs):,} batches read so far" if len(needs) > 1 else ""
         room = f"is {budget:,} rows"
         if self.in_bytes:
             room = (
                 f"has {max(0, budget):,} bytes for rows and {self.bytes_of(staging):,} for staging (rows on their way, at "
                 "most half)"
             )
-        found = f"cache {self.cache if shown is None else shown!r} {room}, {name(at)} needs {needs[at]:,}{of_dim}{also}"
-        hint = "" if whole else "; `skirl size` says what a whole run needs"
-        return DoesNotFit(found, self.enough(int(needs[most])), self.in_bytes, hint)
+        found = f"cache {self.cache if shown is None else shown!r} {room}, {name(0)} needs {needs[0]:,}{of_dim}{also}"
+        return DoesNotFit(found, self.enough(int(needs[most])), self.in_bytes)
 
 
 def _share(
@@ -262,30 +263,11 @@ class Capacity:
         """Raise if no split holds batch `number`. `needs`: its distinct rows of each bank."""
         self._room.split(needs, needs, in_flight, _named(number))
 
-    def check_run(self, needs: Sequence[Sequence[int]], *, in_flight: int) -> None:
-        """Raise if a run whose batches are all known has one that no split holds.
-
-        `needs`: for each of its batches, the distinct rows of each bank.
-        """
-        if self.cache == "auto" or not len(needs):
-            return
-        room = self._room
-        # A bank without a row in the batches that decide still gets one slot, beyond the budget.
-        most = room.budget(needs[0], in_flight)[0] + len(room.rows) - 1
-        if room.in_bytes:
-            most = int(parse_cache(self.cache)[1])
-        large = np.flatnonzero(room.needs(needs) > most)
-        if len(large):
-            raise self.refusal(needs, in_flight=in_flight, number=0, at=int(large[0]), whole=True)
-
-    def refusal(
-        self, needs: Sequence[Sequence[int]], *, in_flight: int, number: int | None, at: int = 0, whole: bool = False
-    ) -> DoesNotFit:
-        """Return the error for a batch that no split holds."""
+    def refusal(self, needs: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
+        """Return the error for batch `number`, which no split holds. `needs` are those of it and of batches after it."""
         return self._room.too_small(
-            needs, in_flight, lambda i: _named(None if number is None else number + i), at=at, whole=whole,
-            shown=self.cache,
-        )  # fmt: skip
+            needs, in_flight, lambda i: _named(None if number is None else number + i), shown=self.cache
+        )
 
     def take(self, split: CacheSplit) -> None:
         """Use this split from now on."""

@@ -49,11 +49,6 @@ class Epoch:
             for spool in self._banks:
                 spool.scan()
 
-    @property
-    def needs(self) -> np.ndarray:
-        """[batches, banks]: number of distinct rows in each batch."""
-        return np.stack([spool.needs for spool in self._banks], axis=1)
-
     def first_uses(self, bank: int, keys: np.ndarray) -> np.ndarray:
         """Return the first batch that uses each row resident at the start. Call this before the second pass begins."""
         return self._banks[bank].first_uses(keys)
@@ -109,10 +104,6 @@ class _BankSpool:
             os.close(fd)
 
     __del__ = close
-
-    @property
-    def needs(self) -> np.ndarray:
-        return np.diff(self._starts)
 
     def scan(self) -> None:
         assert self._rows is not None

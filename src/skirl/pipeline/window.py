@@ -59,9 +59,6 @@ class Window:
         """For each engine, which of all banks are its own."""
         self._ended = self._anew = False
         self._route = route or Route()
-        with self._told():
-            for engine, epoch in zip(engines, epochs):
-                engine.capacity.check_run(epoch.needs.tolist(), in_flight=2 * plan.hold)
 
     def __len__(self) -> int:
         """Return the number of batches that the planner knows and has not planned yet."""
@@ -258,9 +255,6 @@ class Window:
     def _refusal(self, i: int, flights: list[Flight], number: int) -> DoesNotFit:
         """Return the error for the first of these batches, number `number`. It also says what all the others need."""
         capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
-        if self._epochs:
-            needs = self._epochs[i].needs.tolist()
-            return capacity.refusal(needs, in_flight=in_flight, number=0, at=number, whole=True)
         return capacity.refusal([self._needs(i, flight) for flight in flights], in_flight=in_flight, number=number)
 
     def _needs(self, i: int, flight: Flight) -> list[int]:

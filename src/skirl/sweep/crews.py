@@ -257,9 +257,7 @@ class Crews:
             return error
         numbers = [sum(map(_numbers, duty.variants)) for duty in self._own]
         enough = -(-error.enough * sum(numbers) // min(numbers))
-        return DoesNotFit(
-            f"{error.found} in one of {len(numbers)} processes, which share the cache", enough, True, error.hint
-        )
+        return DoesNotFit(f"{error.found} in one of {len(numbers)} processes, which share the cache", enough, True)
 
 
 class _Process:

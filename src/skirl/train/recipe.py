@@ -124,7 +124,7 @@ class Recipe(Composed):
             if not self.counts_first:
                 raise
             found = re.sub(r"^cache \d+ is ", f"cache {self.cache.cache!r} is ", error.found)
-            raise DoesNotFit(found, error.enough, error.in_bytes, error.hint) from error
+            raise DoesNotFit(found, error.enough, error.in_bytes) from error
 
     @property
     def pooled(self) -> bool:
