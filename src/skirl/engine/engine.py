@@ -319,7 +319,6 @@ class Engine:
         work.to(State.APPLIED)
         work.grads.clear()
         work.joint.clear()
-        work.apart.clear()
         return applied
 
     def banks_of(self, raised: np.ndarray) -> list[int]:

@@ -54,8 +54,6 @@ class Work:
     """By (bank, micro-batch): gradient of the pooled output, [bags, dim], followed by that of any shared bags."""
     joint: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, with several micro-batches: the memory that holds all of its gradients."""
-    apart: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By bank: gradient of the shared bags, [shared bags, dim], if it does not follow that of the output."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     """By (bank, micro-batch): mask of the features that got a gradient."""
     reads: Sequence[Reads] = ()

@@ -201,18 +201,13 @@ class CurrentStep:
         assert self.grad_scaler is not None
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
-            live, ids = work.live[bank, micro], work.micros[micro].banks[bank]
-            rows = grad
-            if bank in work.apart:
-                rows = torch.cat([grad, work.apart[bank]])
+            live, ids, rows = work.live[bank, micro], work.micros[micro].banks[bank], grad
             if ids.shared is not None or not live.all():
                 rows = rows[torch.from_numpy(ids.by_bag(live)).to(grad.device)]
             if not torch.isfinite(rows).all():  # of rows that are trained: what is frozen may be anything
                 return False
         for place, grad in work.grads.items():
             work.grads[place] = grad * inverse if len(work.micros) == 1 else grad.mul_(inverse)
-        for of_bags in work.apart.values():
-            of_bags.mul_(inverse)
         return True
 
 
@@ -227,15 +222,10 @@ def _keep_shared(
     """
     shared, rows, dim = work.micros[micro].banks[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
     assert shared is not None
-    empty, alone = engine.device.empty, len(work.micros) == 1 and engine.rows.local
-    if alone and rows.reads_apart and grad is not None and work.micros[micro].learned is None:
-        work.grads[bank, micro] = grad  # not copied: it may be far larger than that of the shared bags
-        work.apart[bank] = folded = empty(shared.bags, dim)
-    else:
-        into = work.room(bank, micro, dim, empty)
-        folded = into[shared.samples :]
-        if grad is not None and shared.plain.any():
-            into[: shared.samples].copy_(grad)
+    into = work.room(bank, micro, dim, engine.device.empty)
+    folded = into[shared.samples :]
+    if grad is not None and shared.plain.any():
+        into[: shared.samples].copy_(grad)
     rows.fold(shared, grad, folded)
     if of_bags is not None:
         folded += of_bags

@@ -137,11 +137,6 @@ class BankRows(ABC):
         - `grad`: gradient of the samples' rows, [batch * features, dim]; None: they have none.
         """
 
-    @property
-    def reads_apart(self) -> bool:
-        """True if `update` can take the gradients of shared bags apart from the others."""
-        return False
-
     @abstractmethod
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         """Sum the gradients of every row of the current step and apply the optimizer once.

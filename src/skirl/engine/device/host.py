@@ -145,24 +145,18 @@ class HostRows(BankRows):
         bags = into.numpy()
         self._run(cpu.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
 
-    @property
-    def reads_apart(self) -> bool:
-        return choice.is_wide(self.facts.dim, self.facts.dtype)
-
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:
             self.apply(work, self.sums(work), scalars, step, 1 / work.shards)
             return
         bank = self.facts.number
-        ids, plan, grads = work.micros[0].banks[bank], work.steps[bank], [work.gradient(bank).numpy()]
-        if bank in work.apart:
-            grads.append(work.apart[bank].numpy())
-        groups = plan.group_start, plan.group_pos, ids.bag_of, ids.scale, *grads, work.live_rows(bank)
-        self._update(work, groups, scalars, apart=bank in work.apart)
+        ids, plan, grads = work.micros[0].banks[bank], work.steps[bank], work.gradient(bank).numpy()
+        groups = plan.group_start, plan.group_pos, ids.bag_of, ids.scale, grads, work.live_rows(bank)
+        self._update(work, groups, scalars)
 
-    def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray, apart: bool = False) -> None:
+    def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray) -> None:
         facts, step = self.facts, work.steps[self.facts.number]
-        kernel = (choice.update_apart_for if apart else choice.update_for)(facts.dim, facts.dtype, facts.rule)
+        kernel = choice.update_for(facts.dim, facts.dtype, facts.rule)
         self._run(
             kernel, len(step.rows), self.array, facts.dim, step.rows, step.keys, *groups, scalars,
             work=groups[0],

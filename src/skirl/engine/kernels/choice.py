@@ -36,25 +36,10 @@ def update_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
     return cpu.update_kernel(rule) if wide is None else wide.update_kernel(dim, rule)
 
 
-def update_apart_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
-    """Return the same for two arrays of gradients: bags beyond those of `grads` are in the second. Wide rows only."""
-    wide = _wide()
-    assert wide is not None and _fits(dim, dtype)
-    return wide.update_apart_kernel(dim, rule)
-
-
-def is_wide(dim: int, dtype: np.dtype) -> bool:
-    """Return whether rows take the loops compiled for their dim."""
-    return _fits(dim, dtype) and _wide() is not None
-
-
 def sums_for(dim: int, dtype: np.dtype) -> Kernel:
     """Return the kernel that sums gradients over micro-batches. It takes the arguments of `tree.sums`."""
-    if not _fits(dim, dtype) or _wide() is None:
-        return tree.sums
-    from skirl.engine.kernels import wide
-
-    return wide.sums_kernel(dim)
+    wide = _wide() if _fits(dim, dtype) else None
+    return tree.sums if wide is None else wide.sums_kernel(dim)
 
 
 def _fits(dim: int, dtype: np.dtype) -> bool:

@@ -89,28 +89,11 @@ def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
 
 
 @remember
-def update_kernel(n: int, rule: Rule) -> Kernel:
-    """Return a function that sums gradients and updates rows of `n` numbers by a rule."""
-    whole = _update_kernel(n, rule, False)
-
-    def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
-        whole(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, grads, live, scalars, lo, hi)
-
-    return update
-
-
-@remember
-def update_apart_kernel(n: int, rule: Rule) -> Kernel:
-    """Return the same with one more array, for bags beyond those of `grads`."""
-    return _update_kernel(n, rule, True)
-
-
-@remember
-def _hot_kernel(n: int, apart: bool) -> Kernel:
+def _hot_kernel(n: int) -> Kernel:
     """Return a kernel that sums the gradients of rows with more than one stretch, of `n` numbers, for any optimizer."""
 
     @kernel
-    def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi):
+    def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi):
         """Return the slots, keys and summed gradients of those rows of lo..hi with several stretches and a gradient."""
         m = 0
         for u in range(lo, hi):
@@ -130,20 +113,12 @@ def _hot_kernel(n: int, apart: bool) -> Kernel:
                 part = nothing
                 for i in range(begin, min(begin + STRETCH, last)):
                     if i + AHEAD < last:
-                        if apart and bag_of[group_pos[i + AHEAD]] >= len(grads):
-                            later(more, bag_of[group_pos[i + AHEAD]] - len(grads), n)
-                        else:
-                            later(grads, bag_of[group_pos[i + AHEAD]], n)
+                        later(grads, bag_of[group_pos[i + AHEAD]], n)
                     pos = group_pos[i]
                     bag = bag_of[pos]
                     if all_live or live[bag % live.size]:
                         count += 1
-                        if apart and bag >= len(grads):
-                            if scaled:
-                                part = part + scale[pos] * load(more, bag - len(grads), 0, n)
-                            else:
-                                part = part + load(more, bag - len(grads), 0, n)
-                        elif scaled:
+                        if scaled:
                             part = part + scale[pos] * load(grads, bag, 0, n)
                         else:
                             part = part + load(grads, bag, 0, n)
@@ -157,13 +132,15 @@ def _hot_kernel(n: int, apart: bool) -> Kernel:
     return hot
 
 
-def _update_kernel(n: int, rule: Rule, apart: bool) -> Kernel:
+@remember
+def update_kernel(n: int, rule: Rule) -> Kernel:
+    """Return a function that sums gradients and updates rows of `n` numbers by a rule."""
     step, states, one = compiled(rule), rule.states, rule.one
     width = n + 1 if one else n * (1 + states)
-    hot = _hot_kernel(n, apart)
+    hot = _hot_kernel(n)
 
     @kernel
-    def once(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
+    def once(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
         number = cache.dtype.type
         nothing = zeros(cache, n)
         scaled = scale.size > 0
@@ -181,20 +158,12 @@ def _update_kernel(n: int, rule: Rule, apart: bool) -> Kernel:
                 last = first  # left to `hot`: a loop over stretches here took 1.07 times as long at dim 16
             for i in range(first, last):
                 if i + AHEAD < end:
-                    if apart and bag_of[group_pos[i + AHEAD]] >= len(grads):
-                        later(more, bag_of[group_pos[i + AHEAD]] - len(grads), n)
-                    else:
-                        later(grads, bag_of[group_pos[i + AHEAD]], n)
+                    later(grads, bag_of[group_pos[i + AHEAD]], n)
                 pos = group_pos[i]
                 bag = bag_of[pos]
                 if all_live or live[bag % live.size]:
                     count += 1
-                    if apart and bag >= len(grads):
-                        if scaled:
-                            g = g + scale[pos] * load(more, bag - len(grads), 0, n)
-                        else:
-                            g = g + load(more, bag - len(grads), 0, n)
-                    elif scaled:
+                    if scaled:
                         g = g + scale[pos] * load(grads, bag, 0, n)
                     else:
                         g = g + load(grads, bag, 0, n)
@@ -224,14 +193,14 @@ def _update_kernel(n: int, rule: Rule, apart: bool) -> Kernel:
                 store(cache, slot, 2 * n, t)
             store(cache, slot, 0, w)
 
-    def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
-        once(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi)
-        slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi)
+    def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
+        once(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi)
+        slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi)
         if len(slots):
             # The sums are applied as the gradients of rows with one position each.
             each = np.arange(len(slots) + 1, dtype=np.int32)
             once(
-                cache, dim, slots, names, each, each[:-1], each[:-1], scale[:0], sums, sums, np.ones(1, np.bool_),
+                cache, dim, slots, names, each, each[:-1], each[:-1], scale[:0], sums, np.ones(1, np.bool_),
                 scalars, 0, len(slots),
             )  # fmt: skip
 
