@@ -121,9 +121,6 @@ class GpuRows(BankRows):
         self._pending: dict[int, Departure] = {}
         self._now: Arrival | None = None
         """The arrival of the current step."""
-        self._bags: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
-        """By size: the bags of a batch with one id a bag. All batches of that size have the same."""
-        self._small: dict[str, tuple[bytes, torch.Tensor]] = {}
         self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
         self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
         initial = [gpu.up(array) for array in (facts.initial.kind, facts.initial.scale, facts.initial.quantiles)]
@@ -167,19 +164,17 @@ class GpuRows(BankRows):
     def arriving(self, work: Work) -> Arrival:
         step, ids = work.steps[self.facts.number], [m.banks[self.facts.number] for m in work.micros]
         rows = self.blocks.take(len(step.fetch_keys) * self._record_bytes)
-        shared = self._shared_bags(ids)
         order, forwards = by_step(step.forward_step)
-        bags = None if shared is not None else joined_bags(ids)
         tree = None
         reads = work.reads[self.facts.number] if work.reads else None
         if len(ids) > 1 and reads is None:
             tree = TreePlan.of(step.group_start, step.group_pos, work.parts(self.facts.number))
-        packed = Packed(plan_of(step, ids, joined_scales(ids, self.facts.dtype), order, bags, tree, reads))
+        packed = Packed(plan_of(step, ids, joined_scales(ids, self.facts.dtype), order, joined_bags(ids), tree, reads))
         plan = self.plans.take(packed.nbytes)
         for block in (rows, plan):
             if block.copied is not None:
                 block.copied.synchronize()  # before the host's side is written to; mostly passed long ago
-        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, shared, tree)
+        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, tree)
 
     def room(self, arrival: Arrival) -> np.ndarray:
         step = arrival.work.steps[self.facts.number]
@@ -253,19 +248,6 @@ class GpuRows(BankRows):
     def _release(self, block: Block, blocks: Blocks | None = None) -> None:
         block.used = self._streams.compute.record()
         (blocks or self.blocks).release(block)
-
-    def _shared_bags(self, ids: list[BankIds]) -> torch.Tensor | None:
-        """Return the bags of a batch with one id a bag. They are sent once, since every such batch has the same."""
-        if len(ids) > 1 or not ids[0].one_each or not ids[0].pooled or len(ids[0].scale):
-            return None
-        bags = ids[0].bag_of
-        known = self._bags.get(len(bags))
-        if known is None and len(self._bags) < PLANS_KEPT:
-            kept: list[torch.Tensor] = []
-            self._streams.inward.run(lambda: kept.append(self._gpu.up(bags)))
-            self._streams.inward.record().synchronize()  # once per batch size
-            known = self._bags[len(bags)] = bags, kept[0]
-        return known[1] if known is not None and known[0] is bags else None
 
     # Computing.
 
@@ -370,11 +352,11 @@ class GpuRows(BankRows):
         views, scales, mask = arrival.views, self._scales(arrival), work.live_rows(self.facts.number)
 
         def apply() -> None:
-            live = self._nothing if mask.all() else self._remembered("live", mask)
+            live = self._nothing if mask.all() else self._gpu.up(mask)
             groups = (
                 views["group_start"],
                 views["group_pos"],
-                self._bags_of(arrival),
+                views["bag_of"],
                 self._sent(views, scales),
                 grads,
                 live,
@@ -399,8 +381,8 @@ class GpuRows(BankRows):
         groups_of = views[starts[0]], views[starts[1]]
 
         def sums() -> Sums:
-            live = self._nothing if mask.all() else self._remembered("live", mask)
-            groups = self._bags_of(arrival), self._sent(views, scales), grads, live
+            live = self._nothing if mask.all() else self._gpu.up(mask)
+            groups = views["bag_of"], self._sent(views, scales), grads, live
             if tree is not None:
                 return self._summed(groups_of, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
             assert arrival.tree is not None
@@ -455,16 +437,13 @@ class GpuRows(BankRows):
     ) -> None:  # fmt: skip
         facts = self.facts
         self._gpu.update(
-            self.rows, facts.dim, facts.rule, views["rows"], views["keys"], *groups, self._remembered("scalars", scalars),
+            self.rows, facts.dim, facts.rule, views["rows"], views["keys"], *groups, self._gpu.up(scalars),
             facts.clips, *scratch, rounding=(facts.seed, step) if facts.half else None,
         )  # fmt: skip
 
     def _current(self, work: Work) -> Arrival:
         assert self._now is not None and self._now.work.micros is work.micros, "rows of another step are in place"
         return self._now
-
-    def _bags_of(self, arrival: Arrival) -> torch.Tensor:
-        return arrival.views["bag_of"] if arrival.shared_bags is None else arrival.shared_bags
 
     def _scales(self, arrival: Arrival) -> np.ndarray | None:
         """Return the factors of all positions if the loop has set others than were sent, else None."""
@@ -476,13 +455,6 @@ class GpuRows(BankRows):
         if scales is None:
             return views["scale"]
         return self._gpu.up(scales) if len(scales) else self._no_scale
-
-    def _remembered(self, name: str, array: np.ndarray) -> torch.Tensor:
-        """Return a small array on the device. It is copied again only if it has changed."""
-        content = array.tobytes()
-        if name not in self._small or self._small[name][0] != content:
-            self._small[name] = content, self._gpu.up(array)
-        return self._small[name][1]
 
     # Rows by their slots.
 

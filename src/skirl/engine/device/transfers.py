@@ -303,7 +303,6 @@ class Arrival:
     """The factors of each micro-batch as they were sent. The loop may set others."""
     forwards: list[tuple[int, int, int]]
     """For each step that rows are forwarded from: its number, and its first and end among the plan's forwarded rows."""
-    shared_bags: torch.Tensor | None
     tree: TreePlan | None
     """The plan for the sums of several micro-batches."""
     came: Event | None = None
@@ -350,7 +349,7 @@ def by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, 
 
 
 def plan_of(
-    step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None, tree: TreePlan | None,
+    step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray, tree: TreePlan | None,
     reads: Reads | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Return what the device needs to know of a step: about 20 bytes an id."""
@@ -368,11 +367,10 @@ def plan_of(
         "new_keys": step.new_keys,
         "new_slots": step.new_slots,
         "scale": scale,
+        "bag_of": bags,
     }
     if reads is not None:
         arrays |= {"place": reads.place, "read_start": reads.group_start, "read_pos": reads.group_pos}
-    if bags is not None:
-        arrays["bag_of"] = bags
     if tree is not None:
         arrays["runs"] = tree.runs
     for micro, one in enumerate(ids):

@@ -139,24 +139,13 @@ def _pool(
     else:
         first = tl.load(offsets + bag, mask=inside, other=0)
         length = tl.load(ends + bag, mask=inside, other=0) - first
-        for i in range(0, tl.max(length), 4):
-            # Four at a time, one kind of load for all of them before the next kind, so that they wait for memory together.
-            on0, on1, on2, on3 = i < length, i + 1 < length, i + 2 < length, i + 3 < length
-            at = first + i
-            slot0 = tl.load(slots + at, mask=on0, other=0)
-            slot1 = tl.load(slots + at + 1, mask=on1, other=0)
-            slot2 = tl.load(slots + at + 2, mask=on2, other=0)
-            slot3 = tl.load(slots + at + 3, mask=on3, other=0)
-            x0 = rows_at(cache, slot0, stride, column, on0[:, None] & across, acc.dtype)
-            x1 = rows_at(cache, slot1, stride, column, on1[:, None] & across, acc.dtype)
-            x2 = rows_at(cache, slot2, stride, column, on2[:, None] & across, acc.dtype)
-            x3 = rows_at(cache, slot3, stride, column, on3[:, None] & across, acc.dtype)
+        for i in range(tl.max(length)):
+            on, at = i < length, first + i
+            slot = tl.load(slots + at, mask=on, other=0)
+            x = rows_at(cache, slot, stride, column, on[:, None] & across, acc.dtype)
             if SCALED:
-                x0 = tl.load(scale + at, mask=on0, other=0)[:, None] * x0
-                x1 = tl.load(scale + at + 1, mask=on1, other=0)[:, None] * x1
-                x2 = tl.load(scale + at + 2, mask=on2, other=0)[:, None] * x2
-                x3 = tl.load(scale + at + 3, mask=on3, other=0)[:, None] * x3
-            acc = (((acc + x0) + x1) + x2) + x3
+                x = tl.load(scale + at, mask=on, other=0)[:, None] * x
+            acc = acc + x
     to = out + row.to(tl.int64)[:, None] * out_stride + column
     tl.store(to, acc, mask=inside[:, None] & across)
 

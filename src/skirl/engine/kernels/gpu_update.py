@@ -113,19 +113,11 @@ def _sum(
     """Return the sum of each row's gradients at first..last, in order from zero, and how many there were."""
     acc = tl.zeros([ROWS, D], grads.dtype.element_ty)
     count = tl.zeros([ROWS], tl.int32)
-    for i in range(0, tl.max(last - first), 4):
+    for i in range(0, tl.max(last - first)):
         at = first + i
-        # Four at a time: their loads wait for memory together.
-        pos0, bag0, on0 = _bag(group_pos, bag_of, live, lives, at, at < last, LIVE)
-        pos1, bag1, on1 = _bag(group_pos, bag_of, live, lives, at + 1, at + 1 < last, LIVE)
-        pos2, bag2, on2 = _bag(group_pos, bag_of, live, lives, at + 2, at + 2 < last, LIVE)
-        pos3, bag3, on3 = _bag(group_pos, bag_of, live, lives, at + 3, at + 3 < last, LIVE)
-        x0 = _gradient(grads, scale, pos0, bag0, on0, stride, dim, SCALED, D)
-        x1 = _gradient(grads, scale, pos1, bag1, on1, stride, dim, SCALED, D)
-        x2 = _gradient(grads, scale, pos2, bag2, on2, stride, dim, SCALED, D)
-        x3 = _gradient(grads, scale, pos3, bag3, on3, stride, dim, SCALED, D)
-        acc = (((acc + x0) + x1) + x2) + x3
-        count += on0.to(tl.int32) + on1.to(tl.int32) + on2.to(tl.int32) + on3.to(tl.int32)
+        pos, bag, on = _bag(group_pos, bag_of, live, lives, at, at < last, LIVE)
+        acc = acc + _gradient(grads, scale, pos, bag, on, stride, dim, SCALED, D)
+        count += on.to(tl.int32)
     return acc, count
 
 
@@ -160,16 +152,11 @@ def add_partials(partial, marks, stride: tl.constexpr, begin, length, acc, count
     """Add the partial sums of hot rows in order: `length` of them from `begin`, none for most rows."""
     column = tl.arange(0, D)[None, :]
     across = column < dim
-    for i in range(0, tl.max(length), 4):
-        on0, on1, on2, on3 = i < length, i + 1 < length, i + 2 < length, i + 3 < length
+    for i in range(0, tl.max(length)):
+        on = i < length
         to = partial + (begin + i).to(tl.int64)[:, None] * stride + column
-        x0 = tl.load(to, mask=on0[:, None] & across, other=0)
-        x1 = tl.load(to + stride, mask=on1[:, None] & across, other=0)
-        x2 = tl.load(to + 2 * stride, mask=on2[:, None] & across, other=0)
-        x3 = tl.load(to + 3 * stride, mask=on3[:, None] & across, other=0)
-        count += tl.load(marks + begin + i, mask=on0, other=0) + tl.load(marks + begin + i + 1, mask=on1, other=0)
-        count += tl.load(marks + begin + i + 2, mask=on2, other=0) + tl.load(marks + begin + i + 3, mask=on3, other=0)
-        acc = (((acc + x0) + x1) + x2) + x3
+        acc = acc + tl.load(to, mask=on[:, None] & across, other=0)
+        count += tl.load(marks + begin + i, mask=on, other=0)
     return acc, count
 
 
