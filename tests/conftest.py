@@ -56,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
     group.addoption("--record-golden", action="store_true", help="write golden traces anew instead of comparing")
     group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 4, or 3600 in a campaign")
+    group.addoption("--fuzz-case", type=int, help="run only this case of a fuzz target")
 
 
 @pytest.fixture(autouse=True)

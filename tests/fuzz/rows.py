@@ -7,7 +7,6 @@ a tensor or a record and seal it again, and the result of loading must be what `
 
 import hashlib
 import json
-import logging
 import shutil
 import struct
 from pathlib import Path
@@ -23,9 +22,9 @@ from skirl.store.base import Record
 from skirl.store.disk import records
 from skirl.store.disk.store import DiskError, DiskStore
 from skirl.tools.sealed_json import CheckpointError, seal
-from tests.fuzz.loop import READ, Target, clean
 from tests.fuzz.mutate import Draw, mutated, mutated_safetensors, mutated_tree
 from tests.fuzz.states import safetensors_of
+from tests.fuzz.target import READ, Target, clean
 from tests.store.conformance import contents
 
 TABLES = [skirl.Table("a", 60, 4), skirl.Table("b", 40, 2)]
@@ -190,7 +189,6 @@ class Checkpoint(Target):
         self.name, self._store, self._sealed = name, store, sealed
 
     def prepare(self, folder: Path) -> None:
-        logging.getLogger("skirl").setLevel(logging.ERROR)
         self._from = folder / "c"
         self._states = train(self._from, "memory" if self._store == "memory" else f"disk:{folder / 'rows'}")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from skirl.data import DataFlags
 from skirl.data.files.find import BadFile, BadRow, BadSchema
-from tests.fuzz.loop import READ, REFUSED, Target, clean
+from tests.fuzz.target import READ, REFUSED, Target, clean
 
 ERRORS = (BadFile, BadRow, BadSchema)
 ROWS = 1000

@@ -13,8 +13,8 @@ from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.vocabulary import vocabulary as vocabularies
 from skirl.data.vocabulary.vocabulary import BadVocabulary
 from tests.fuzz import tables, texts
-from tests.fuzz.loop import READ, Target, clean
 from tests.fuzz.mutate import TEXTS, Draw, mutated, mutated_json, mutated_safetensors, mutated_text
+from tests.fuzz.target import READ, Target, clean
 
 
 class Schema(Target):

@@ -14,9 +14,9 @@ from skirl.data.files.columnar import KEY
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.layout import once, with_runs
 from tests.data.logs import criteo_rows, write_tsv
-from tests.fuzz.loop import Target
 from tests.fuzz.mutate import Draw, mutated, mutated_text
 from tests.fuzz.samples import OfFile
+from tests.fuzz.target import Target
 
 SCHEMA = """
 missing = ["", "NULL"]

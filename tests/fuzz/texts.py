@@ -6,9 +6,9 @@ from typing import Any
 
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from tests.data.logs import criteo_rows
-from tests.fuzz.loop import Target
 from tests.fuzz.mutate import TEXTS, Draw, mutated, mutated_text
 from tests.fuzz.samples import OfFile
+from tests.fuzz.target import Target
 
 CSV = """
 time = "hour"
