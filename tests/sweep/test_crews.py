@@ -80,10 +80,10 @@ def test_variants_that_diverge_leave_and_a_process_without_variants_trains_no_mo
 def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str, Any], tmp_path: Path, monkeypatch):
     parent, step = os.getpid(), Crew.step
 
-    def killed(self: Crew, seen: Any = None) -> Any:
+    def killed(self: Crew) -> Any:
         if self.batches.step == 9 and "seed=1" in "".join(self.racing) and os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, seen)
+        return step(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(Crew, "step", killed)

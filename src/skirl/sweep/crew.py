@@ -253,7 +253,7 @@ class Crew:
             self._runs.enter_context(entrant.run.begin(self.batches, entrant.meter))
         return self.batches.step
 
-    def step(self, seen: Callable[[Stepped], None] | None = None) -> Stepped | None:
+    def step(self) -> Stepped | None:
         """Train all variants on the next batch. Return None if there is none."""
         if self._coming is None:
             self._coming = iter(self.batches)
@@ -264,20 +264,14 @@ class Crew:
         samples = max(entrant.meter.samples for entrant in self.entrants.values()) + len(batch.labels)
         saving = self._saving is not None and not self._saving.done
 
-        def stepped() -> Stepped:
-            losses = {entrant.variant.name: entrant.loss for entrant in racing}
-            step, first = self.batches.step, self.stream.first_epoch
-            unseen = first is None or step <= first
-            return Stepped(step, losses, samples, saving, unseen, last=step == self.stream.steps)
-
         with suppress(Diverged):  # if all of this crew did, others may go on
-            self.sweep.step(batch, seen=None if seen is None else lambda: seen(stepped()))
+            self.sweep.step(batch)
         for entrant in racing:
             entrant.step(batch)
-        return stepped()
-
-    def settle(self) -> None:
-        """Wait until everything that was ordered is done. Raise what failed."""
+        losses = {entrant.variant.name: entrant.loss for entrant in racing}
+        step, first = self.batches.step, self.stream.first_epoch
+        unseen = first is None or step <= first
+        return Stepped(step, losses, samples, saving, unseen, last=step == self.stream.steps)
 
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None

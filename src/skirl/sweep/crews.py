@@ -159,10 +159,8 @@ class Crews:
         return self._all("begin", path, header)[0]
 
     def step(self) -> Stepped | None:
-        """As `Crew.step`, for all crews that have variants left. These may still be training: errors come later."""
+        """As `Crew.step`, for all crews that have variants left."""
         found = self._all("step")
-        for one in self._live:
-            one.expect()  # the answer that the batch was trained on
         if len({one is not None and one.last for one in found}) > 1 or None in found:
             if any(one is not None for one in found):
                 raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
@@ -188,14 +186,8 @@ class Crews:
         return {name: of for found in self._all("evaluate", last=last) for name, of in found.items()}
 
     def end_step(self, *, last: bool) -> None:
-        """As `Crew.end_step`, without waiting: an error comes with the next answer."""
-        for one in self._live:
-            one.order(("end_step", (), {"last": last}))
-            one.expect()
-
-    def settle(self) -> None:
-        """As `Crew.settle`."""
-        self._all("settle")
+        """As `Crew.end_step`."""
+        self._all("end_step", last=last)
 
     def aucs(self) -> dict[str, float | None]:
         """As `Crew.aucs`."""
@@ -265,8 +257,6 @@ class _Process:
 
     def __init__(self, duty: Duty, others: Sequence[Connection]) -> None:
         self.racing = {variant.name for variant in duty.variants}
-        self._unheard = 0
-        """Number of answers still to come that say only that all went well."""
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self._process: Any = context.Process(
@@ -281,21 +271,9 @@ class _Process:
         with suppress(OSError):  # it has ended: its answer says so
             self.pipe.send(what)
 
-    def expect(self) -> None:
-        """Do not wait for the next answer now, but together with the one after it."""
-        self._unheard += 1
-
     def answer(self) -> Any:
-        heard = [self._next() for _ in range(self._unheard + 1)]
-        self._unheard = 0
-        for good, found in heard:
-            if not good:
-                raise found
-        return heard[-1][1]
-
-    def _next(self) -> tuple[bool, Any]:
         try:
-            return self._received()
+            good, found = self._received()
         except (EOFError, OSError):
             self._process.join(5.0)
             names = ", ".join(sorted(self.racing)) or "no variant any more"
@@ -303,6 +281,9 @@ class _Process:
                 f"a process of the sweep, with {names}, ended by itself (exit code {self._process.exitcode}): is there "
                 "enough memory? Go on with --resume where the sweep is saved; --processes 1 takes the least memory"
             ) from None
+        if not good:
+            raise found
+        return found
 
     def _received(self) -> tuple[bool, Any]:
         answer, logged = self.pipe.recv()
@@ -340,10 +321,7 @@ def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: in
                 while (order := line.receive()) is not _END:
                     if order == _STOP:
                         raise _Stopped
-                    if order[0] == "step":
-                        _step(crew, line)
-                    else:
-                        line.send(_carried_out(crew, order))
+                    line.send(_carried_out(crew, order))
             answer = (True, None)
         except Exception as error:
             answer = (False, _sendable(error))
@@ -390,20 +368,6 @@ def _forget_forkserver() -> None:
     """Let this process start its own server for readers: it cannot wait for that of its parent."""
     server: Any = forkserver._forkserver  # of the standard library, which has no other way
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
-
-
-def _step(crew: Crew, line: _Line) -> None:
-    """Answer twice: with the losses as soon as they are known, and again when the step is done."""
-    early: list[Stepped] = []
-
-    def seen(done: Stepped) -> None:
-        early.append(done)
-        line.send((True, done))
-
-    good, found = _carried_out(crew, ("step", (seen,), {}))
-    if not early:
-        line.send((good, found))
-    line.send((True, None) if good or not early else (good, found))
 
 
 def _carried_out(crew: Crew, order: tuple[str, tuple[Any, ...], dict[str, Any]]) -> tuple[bool, Any]:

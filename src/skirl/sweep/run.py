@@ -294,8 +294,6 @@ class SweepRun:
             written = self._saving is not None and not self._still_saving
             last, best = self._last or self.over, self.bests.on and bool(self._best)
             due = stop or last or best or self.keeping.due(step, time.monotonic() - self._saved_at)
-            if written or due:
-                self.crew.settle()  # a disk that fails in training is not one that fails in saving
             if written:
                 self._settle()
             if due:
@@ -309,7 +307,6 @@ class SweepRun:
         race, results = self.race, self.results
         if self.failed is None:
             self.shown.aucs(now=True)
-            self.crew.settle()
             self._settle()
             more, why = self._more(race.racing), self._why_over
             results |= self.crew.finish({name: of | ({"left": why} if why else {}) for name, of in more.items()})
@@ -351,7 +348,6 @@ class SweepRun:
         if (
             self.bests.on or save is not None
         ):  # results name the best one, and what counts later would remove the last one
-            self.crew.settle()
             self._settle()
         self.results |= self.crew.leave(why, self._more(why), save=save)
 

@@ -191,13 +191,12 @@ class Sweep:
         """The variants still in the race."""
         return [contender for contender in self.variants if contender.left is None]
 
-    def step(self, batch: Any, *, seen: Callable[[], None] | None = None) -> dict[str, float]:
+    def step(self, batch: Any) -> dict[str, float]:
         """Train every variant still in the race on the batch in the loop. Return the loss of each, by name.
 
         **Arguments**
 
         - `batch`: the batch that the lookahead has yielded.
-        - `seen`: called once every variant has its `loss`, before the last one trains.
         """
         if not self._in_loop:
             raise RuntimeError(
@@ -207,19 +206,13 @@ class Sweep:
         racing = self.racing
         for contender in racing:
             with contender.turn():
-                self._train(contender, batch, seen if contender is racing[-1] else None)
+                found = self._loss(contender.model, batch)
+                loss, contender.kept = found if isinstance(found, tuple) else (found, None)
+                loss.backward()
+                contender.step(loss)
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
-
-    def _train(self, contender: Contender, batch: Any, seen: Callable[[], None] | None = None) -> None:
-        found = self._loss(contender.model, batch)
-        loss, contender.kept = found if isinstance(found, tuple) else (found, None)
-        if seen is not None:
-            contender.loss = float(loss.detach())
-            seen()
-        loss.backward()
-        contender.step(loss)
 
     def drop(self, name: str, why: str = "dropped") -> None:
         """Remove a variant: write its rows to its store and free its cache and model. The others keep their bits.

@@ -113,7 +113,7 @@ def _sum(
     """Return the sum of each row's gradients at first..last, in order from zero, and how many there were."""
     acc = tl.zeros([ROWS, D], grads.dtype.element_ty)
     count = tl.zeros([ROWS], tl.int32)
-    for i in range(0, tl.max(last - first)):
+    for i in range(tl.max(last - first)):
         at = first + i
         pos, bag, on = _bag(group_pos, bag_of, live, lives, at, at < last, LIVE)
         acc = acc + _gradient(grads, scale, pos, bag, on, stride, dim, SCALED, D)
@@ -152,7 +152,7 @@ def add_partials(partial, marks, stride: tl.constexpr, begin, length, acc, count
     """Add the partial sums of hot rows in order: `length` of them from `begin`, none for most rows."""
     column = tl.arange(0, D)[None, :]
     across = column < dim
-    for i in range(0, tl.max(length)):
+    for i in range(tl.max(length)):
         on = i < length
         to = partial + (begin + i).to(tl.int64)[:, None] * stride + column
         acc = acc + tl.load(to, mask=on[:, None] & across, other=0)
