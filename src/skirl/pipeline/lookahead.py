@@ -306,7 +306,7 @@ class Lookahead:
         self._reader.begin(now.here)
         with uninterrupted():
             pipeline = Pipeline(
-                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs, times=self.times,
+                self._reader, self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs, times=self.times,
                 shards=self._shards, mine=self._mine, route=self._route(),
             )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)
@@ -334,7 +334,7 @@ class Lookahead:
         now, one = self._in_loop, self._pass
         if now.flight is None or one is None:
             return []
-        later = [now.flight.micros[now.micro + 1 :], *one.coming]
+        later = [now.flight.micros[now.micro + 1 :], *one.pipeline.coming]
         return [ids for batches in later for ids in batches]
 
     def drain(self) -> None:

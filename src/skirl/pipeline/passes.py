@@ -1,12 +1,10 @@
 """One pass over a loader's batches: the iterator that a for-loop holds, from the pass's beginning to its end."""
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skirl.core.ids import Ids
 from skirl.engine.work import Flight
 from skirl.nn.collection import Collection
 from skirl.pipeline.agree import ShardsInLoop
@@ -83,8 +81,6 @@ class Pass:
         self._watch = watch
         self._times = times
         self._shards = shards
-        self.coming: deque[list[Ids]] = deque()
-        """Batches that were read and are not in the loop yet, step by step."""
         self._inside = False
         self._ended = False
         self.closed = False
@@ -149,39 +145,24 @@ class Pass:
                     epoch.close()
 
     def _next_step(self, hold: Hold) -> bool:
-        """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, except in `_pull`."""
+        """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, but for the loader."""
         now, pipeline = self._in_loop, self.pipeline
         self._finish()
         now.flight = None
         pipeline.check()
         for collection in self._collections:
             collection.engine.check()
-        pipeline.request()
         if self._shards is not None:
             self._shards.comes(now.step + 1)
-        while pipeline.lacks_batches(hold):
-            self._pull(hold)
         flight = pipeline.next(hold)
         if flight is None:
             now.here = DataPosition(now.step, now.here.epochs + 1, loader=self._reader.state_at_end)
             self.close()
             return False
-        while pipeline.hungry():  # keeps the planner fed while this step computes
-            self._pull(hold)
-        self.coming.popleft()
         now.step += 1
         now.before = now.here
         now.flight, now.micro = flight, 0
         return True
-
-    def _pull(self, hold: Hold) -> None:
-        """Read one step's micro-batches and feed them to the pipeline."""
-        batches = self._reader.pull(hold)
-        if batches:
-            self.coming.append(batches)
-            self.pipeline.feed(batches)
-        if len(batches) < self._reader.micros:
-            self.pipeline.end()
 
     def _finish(self, apply: bool = True) -> None:
         """Finish the step in the loop."""

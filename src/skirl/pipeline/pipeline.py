@@ -12,6 +12,7 @@ from skirl.oracle.options import Plan
 from skirl.oracle.route import Route
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import StageStuck
+from skirl.pipeline.reader import Reader
 from skirl.pipeline.stages import StageHook, Stages, Times
 from skirl.pipeline.timeline import LOOP
 from skirl.pipeline.window import Window
@@ -26,13 +27,14 @@ BACKLOG = 4
 class Pipeline:
     """Runs one pass over a stream of batches.
 
-    loop: feed ->  plan  -> planned ->  fetch  -> ready -> loop: next, which makes the rows resident
-                                          ^                        |
-                                      the store  <-  write  <- writes
+    loop: reads ->  plan  -> planned ->  fetch  -> ready -> loop: makes the rows resident
+                                           ^                        |
+                                       the store  <-  write  <- writes
     """
 
     def __init__(
         self,
+        reader: Reader,
         engines: Sequence[Engine],
         plan: Plan,
         *,
@@ -47,6 +49,9 @@ class Pipeline:
         self.times = times or Times()
         self.done = 0
         """Number of steps whose rows were made resident."""
+        self.coming: deque[list[Ids]] = deque()
+        """Batches that were read and are not in the loop yet, step by step."""
+        self._reader = reader
         self._engines = engines
         self._plan = plan
         self._window = Window(engines, plan, epochs, shards, route, mine)
@@ -89,14 +94,11 @@ class Pipeline:
         """Raise the error of a stage that failed, or an error if the pass has ended."""
         self._stages.check()
 
-    def request(self) -> None:
-        """Ask for one more step: the rows of one more may travel."""
+    def next(self, hold: Hold) -> Flight | None:
+        """Return the next step, with its rows resident; None if all steps are done. Read what the planner needs for it."""
         with self._lock:
             self._credits += 1
             self._stages.wake("fetch")
-
-    def lacks_batches(self, hold: Hold) -> bool:
-        """Wait until the next step is ready (False) or the planner needs a batch first (True)."""
         while True:
             self._stages.wait(
                 hold,
@@ -104,32 +106,12 @@ class Pipeline:
                 f"rows of step {self.done}",
                 self.done,
             )
-            if not self._waits_for_split():
-                return not self._is_ready()
-            self._split_anew(hold)
-
-    def hungry(self) -> bool:
-        """Return whether the planner could use another batch soon."""
-        with self._lock:
-            self._stages.check()
-            return self._is_hungry()
-
-    def feed(self, batches: list[Ids]) -> None:
-        """Give the planner the next step's micro-batches, in memory of our own."""
-        with self._lock:
-            self._stages.check()
-            self._inbox.append(batches)
-            self._stages.wake("plan")
-
-    def end(self) -> None:
-        """Announce that no more batches will come."""
-        with self._lock:
-            self._ended = True
-            self._stages.wake("plan")
-
-    def next(self, hold: Hold) -> Flight | None:
-        """Return the next step, with its rows resident; None if all steps are done."""
-        self._stages.wait(hold, self._is_ready, f"rows of step {self.done}", self.done)
+            if self._waits_for_split():
+                self._split_anew(hold)
+            elif self._is_ready():
+                break
+            else:
+                self._pull(hold)
         if not self._ready:
             return None
         flight = self._ready[0]
@@ -152,7 +134,26 @@ class Pipeline:
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
         self.times.tell(LOOP, "load", flight.number, started, ended)
+        while self._hungry():  # the planner has work while this step computes
+            self._pull(hold)
+        self.coming.popleft()
         return flight
+
+    def _hungry(self) -> bool:
+        with self._lock:
+            self._stages.check()
+            return self._is_hungry()
+
+    def _pull(self, hold: Hold) -> None:
+        """Read one step's micro-batches for the planner."""
+        batches = self._reader.pull(hold)
+        with self._lock:
+            self._stages.check()
+            if batches:
+                self.coming.append(batches)
+                self._inbox.append(batches)
+            self._ended = self._ended or len(batches) < self._reader.micros
+            self._stages.wake("plan")
 
     def _load(self, flight: Flight) -> list[Leaving]:
         """Make a step's rows resident. Return what leaves the caches."""
