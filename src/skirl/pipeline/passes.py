@@ -145,7 +145,7 @@ class Pass:
                     epoch.close()
 
     def _next_step(self, hold: Hold) -> bool:
-        """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, but for the loader."""
+        """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, save in the loader."""
         now, pipeline = self._in_loop, self.pipeline
         self._finish()
         now.flight = None

@@ -188,7 +188,6 @@ def _refuse_gone_on(path: Path, number: int, step: int) -> None:
 
 
 def header_at(path: Path) -> dict[str, Any]:
-    """Return the header in a folder of a sweep's checkpoints."""
     if not (path / HEADER).is_file():
         raise CheckpointError(f"{path} holds no checkpoint of a sweep: give a folder that sweep.save has written")
     return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")

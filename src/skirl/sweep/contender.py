@@ -72,7 +72,6 @@ class Contender:
         self.dense: torch.optim.Optimizer | None = None
         """The optimizer of the dense weights; None if the model has none to train."""
         self.loss: float | None = None
-        """The loss of the last batch that it was trained on."""
         self.kept: Any = None
         """What the sweep's `loss` function returned besides the loss."""
         self.left: str | None = None

@@ -80,7 +80,6 @@ class Entrant:
 
     @property
     def rows(self) -> dict[str, int]:
-        """How many rows were touched, how many its cache has, and how many were fetched again."""
         engine = self.contender.embeddings.engine
         cache = sum(len(cache) for cache in engine.caches)
         return {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched}
@@ -91,7 +90,6 @@ class Entrant:
         return nan if self.contender.loss is None else self.contender.loss
 
     def step(self, batch: Batch) -> None:
-        """Update rates and metrics after training on a batch."""
         self.rates.step()
         # Predictions of a variant that has diverged and left do not count.
         logits = self.contender.kept if self.contender.left is None else torch.empty(0)
@@ -109,7 +107,6 @@ class Entrant:
             self.judge.add(step, metrics.scores(), time.monotonic() - began)
 
     def after_step(self, batches: Lookahead, *, last: bool = False) -> None:
-        """Write the line of metrics if it is due, or if this is the last step."""
         if last and (self._written == self.meter.steps or batches.step == self.run.begun_at):
             return
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
@@ -121,7 +118,6 @@ class Entrant:
         del self.rates
 
     def finish(self, batches: Lookahead, left: str | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Close its run, write its result and return it."""
         more = dict(more or {})
         self.after_step(batches, last=True)
         self.run.__exit__(None, None, None)
@@ -325,12 +321,10 @@ class Crew:
         return evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
 
     def end_step(self, *, last: bool) -> None:
-        """Write the metrics that are due."""
         for entrant in map(self.entrants.__getitem__, self.racing):
             entrant.after_step(self.batches, last=last)
 
     def aucs(self) -> dict[str, float | None]:
-        """Return the AUC of all predictions so far of each variant still in the race."""
         return {name: self.entrants[name].meter.metrics.scores().auc for name in self.racing}
 
     def save(self, path: Path) -> dict[str, str]:
@@ -356,7 +350,6 @@ class Crew:
         return {name: self.entrants[name].finish(self.batches, None, more.get(name)) for name in self.racing}
 
     def window(self) -> int:
-        """Return how many steps are read ahead."""
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
@@ -370,7 +363,6 @@ class Crew:
 
     @property
     def racing(self) -> list[str]:
-        """Names of the variants still in the race."""
         return [name for name in self.entrants if name not in self._left]
 
     def _parts(self, contender: Contender) -> list[Any]:

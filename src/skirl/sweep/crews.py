@@ -54,7 +54,6 @@ class CrewDied(RuntimeError):
 
 
 def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
-    """Return how many processes train."""
     on_cpu = recipe.device.device == "cpu"
     if asked != "auto":
         if int(asked) > 1 and (why := _only_one(on_cpu, trace=trace)):
@@ -92,7 +91,6 @@ def dealt(variants: Sequence[Varied], race: Race, count: int) -> list[list[Varie
 
 
 def _numbers(variant: Varied) -> int:
-    """Return how many numbers a row and its state have."""
     return variant.recipe.row_optimizer().width(variant.recipe.model.row_dim)
 
 
@@ -155,11 +153,9 @@ class Crews:
             raise late
 
     def begin(self, path: Path | None, header: Mapping[str, Any] | None) -> int:
-        """As `Crew.begin`."""
         return self._all("begin", path, header)[0]
 
     def step(self) -> Stepped | None:
-        """As `Crew.step`, for all crews that have variants left."""
         found = self._all("step")
         if len({one is not None and one.last for one in found}) > 1 or None in found:
             if any(one is not None for one in found):
@@ -182,31 +178,24 @@ class Crews:
         return results
 
     def evaluate(self, *, last: bool) -> dict[str, Judged | None]:
-        """As `Crew.evaluate`."""
         return {name: of for found in self._all("evaluate", last=last) for name, of in found.items()}
 
     def end_step(self, *, last: bool) -> None:
-        """As `Crew.end_step`."""
         self._all("end_step", last=last)
 
     def aucs(self) -> dict[str, float | None]:
-        """As `Crew.aucs`."""
         return {name: auc for found in self._all("aucs") for name, auc in found.items()}
 
     def save(self, path: Path) -> dict[str, str]:
-        """As `Crew.save`."""
         return {name: at for found in self._all("save", path) for name, at in found.items()}
 
     def wait_saved(self) -> None:
-        """As `Crew.wait_saved`."""
         self._ask(self._team, "wait_saved")
 
     def confirm(self) -> None:
-        """As `Crew.confirm`."""
         self._ask(self._team, "confirm")
 
     def finish(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-        """As `Crew.finish`."""
         return {name: of for found in self._all("finish", more) for name, of in found.items()}
 
     def window(self) -> int:

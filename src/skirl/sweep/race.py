@@ -307,12 +307,10 @@ class Race:
 
     @property
     def racing(self) -> list[str]:
-        """The variants that have not left, in their order."""
         return [name for name, on in zip(self.names, self._racing) if on]
 
     @property
     def configurations(self) -> list[int]:
-        """The configuration number of each variant."""
         return self._of.tolist()
 
     @property
@@ -365,11 +363,9 @@ class Race:
         return self._leave([self.names.index(name) for name in names], why, kind)
 
     def leader(self) -> int:
-        """Return the number of the leading configuration."""
         return self._order(self._ranked())[0]
 
     def winner(self) -> str:
-        """Return the best variant of the leading configuration."""
         return self.standing()[0].variant
 
     def standing(self) -> list[VariantPlace]:
@@ -460,14 +456,12 @@ class Race:
         return ranked
 
     def _values(self) -> np.ndarray:
-        """Return, for each variant, what ranks are by."""
         if self._judged:
             return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
         sums = self._recent.sums()
         return sums.losses / max(1, sums.batches)
 
     def _own(self, c: int, among: np.ndarray) -> list[int]:
-        """Return the variants of a configuration, of those in `among`."""
         return np.flatnonzero((self._of == c) & among).tolist()
 
     def _order(self, among: np.ndarray) -> list[int]:

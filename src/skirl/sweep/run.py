@@ -237,7 +237,6 @@ class SweepRun:
         return why_stopped(self.evaluation.patience, self.race.step) if self.over else None
 
     def _fell(self, step: int) -> bool:
-        """Write down that no variant is left."""
         self._stand(step)
         return False
 
@@ -303,7 +302,6 @@ class SweepRun:
         return stop
 
     def end(self, signals: Signals) -> dict[str, Any]:
-        """Write down the end of the sweep, and return its result."""
         race, results = self.race, self.results
         if self.failed is None:
             self.shown.aucs(now=True)

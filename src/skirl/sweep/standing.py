@@ -63,7 +63,6 @@ class Shown:
         return self._aucs
 
     def read(self, samples: int) -> None:
-        """Take note of a step."""
         self._samples = samples
         self.speed.reached(samples)
 

@@ -329,7 +329,6 @@ class Sweep:
 
     @property
     def current(self) -> "Sweep":
-        """The step in the loop, for all variants."""
         return self
 
     @property
@@ -399,7 +398,6 @@ class Sweep:
 
     @property
     def _in_loop(self) -> bool:
-        """True if a batch is in the loop."""
         return any(contender.embeddings.current.work is not None for contender in self.racing)
 
     # The with-block.

@@ -186,7 +186,6 @@ def text_of(overrides: Mapping[str, Any]) -> str:
 
 
 def _shared() -> dict[str, str]:
-    """Return the flags that cannot vary, each with the reason."""
     return {
         flag.name: _SHARED[part.name]
         for part in fields(Recipe)
@@ -241,7 +240,6 @@ def _of_text(where: str, name: str, text: str, can: Mapping[str, Flag]) -> Any:
 
 
 def read_file(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the flags of each variant in a TOML file, by name."""
     if path.suffix != ".toml":
         raise ValueError(f"variants is {str(path)!r}: set it to a file that ends in .toml")
     try:
