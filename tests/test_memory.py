@@ -16,7 +16,7 @@ import torch
 from numba.core import event
 import skirl
 from skirl.data import Synthetic
-from skirl.pipeline.batch_copy import weigh
+from skirl.pipeline.reader import weigh
 
 torch.set_num_threads(1)
 compiled = event.RecordingListener()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skirl import Batch, KeyedJagged
-from skirl.pipeline.batch_copy import own
+from skirl.pipeline.reader import own
 
 Pair = namedtuple("Pair", "x y")
 
