@@ -359,7 +359,8 @@ def test_one_trainer_alone_sees_other_files(tmp_path: Path) -> None:
     states = saved(2, tmp_path / "0", on("memory", tmp_path), (0, 1))
     shutil.copytree(tmp_path / "0", tmp_path / "1")
     body = folders.read(folders.header(tmp_path / "1", 2))
-    (tmp_path / "1" / "rows" / body["parts"][1]["rows"]["rows"]["cache"]["files"][-1]["file"]).unlink()
+    last = body["parts"][1]["rows"]["rows"]["cache"]["segments"][-1]
+    (tmp_path / "1" / "rows" / f"{last.split(' ')[0]}.rows").unlink()
 
     def work(peers: Peers) -> State:
         return Trainer(peers, "memory").load(tmp_path / str(peers.rank)).state()

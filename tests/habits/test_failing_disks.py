@@ -222,9 +222,9 @@ def test_a_full_store_ends_training_for_its_rows_would_be_lost(disk, monkeypatch
     at_steps(monkeypatch, {6: disk.fill})
     assert main(["train", *flags, "--quiet", "--store", f"disk:{disk.path / 'rows'}"]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert f"the disk of {disk.path / 'rows'} is full: " in line and is_plain(line)
+    assert f"{disk.path / 'rows'} could not be written, the disk is full (" in line and is_plain(line)
     assert line.endswith(
-        "more to continue; the rows in it are intact: free that much or use a larger disk, then resume from a checkpoint"
+        "the rows in it are intact: free some room or use a larger disk, then resume from a checkpoint"
     )
 
 

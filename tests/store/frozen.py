@@ -1,15 +1,16 @@
 """Frozen rows in a folder under a header: a minimal checkpoint for tests."""
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from skirl.store import Store
+from skirl.store import Record, Store
 from skirl.store.base import Facts, Frozen, FrozenPart, SavedRows
-from skirl.store.disk.frozen import check_files
+from skirl.store.disk.frozen import check_files, write_frozen
+from skirl.store.disk.manifest import Manifest
 from skirl.tools.sealed_json import read_sealed, write_sealed
 
 HEADER = "frozen.json"
@@ -59,13 +60,22 @@ def save(store: Store, folder: Path, since: Facts | None = None) -> Facts:
     return finish(store.freeze(folder, since), folder)
 
 
-def load(store: Store, folder: Path, over: Iterable[tuple[np.ndarray, Any]] = ()) -> None:
+Over = Sequence[tuple[np.ndarray, Any]]
+"""Rows of a cache that replace those of the store."""
+
+
+def load(store: Store, folder: Path, over: Over = ()) -> None:
     """Load the rows of a folder into a store, after checking them as for a checkpoint."""
     facts = facts_in(folder)
     check_files(folder, facts)
     thaw(store, folder, facts, over)
 
 
-def thaw(store: Store, folder: Path, facts: Facts, over: Iterable[tuple[np.ndarray, Any]] = ()) -> None:
+def thaw(store: Store, folder: Path, facts: Facts, over: Over = ()) -> None:
     """Have a store take all of a frozen state, with its identity and generation."""
-    store.thaw(SavedRows(folder, [FrozenPart(facts, over)], facts.get("identity", ""), facts.get("generation", 0)))
+    parts = [FrozenPart(facts)]
+    if over:
+        kinds = [(Record(rows.shape[1], rows.dtype.name), iter([(keys, rows)])) for keys, rows in over]
+        keys = np.concatenate([keys for keys, _ in over])
+        parts.append(FrozenPart(write_frozen(folder, Manifest("", 0, store.layout, []), kinds, keys)))
+    store.thaw(SavedRows(folder, parts, facts.get("identity", ""), facts.get("generation", 0)))

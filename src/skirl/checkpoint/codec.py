@@ -97,11 +97,7 @@ def _put(tensor: "Tensor", where: str, tensors: dict[str, "Tensor"]) -> str:
 
 
 def decode(coded: Any, tensors: Mapping[str, Any]) -> Any:
-    """Return the value that `encode` was given.
-
-    >>> decode({"~dict": [["lr", 0.1], [7, {"~tuple": [1, None]}]]}, {})
-    {'lr': 0.1, 7: (1, None)}
-    """
+    """Return the value that `encode` was given."""
     try:
         return _decode(coded, tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -141,7 +137,6 @@ def _decode_tagged(tag: str, content: Any, tensors: Mapping[str, Any]) -> Any:
 
 
 def with_metadata(state: dict[str, Any], metadata: Any) -> "OrderedDict[str, Any]":
-    """Return a module's state dict in torch's form, with the versions of its modules as an attribute."""
     out = OrderedDict(state)
     if metadata is not None:
         out._metadata = metadata  # type: ignore[attr-defined]
@@ -165,7 +160,6 @@ def write_dense(folder: Path, mark: str, tensors: dict[str, "Tensor"]) -> dict[s
 
 
 def read_dense(folder: Path, entry: dict[str, Any]) -> dict[str, "Tensor"]:
-    """Return the tensors that `write_dense` was given, after a check of the file's checksum."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -21,7 +21,6 @@ from skirl.tools.sealed_json import CheckpointError
 
 
 def definition(collection: Collection) -> dict[str, Any]:
-    """Return what gives rows their meaning. It must be equal in the run that saves and the one that loads."""
     engine = collection.engine
     groups = engine.optimizers
     rules = [{"type": rule.name} | asdict(rule) for rule in groups]
@@ -61,7 +60,6 @@ def _init(initial: Initial) -> dict[str, Any]:
 
 
 def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
-    """Raise a CheckpointError that names the first field that differs in any collection."""
     if saved.keys() != here.keys():
         names = [", ".join(map(repr, found)) for found in (saved, here)]
         raise CheckpointError(f"{path} has the collections {names[0]}, this model {names[1]}: make it as it was saved")
@@ -150,7 +148,6 @@ def listed(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def parameters(part: Any, names: dict[int, str]) -> list[list[str]] | None:
-    """Return the names of an optimizer's parameters by group, or None for anything else."""
     if not isinstance(part, torch.optim.Optimizer):
         return None
     return [[names.get(id(p), "?") for p in group["params"]] for group in part.param_groups]
@@ -168,9 +165,5 @@ def _other_parameters(saved: Any, here: Any) -> str | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Say the first name, and how many more there are.
-
-    >>> _some(["top.weight"]), _some(["top.weight", "top.bias"])
-    ("'top.weight'", "'top.weight' and 1 more")
-    """
+    """Say the first name, and how many more there are."""
     return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")

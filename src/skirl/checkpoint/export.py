@@ -19,7 +19,7 @@ from skirl.data.vocabulary.vocabulary import Origins
 from skirl.engine.access import bank_of, peek
 from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.tools.sealed_json import skirl_version
-from skirl.tools.tensor_file import TensorWriter, bytes_of
+from skirl.tools.tensor_file import bytes_of, tensors_written
 from skirl.tools.units import parse_bytes
 
 SUFFIXES = (".safetensors", ".pt", ".parquet")
@@ -88,7 +88,6 @@ def write_rows(
     origins: Origins | None = None,
     limit: int | str,
 ) -> None:
-    """Write rows as `export` does, or as a state dict with other tensors, or with their origins."""
     if path.suffix == ".parquet":
         to_parquet(model, path, table, origins)
     elif state_dict or path.suffix == ".pt":
@@ -100,7 +99,6 @@ def write_rows(
 def to_state_dict(
     rows: nn.Module, out: Path, table: str | None, prefix: str, dense: Mapping[str, torch.Tensor], limit: int | str
 ) -> None:
-    """Write every row of the tables as a state dict, together with the tensors in `dense`."""
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         draft = Path(folder) / "rows.safetensors"
         to_safetensors(rows, draft, table, untouched=True, limit=limit)
@@ -146,7 +144,6 @@ def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins 
 def to_safetensors(
     model: nn.Module, path: str | Path, table: str | None, *, untouched: bool = False, limit: int | str
 ) -> None:
-    """Write the rows of one table, or of all. `skirl.export` describes the file."""
     chosen = _chosen(model, table)
     keys = None if untouched else _touched(chosen)
     columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
@@ -172,7 +169,7 @@ def to_safetensors(
         for name, place in chosen.items()
     }
     about = {"format": FORMAT, "skirl": skirl_version(), "tables": json.dumps(tables)}
-    with TensorWriter(Path(path), columns, about) as writer:
+    with tensors_written(Path(path), columns, about) as writer:
         for name, place in chosen.items():
             prefix = "" if table is not None else f"{name}."
             for piece in _pieces(place, None if keys is None else keys[name]):
@@ -222,7 +219,6 @@ def _touched(chosen: Mapping[str, TablePlace]) -> dict[str, np.ndarray]:
 
 
 def _pieces(place: TablePlace, keys: np.ndarray | None) -> Iterator[np.ndarray]:
-    """Yield the keys to write in pieces. If `keys` is None, yield all of the table's."""
     n = place.table.rows if keys is None else len(keys)
     for start in range(0, n, _PIECE):
         stop = min(n, start + _PIECE)

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import why
-from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, read_sealed, sync_folder, to_disk
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, put_whole, read_sealed, sync_folder
 
 log = logging.getLogger("skirl")
 
@@ -26,50 +25,39 @@ BEST = "best"
 OF_SWEEP = "sweep-checkpoint.json"
 """The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 ROWS = "rows"
-"""The folder of rows in a folder of checkpoints."""
 _FORM = {
     "definition": {},
     "dense": {"file": TEXT},
     "shards": COUNT,
     "parts": [
         {
-            "rows": {...: {"store": {}, "cache": {"files": [{}]}}},
+            "rows": {...: {"store": {}, "cache": {}}},
             "counters": {...: {...: COUNT}},
             "split": {},
         }
     ],
 }
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
-_OURS = re.compile(r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
-_OUR_ROWS = re.compile(r"cache-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?")
+_DRAFT = re.compile(r"checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
+_OURS = re.compile(rf"dense-[0-9a-f]{{16}}|{_DRAFT.pattern}")
+_OUR_ROWS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?")
 
 _START = re.compile(r"start-([0-9]{6,18})")
-_DRAFT = re.compile(r"checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
-_READING = re.compile(r"reading-[a-z0-9_]{8}")
-LEFT = 24 * 3600.0
-"""Seconds after which the folder of a reader counts as left behind by a kill."""
 
 
 def header(folder: Path, number: int) -> Path:
-    """Return the path of a checkpoint's header.
-
-    >>> header(Path("runs"), 12).as_posix()
-    'runs/checkpoint-000012.json'
-    """
     return folder / f"checkpoint-{number:06}.json"
 
 
 def number_of(header: Path) -> int:
-    """Return the number in the name of a checkpoint's header."""
     match = _HEADER.fullmatch(header.name)
     assert match is not None
     return int(match[1])
 
 
 def is_header(path: Path) -> bool:
-    """Return whether a path has the name of a header."""
     return _HEADER.fullmatch(path.name) is not None
 
 
@@ -82,7 +70,6 @@ def numbers(folder: str | Path) -> list[int]:
 
 
 def holds_some(folder: Path) -> bool:
-    """Return whether a folder holds checkpoints, of any version."""
     return any(folder.glob("checkpoint*.json"))
 
 
@@ -103,7 +90,6 @@ def headers(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read and check a header."""
     body = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="checkpoint")
     if (wrong := misfit(body, _FORM)) is not None:
         raise CheckpointError(f"{path} is incomplete or damaged ({wrong}): use another checkpoint")
@@ -117,7 +103,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def naming(header: Path, error: CheckpointError) -> CheckpointError:
-    """Return the error with a message that says which checkpoint it is about."""
     if str(header.parent) in str(error):
         return error
     named = type(error)(f"{header}: {error}")
@@ -140,7 +125,6 @@ class Superseded(CheckpointError):
 
 
 def _starts(folder: Path) -> list[int]:
-    """Return the numbers of the starts of a run that have files in a folder."""
     with suppress(FileNotFoundError):
         return [int(match[1]) for name in os.listdir(folder) if (match := _START.fullmatch(name))]
     return []
@@ -196,13 +180,10 @@ def is_newest(folder: Path, start: int | None) -> bool:
 
 
 def check_start(folder: Path, start: int | None) -> None:
-    """Raise a Superseded if the folder belongs to a newer start of the run."""
     if not is_newest(folder, start):
-        number = max([0, *_starts(folder)])
-        whose = f"start {number}" if number != start else "a newer start"
         raise Superseded(
-            f"{folder} belongs to {whose} of the run, and this is start {start}: end this one, nothing of it "
-            "is saved any more"
+            f"{folder} belongs to a newer start of the run, and this is start {start}: end this one, nothing of it is saved "
+            "any more"
         )
 
 
@@ -229,7 +210,7 @@ def drop_newer(folder: Path, number: int, start: int | None) -> None:
 
 
 def sweep(folder: Path, start: int | None = None) -> None:
-    """Remove files of ours that no header names: those of older checkpoints, of failed ones, and of killed readers.
+    """Remove files of ours that no header names: those of older checkpoints and of failed ones.
 
     Files are listed first, and whether this start is the newest is checked last, so no file of a newer start is removed.
     """
@@ -237,7 +218,6 @@ def sweep(folder: Path, start: int | None = None) -> None:
     ours = [(path, path.name) for path in folder.iterdir() if _OURS.fullmatch(path.name)]
     if rows.is_dir():
         ours += [(path, f"{ROWS}/{path.name}") for path in rows.iterdir() if _OUR_ROWS.fullmatch(path.name)]
-    ours += [(path, path.name) for path in folder.iterdir() if _READING.fullmatch(path.name) and _age(path) > LEFT]
     named: set[str] = set()
     for n in numbers(folder):
         try:
@@ -251,33 +231,16 @@ def sweep(folder: Path, start: int | None = None) -> None:
             _remove(path)
 
 
-def take_back(folder: Path, number: int, start: int | None) -> None:
-    """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty."""
-    if is_newest(folder, start):
-        _remove(header(folder, number))
-        sweep(folder, start)
-        if start is not None:
-            _start_file(folder, start).unlink(missing_ok=True)
-        for empty in (folder / ROWS, folder):
-            with suppress(OSError):
-                empty.rmdir()
-
-
 def files(body: dict[str, Any]) -> set[str]:
-    """Return the files that a header names, and the folder of its dense part, relative to the folder of checkpoints."""
     named = {str(Path(body["dense"]["file"]).parent)}
     return named.union(*(files_of_rows(part["rows"]) for part in body["parts"]))
 
 
 def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
     """Return the files that a header names for the rows of its collections, relative to its folder."""
-    named = set[str]()
-    for of in rows.values():
-        named |= {f"{ROWS}/{entry['file']}" for entry in of["cache"].get("files", [])}
-        for text in of["store"].get("segments", []):
-            name = text.split(" ")[0]
-            named |= {f"{ROWS}/{name}.rows", f"{ROWS}/{name}.keys"}
-    return named
+    frozen = [of[part] for of in rows.values() for part in ("store", "cache")]
+    names = [text.split(" ")[0] for facts in frozen for of in ("segments", "resident") for text in facts.get(of, [])]
+    return {f"{ROWS}/{name}.{suffix}" for name in names for suffix in ("rows", "keys")}
 
 
 def keep_best(header: Path) -> Path:
@@ -288,12 +251,7 @@ def keep_best(header: Path) -> Path:
     own = header.parent / BEST
     try:
         _share(files(read(header)), header.parent, own)
-        draft = own / f"{header.name}-{secrets.token_hex(8)}.tmp"
-        with draft.open("wb") as file:
-            file.write(header.read_bytes())
-            to_disk(file)
-        os.replace(draft, own / header.name)
-        sync_folder(own)
+        put_whole(own / header.name, header.read_bytes(), secrets.token_hex(8))
     except BaseException:
         with suppress(OSError):  # the next one sweeps again
             sweep(own)
@@ -303,9 +261,8 @@ def keep_best(header: Path) -> Path:
 
 
 def _share(named: set[str], source: Path, own: Path) -> None:
-    """Link or copy all that a header names: the folder of the dense part, and files of rows."""
     disk = OsFiles()
-    paths = [path for name in sorted(named) for path in _files_of(source / name)]
+    paths = [p for n in sorted(named) for p in ((source / n).iterdir() if (source / n).is_dir() else [source / n])]
     for path in paths:
         target = own / path.relative_to(source)
         disk.make_folder(target.parent)
@@ -313,10 +270,6 @@ def _share(named: set[str], source: Path, own: Path) -> None:
             disk.share(path, target)
     for parent in {own / path.relative_to(source).parent for path in paths}:
         sync_folder(parent)
-
-
-def _files_of(path: Path) -> list[Path]:
-    return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 def refuse_sweep(folder: Path) -> None:
@@ -341,13 +294,6 @@ def _remove_headers(folder: Path, which: Iterable[int]) -> None:
     for path in (header(folder, n) for n in which):
         if path.name != named:
             _remove(path)
-
-
-def _age(path: Path) -> float:
-    """Return the seconds since a path was modified, or 0 if it is gone."""
-    with suppress(OSError):
-        return time.time() - path.stat().st_mtime
-    return 0.0
 
 
 def _remove(path: Path) -> None:

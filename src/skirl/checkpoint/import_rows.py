@@ -193,8 +193,6 @@ def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
 
 
 class Tensors:
-    """Named tensors of a state dict or a file, read in pieces."""
-
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
         self._file: Any = None
         self.where = "the state dict"
@@ -319,10 +317,7 @@ def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
 
 
 class _State(NamedTuple):
-    """The part of the optimizer's state that is imported."""
-
     names: tuple[str, ...] = ()
-    """Names of its tensors. Empty: it starts from its initial value."""
     steps: int | None = None
     """Number of updates that the table had. None: keep the model's count."""
 

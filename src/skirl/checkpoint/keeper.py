@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, load, numbers, save
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep, take_back
+from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
@@ -23,9 +23,7 @@ class Asked(NamedTuple):
     """A request to a run between two steps. All trainers of a job must get the same one."""
 
     stop: bool = False
-    """Save and end."""
     save: bool = False
-    """Save, because the minutes are over."""
 
 
 class Keeper:
@@ -33,8 +31,7 @@ class Keeper:
     older one that may still be alive saves and logs nothing from then on.
 
     At SIGTERM the run saves after its current step and ends; a second SIGTERM ends it at once. If a checkpoint cannot be
-    written, a warning says so, the one before it stays, and the next one is tried anyway. If an error ends the run
-    before its first step, its first checkpoint is removed.
+    written, a warning says so, the one before it stays, and the next one is tried anyway.
     """
 
     def __init__(
@@ -50,19 +47,15 @@ class Keeper:
         **whole: Any,
     ) -> None:
         self._told_to_stop = False
-        """True once SIGTERM has come."""
         self._stopped = False
-        """True if SIGTERM ended the run early."""
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
         self._resume, self._first, self._whole = resume, first, whole
         self._best = folder / folders.BEST if keep_best and folder is not None else None
         self._start: int | None = None
-        """The number of this start of the run. Only the first trainer knows it."""
         self._data = whole["data"]
         self._before: Any = None
         self._handles = False
         self._last: tuple[Saving, int, bool] | None = None
-        """The save in progress, its step, and whether that is the best so far."""
         self._tried_at = self._whole_at = self._best_at = -1
         self._failed: list[str] = []
         self._not_best: str | None = None
@@ -111,7 +104,6 @@ class Keeper:
         return self._tried_at < 0
 
     def check(self) -> None:
-        """Raise if a newer start of the run has the folder. Only the first trainer checks."""
         if self._folder is not None:
             folders.check_start(self._folder, self._start)
 
@@ -131,12 +123,8 @@ class Keeper:
             if self._handles:
                 signal.signal(signal.SIGTERM, self._before)
                 self._handles = False
-        refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
-        if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
-            take_back(self._savings[0].folder, self._savings[0].number, self._start)
 
     def asked(self) -> Asked:
-        """Return what a signal and the clock ask of this process now."""
         minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
         return Asked(self._told_to_stop, minutes)
 
@@ -161,7 +149,6 @@ class Keeper:
         return stop
 
     def facts(self) -> dict[str, Any]:
-        """Wait for the last save, and return what saving cost and how it went."""
         self._settle()
         if self._savings and not self._savings[-1].path.exists():
             self._failed.append(f"{self._savings[-1].path}, of step {self._whole_at:,}, was removed by someone else")
@@ -200,7 +187,6 @@ class Keeper:
         self._last = saving, step, is_best
 
     def _settle(self) -> None:
-        """Wait for the save in progress, warn if it failed, and keep it if it is the best."""
         if self._last is None:
             return
         saving, step, is_best = self._last

@@ -107,11 +107,8 @@ def load(
 
 
 class _Found(NamedTuple):
-    """A checkpoint whose files are undamaged and fit this model."""
-
     run: dict[str, Any]
     saved: dict[str, Any]
-    """State of the model."""
     rows: dict[str, OwnRows]
     torch: str
 
@@ -124,7 +121,6 @@ def _apply(
     parts: list[Any],
     data: Any,
 ) -> None:
-    """Load everything but the rows."""
     for name, collection in collections.items():
         collection.optimizer.load_state_dict(run["rows"][name]["handle"])
     model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))

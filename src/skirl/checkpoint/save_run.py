@@ -151,7 +151,6 @@ def _save(
 def _run(
     model: nn.Module, collections: Mapping[str, Collection], parts: list[Any], data: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a header says about the run, and its tensors."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return encode(
         {
@@ -176,7 +175,6 @@ def _run(
 def _head(
     model: nn.Module, collections: Mapping[str, Collection], run: Any, trainers: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what else a header says once rows are frozen, and the model's tensors."""
     state = model.state_dict()  # it has the generation of rows
     coded, tensors = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
     shards = run["data"].get("shards") if isinstance(run["data"], dict) else None

@@ -26,12 +26,7 @@ _WORSE: tuple[type[Exception], ...] = (CheckpointError, OtherVersion, Mismatch)
 
 
 class Votes:
-    """Votes of all trainers, which must make the same calls in the same order. A single trainer only hears itself.
-
-    >>> from skirl.peers.base import Alone
-    >>> Votes(Alone()).told({"number": 3}, "begin")
-    [{'number': 3}]
-    """
+    """Votes of all trainers, which must make the same calls in the same order. A single trainer only hears itself."""
 
     def __init__(self, peers: Peers) -> None:
         self.rank, self.size = peers.rank, peers.size
@@ -74,7 +69,6 @@ def trainers_of(model: nn.Module, peers: Peers | None) -> Peers:
 
 
 def digest_of(header: Path) -> str:
-    """Return the SHA-256 of a header, or an empty string if it cannot be read: reading it later raises the error."""
     try:
         return sha256(header.read_bytes()).hexdigest()
     except OSError:

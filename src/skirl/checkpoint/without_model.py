@@ -37,16 +37,10 @@ def _initial(table: dict[str, Any]) -> Callable[[str], Any]:
 
 
 class Opened(NamedTuple):
-    """The content of a checkpoint that can be used without its model."""
-
     rows: nn.Module
-    """Its collection, or a module of all of them if it has several."""
     dense: dict[str, torch.Tensor]
-    """Parameters and buffers by their names."""
     data: Any
-    """The loader's own state, or None."""
     header: Path
-    """The header of the checkpoint."""
 
 
 @contextmanager
@@ -102,7 +96,6 @@ def _open(header: Path, votes: Votes) -> Opened:
 
 
 def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any) -> Collection:
-    """Make one collection with its rows."""
     files = header.parent / folder.ROWS
     kind, about = _described(header, definition)
     rows.check(files)
@@ -116,8 +109,6 @@ def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any
 
 
 def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collection], dict[str, Any]]:
-    """Return the class of a checkpoint's embeddings, and the arguments to make them."""
-
     def of(kind: Callable[[str], Any], fields: dict[str, Any]) -> Any:
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return kind(fields.pop("type"))(**fields)

@@ -1,6 +1,7 @@
 """`skirl report`: the folder of a run or a sweep as text and as a page, also if it still goes on or was killed."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +12,6 @@ from tyro.conf import Positional
 
 from skirl.cli.show import Chart, Table, columns, facts, scores, text, write_page
 from skirl.tools.flags import flags_of, option
-from skirl.tools.sealed_json import finite
 from skirl.tools.units import clock, figure
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, lines_of
@@ -58,7 +58,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
-    return [(float(line["step"]), float(line[name])) for line in lines if finite(line.get(name))]
+    return [
+        (float(line["step"]), float(line[name]))
+        for line in lines
+        if line.get(name) is not None and math.isfinite(line[name])
+    ]
 
 
 def _figure(value: float | None, digits: int = 4) -> str:

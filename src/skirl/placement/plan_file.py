@@ -1,5 +1,7 @@
 """The file of a plan of tables: every table's pieces and their ranks, checked to cover it once when it is read."""
 
+import json
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +12,17 @@ import numpy as np
 
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.spec import Piece, TableSpec, check_cover
-from skirl.tools.sealed_json import COUNT, TEXT, Readable
+from skirl.tools.os_errors import writing
+from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
 
 FORMAT, VERSION = "skirl-table-plan", 1
+_HEAD = {"format": FORMAT, "format_version": VERSION}
 _PIECE = {"rank": COUNT, "rows": [COUNT], "columns": [COUNT]}
 _FORM = {
     "ranks": COUNT,
     "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "optimizer": TEXT, "pieces": [_PIECE]}],
 }
-PLANS = Readable(FORMAT, VERSION, "plan of tables", "skirl place", _FORM, most=256 << 20)
-"""The format of plan files."""
+_MOST = 256 << 20  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class TablePlan:
         tables = tuple((spec.name, spec.rows, spec.dim, spec.optimizer) for spec in specs)
         return cls(len(placed.caps), tables, tuple(tuple(sorted(of)) for of in pieces))
 
-    def body(self) -> dict[str, Any]:
-        """Return what the file stores, except its format and its digest."""
+    def text(self) -> str:
+        """Return the file's content, for `parsed`."""
         tables = [
             {
                 "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
@@ -70,21 +73,34 @@ class TablePlan:
             }
             for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True)
         ]  # fmt: skip
-        return {"ranks": self.ranks, "tables": tables}
+        return json.dumps(_HEAD | {"ranks": self.ranks, "tables": tables}, indent=1) + "\n"
 
     def save(self, path: Path) -> None:
-        """Write the file."""
-        PLANS.write(path, self.body())
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put_whole(path, self.text().encode(), secrets.token_hex(8))
 
     @classmethod
     def load(cls, path: Path) -> "TablePlan":
         """Read a file. Raise a ValueError that names it if it is wrong."""
-        return PLANS.load(path, cls.parsed)
+        if not path.is_file() or path.stat().st_size > _MOST:
+            raise ValueError(f"{path} is no plan of tables: name a file that `skirl place` wrote")
+        try:
+            return cls.parsed(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     @classmethod
     def parsed(cls, text: str) -> "TablePlan":
-        """Parse a plan. Raise a ValueError if it is wrong."""
-        body = PLANS.body(text)
+        """Raise a ValueError if the text is no plan, or a wrong one."""
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is not JSON ({error}): make the plan again") from None
+        if not isinstance(body, dict) or any(body.get(name) != value for name, value in _HEAD.items()):
+            raise ValueError(f"it is not a plan of tables in format {VERSION}: name a file that `skirl place` wrote")
+        if (wrong := misfit(body, _FORM)) is not None:
+            raise ValueError(f"{wrong}: make the plan again")
         tables, pieces = [], []
         for number, table in enumerate(body["tables"]):
             tables.append((table["name"], table["rows"], table["dim"], table["optimizer"]))

@@ -1,7 +1,7 @@
 """Facts about a checkpoint or a disk store."""
 
 import hashlib
-from collections.abc import Iterator
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ import numpy as np
 
 from skirl.checkpoint import folder
 from skirl.core.keys import table_of
-from skirl.store.disk.frozen import check_files, manifest_of
+from skirl.store.base import FrozenPart
+from skirl.store.disk.frozen import check_files, keys_of, manifest_of, named, rows_of
 from skirl.store.disk.manifest import NAME, Manifest, check_sizes
 from skirl.store.disk.os_files import NAME as LOCK
-from skirl.store.disk.os_files import Unusable
+from skirl.store.disk.os_files import OsFiles, Unusable
 from skirl.store.disk.segment import FORMAT_VERSION, read_keys
 from skirl.store.sharded import MARK
 from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.tensor_file import TensorReader
 from skirl.train.resume import run_of
 
 
@@ -55,9 +55,7 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
     tables = []
     for name, definition in body["definition"].items():
         of_parts = [part["rows"][name] for part in body["parts"]]
-        segments = [entry for of in of_parts for entry in manifest_of(rows, of["store"]).segments]
-        kept = [read_keys(rows, entry) for entry in segments]
-        held = _held([*kept, *(keys for of in of_parts for keys in _cached(rows, of["cache"]))])
+        held = _held([keys for of in of_parts for part in ("store", "cache") for keys in keys_of(rows, of[part])])
         tables += [
             {"name": table["name"], "rows": table["rows"], "dim": table["dim"], "held": held.get(number, 0)}
             for number, table in enumerate(definition["tables"])
@@ -91,24 +89,16 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
     """Raise CheckpointError if a file is missing or not as it was written. Without `check`, compare sizes only."""
     dense = body["dense"]
     check_sizes(header.parent, {dense["file"]: dense["bytes"]})
-    for rows in [rows for part in body["parts"] for rows in part["rows"].values()]:
-        check_files(header.parent / folder.ROWS, rows["store"])
-        for entry in rows["cache"]["files"]:
-            reader = TensorReader(header.parent / folder.ROWS, entry)
-            if check:
-                reader.check()
+    files, where = OsFiles(), header.parent / folder.ROWS
+    for facts in [rows[of] for part in body["parts"] for rows in part["rows"].values() for of in ("store", "cache")]:
+        check_files(where, facts)
+        if check:
+            with named(where, where):
+                deque(rows_of(files, FrozenPart(facts), manifest_of(where, facts).layout, where), maxlen=0)
     if check:
         with (header.parent / dense["file"]).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != dense["sha256"]:
                 raise CheckpointError(f"{header.parent / dense['file']} is damaged: use another checkpoint")
-
-
-def _cached(rows: Path, cache: dict[str, Any]) -> Iterator[np.ndarray]:
-    for entry in cache["files"][-1:]:
-        reader = TensorReader(rows, entry)
-        for name in reader.columns:
-            if name.startswith(("keys-", "kept-")):
-                yield reader.whole(name)
 
 
 def _held(parts: list[np.ndarray]) -> dict[int, int]:

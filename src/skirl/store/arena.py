@@ -16,13 +16,6 @@ class Arena:
     """A growing array: `array` has room for `len(arena)` items, and new room is all zero bytes.
 
     `reserve` may move the array: read `array` again after each call, and keep no view of it during one.
-
-    >>> arena = Arena("float32", (3,))
-    >>> arena.reserve(2)
-    >>> arena.array[1] = 1
-    >>> arena.reserve(100_000)
-    >>> arena.array[1]
-    array([1., 1., 1.], dtype=float32)
     """
 
     def __init__(self, dtype: DTypeLike, shape: tuple[int, ...] = ()) -> None:
@@ -127,15 +120,7 @@ def _refill(table: NDArray[np.int32], held: NDArray[np.int64], count: int) -> No
 
 
 class Directory:
-    """The position of each key. Positions count from 0 and never change.
-
-    >>> directory = Directory()
-    >>> directory.reserve(2)
-    >>> directory.place(np.array([70, 50]))
-    array([0, 1], dtype=int32)
-    >>> directory.locate(np.array([50, 60]))
-    array([ 1, -1], dtype=int32)
-    """
+    """The position of each key. Positions count from 0 and never change."""
 
     def __init__(self) -> None:
         self._count = np.zeros(1, np.int64)  # an array, so that the kernel sets it, and no Ctrl-C can come in between
@@ -145,7 +130,6 @@ class Directory:
 
     @property
     def count(self) -> int:
-        """Number of keys held."""
         return int(self._count[0])
 
     @property
@@ -154,11 +138,9 @@ class Directory:
         return self._held.array[: self.count]
 
     def has_room(self, n_more: int) -> bool:
-        """Return whether `n_more` further keys fit without growing."""
         return self.count + n_more <= min(len(self._held), self._table.size * 3 // 5)
 
     def reserve(self, n_more: int) -> None:
-        """Make room for `n_more` further keys."""
         if self.has_room(n_more):
             return
         need = self.count + n_more
@@ -181,7 +163,6 @@ class Directory:
             self._filled = True
 
     def locate(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the position of each key, -1 where it is not held."""
         self._fill()
         positions = np.empty(keys.size, np.int32)
         _locate(self._table, self._held.array, keys, positions)

@@ -2,7 +2,7 @@
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,31 +31,21 @@ class Frozen(ABC):
         """Free the frozen state, once it is written or given up. The store works as before even if this fails."""
 
 
+Pairs = Iterator[tuple[NDArray[np.int64], Any]]
+
+
 @dataclass(frozen=True)
 class FrozenPart:
-    """Frozen rows for a store to take."""
-
     facts: Facts
-    over: Iterable[tuple[NDArray[np.int64], Any]] = ()
     shard: Shard | None = None
     """The rows to take. None: all."""
-
-    def own(self, pairs: Iterable[tuple[NDArray[np.int64], Any]]) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """Yield those of the keys and rows that are to be taken."""
-        for keys, rows in pairs:
-            if self.shard is None:
-                yield keys, rows
-            elif (here := self.shard(keys)).any():
-                yield keys[here], rows[here]
 
 
 @dataclass(frozen=True)
 class SavedRows:
-    """Frozen states of one or several stores, which have no key in common, for a store to take."""
-
     folder: Path
     parts: Sequence[FrozenPart]
-    """The frozen states, and which of their rows to take."""
+    """Rows of caches replace those of parts before them. Parts of stores have no key in common."""
     identity: str
     """What the store takes as its own, since each part has its own."""
     generation: int
@@ -99,13 +89,11 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a record."""
         return self.width * np.dtype(self.dtype).itemsize
 
 
 @kernel
 def _first_stranger(keys: NDArray[np.int64], kind_of_table: NDArray[np.int32], kind: int) -> int:
-    """Return the index of the first key whose table has no records of this kind, or -1."""
     for i in range(keys.size):
         table = keys[i] >> ROW_BITS
         if table < 0 or table >= kind_of_table.size or kind_of_table[table] != kind:
@@ -159,11 +147,7 @@ class Layout:
         return f"Layout({self.records})"
 
     def against(self, other: "Layout") -> tuple[str, str]:
-        """Describe the first difference from another layout: what this one has, and what the other has.
-
-        >>> Layout({0: Record(5), 1: Record(5)}).against(Layout({0: Record(5), 1: Record(9)}))
-        ('of 5 float32 for table 1', 'of 9 float32')
-        """
+        """Describe the first difference from another layout: what this one has, and what the other has."""
         for table in sorted(self.records.keys() | other.records.keys()):
             here, there = (
                 "none" if r is None else f"of {r.width} {r.dtype}"
@@ -193,7 +177,6 @@ class Layout:
         return kind
 
     def rows_by_kind(self, rows: Mapping[int, int] | None) -> list[dict[int, int] | None]:
-        """Divide the numbers of rows of all tables by kind. None: not known."""
         if rows is not None and (missing := self.records.keys() - rows.keys()):
             raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
         return [
@@ -202,7 +185,6 @@ class Layout:
         ]
 
     def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
-        """Return the index of the first key whose table does not have such records, or -1."""
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
 
     def _refusal(self, key: int, given: Record) -> str:

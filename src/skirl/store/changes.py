@@ -41,7 +41,6 @@ def _count_owed(flags, places):
 
 @kernel
 def _set_aside(flags, places, key_of, rows, keys, out):
-    """Copy the owed records at `places` to `keys` and `out`. They are no longer owed."""
     n = 0
     for place in places:
         if flags[place] & OWED:
@@ -79,7 +78,6 @@ def _forgive(flags):
 
 @kernel
 def _choose(flags, places, key_of, keys, chosen):
-    """Write the owed ones of `places` to `chosen` and their keys to `keys`. They are no longer owed."""
     n = 0
     for place in places:
         if flags[place] & OWED:
@@ -90,19 +88,13 @@ def _choose(flags, places, key_of, keys, chosen):
 
 
 class Copy(Protocol):
-    """A copy of records that is on its way to the host."""
-
     @property
     def nbytes(self) -> int: ...
 
-    def landed(self) -> Rows:
-        """Wait for the records and return them."""
-        ...
+    def landed(self) -> Rows: ...
 
 
 class Away(Protocol):
-    """Records that are not in host memory, such as on a GPU."""
-
     @property
     def shape(self) -> tuple[int, int]: ...
     @property
@@ -160,9 +152,7 @@ class Changes:
         self._aside: list[_Kept] = []
         self._aside_bytes = 0
         self.waited = 0.0
-        """Seconds that changes have waited for the writer."""
         self.most_aside = 0
-        """Most bytes that were set aside at any one time."""
 
     def wait_for_room(self) -> None:
         """Wait until more records may be set aside. The caller must not hold anything that the writer needs."""

@@ -40,7 +40,6 @@ class CheckpointRows(Store):
 
     @property
     def ready(self) -> bool:
-        """True once a checkpoint has been loaded."""
         return self._disk is not None
 
     def __repr__(self) -> str:
@@ -83,7 +82,6 @@ class CheckpointRows(Store):
         return iter(()) if self._disk is None else self._disk.held()
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """Always raise: the rows are in a checkpoint already."""
         raise ValueError("these rows are a checkpoint's: to save them elsewhere, copy its folder")
 
     def close(self, *, flush: bool = True) -> None:
@@ -99,7 +97,6 @@ class CheckpointRows(Store):
 
 
 def _remove(folder: Path, pid: int) -> None:
-    """Remove a folder, unless this is a forked child of the process that made it."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -6,15 +6,7 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """A lock for look-ups and copies. Use `with gate.lookup(): ...`, then copy, then `gate.copied()` in a `finally`.
-
-    >>> gate = Gate()
-    >>> with gate.lookup():
-    ...     pass  # find out where the rows are
-    >>> gate.copied()
-    >>> with gate.alone():
-    ...     pass  # nobody copies, nobody looks up
-    """
+    """A lock for look-ups and copies. Use `with gate.lookup(): ...`, then copy, then `gate.copied()` in a `finally`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a look-up may find that it must run alone

@@ -1,7 +1,7 @@
 """Rows in this machine's memory. A checkpoint of them is new segments, after those of earlier checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,15 @@ from numpy.typing import NDArray
 from skirl.store.arena import Arena, Directory
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.changes import Changes, Taken
-from skirl.store.disk.frozen import manifest_of, named, rows_of
-from skirl.store.disk.manifest import Manifest, undo
+from skirl.store.disk.frozen import manifest_of, named, rows_of, worth_keeping, write_frozen
+from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import OsFiles
-from skirl.store.disk.records import INDEX_BITS
-from skirl.store.disk.segment import SegmentEntry, SegmentWriter
+from skirl.store.disk.segment import SegmentEntry
 from skirl.store.gate import Gate
 from skirl.tools.jit import kernel, read_only
 
 PIECE = 1 << 16
 """Number of keys handled at a time, which bounds the wait for the store's lock and the room reserved too early."""
-_WORTH = 2
-"""Most bytes of frozen files per byte of rows held. Beyond that, all rows are written again."""
-_MANY = 500
-"""Most segments of frozen files beyond those that the rows held would fill. A store on disk takes some 4,000 of a kind."""
 
 
 @kernel
@@ -54,7 +49,6 @@ class _RowsOfKind:
         self.changes = Changes()
 
     def has_room(self, n_more: int) -> bool:
-        """Return whether `n_more` further rows fit without growing."""
         room = min(len(self.rows), len(self.flags))
         return self.directory.has_room(n_more) and self.directory.count + n_more <= room
 
@@ -152,22 +146,17 @@ class MemoryStore(Store):
         self._check_open()
         before: list[SegmentEntry] = []
         if since is not None and self._frozen == since["generation"]:
-            before = [SegmentEntry.from_text(text) for text in since["segments"]]
+            before = Manifest.from_facts(since).segments
         with self._gate.alone():
-            rows = [kind.directory.count for kind in self._kinds]
-            held = sum(count * (record.nbytes + 8) for count, record in zip(rows, self.layout.kinds, strict=True))
-            written = sum(entry.rows_bytes + entry.keys_bytes for entry in before)
-            everything = not before or written > _WORTH * held or len(before) > _MANY + (len(self) >> INDEX_BITS)
+            counts = [kind.directory.count for kind in self._kinds]
+            before = worth_keeping(before, zip(self.layout.kinds, counts, strict=True))
             for kind in self._kinds:
-                kind.changes.freeze(kind.flags.array, kind.directory.keys, everything=everything)
+                kind.changes.freeze(kind.flags.array, kind.directory.keys, everything=not before)
             self.generation += 1
             self._frozen = None
-        earlier = [] if everything else before
-        manifest = Manifest(self.identity, self.generation, self.layout, earlier)
-        return FrozenRows(self, folder, manifest)
+        return FrozenRows(self, folder, Manifest(self.identity, self.generation, self.layout, before))
 
     def _take(self, kind: int) -> Taken | None:
-        """Return some of the rows that the frozen state still has to write."""
         try:
             with self._gate.lookup():
                 held = self._kinds[kind]
@@ -190,22 +179,21 @@ class MemoryStore(Store):
         for part in saved.parts:
             manifest_of(saved.folder, part.facts, self.layout)
         with named(saved.folder, saved.folder):
-            for part in saved.parts:
-                written = part.own(rows_of(OsFiles(), part, self.layout, saved.folder))
-                for pairs, changed in ((written, False), (part.own(part.over), True)):
-                    for keys, rows in pairs:
-                        kind = kinds[self.layout.kind(keys, rows)]
-                        kind.reserve(keys.size)
-                        positions = kind.directory.place(keys)  # a later record of a key overwrites an earlier one
-                        _scatter(kind.rows.array, positions, read_only(rows))
-                        if changed:  # relative to the files of the frozen state
-                            kind.changing(positions)
+            for number, part in enumerate(saved.parts):
+                for keys, rows in rows_of(OsFiles(), part, self.layout, saved.folder):
+                    kind = kinds[self.layout.kind(keys, rows)]
+                    kind.reserve(keys.size)
+                    positions = kind.directory.place(keys)  # a later record of a key overwrites an earlier one
+                    _scatter(kind.rows.array, positions, read_only(rows))
+                    if number:  # the first part's files do not have it
+                        kind.changing(positions)
         ready()
-        whole = len(saved.parts) == 1 and saved.parts[0].shard is None  # otherwise no files have exactly these rows
+        first, *others = saved.parts
+        whole = first.shard is None and all("resident" in part.facts or not part.facts["segments"] for part in others)
         with self._gate.alone():
             self._kinds = kinds
             self.identity, self.generation = saved.identity, saved.generation
-            self._frozen = saved.parts[0].facts["generation"] if whole else None
+            self._frozen = first.facts["generation"] if whole else None  # else no files have exactly these rows
 
     def close(self, *, flush: bool = True) -> None:
         if not self.closed:
@@ -227,33 +215,12 @@ class FrozenRows(Frozen):
         self._written = False
 
     def write(self) -> Facts:
-        files, added = OsFiles(), list[Path]()
-        entries = list(self._manifest.segments)
-        try:
-            for kind, record in enumerate(self._manifest.layout.kinds):
-                entries += self._segments(files, kind, record, added)
-            files.sync_folder(self._folder)
-        except BaseException:
-            undo(files, added)
-            raise
+        kinds = enumerate(self._manifest.layout.kinds)
+        facts = write_frozen(
+            self._folder, self._manifest, [(record, iter(partial(self._store._take, n), None)) for n, record in kinds]
+        )
         self._written = True
-        return replace(self._manifest, segments=entries).facts()
-
-    def _segments(self, files: OsFiles, kind: int, record: Record, added: list[Path]) -> Iterator[SegmentEntry]:
-        """Write the rows of a kind, and yield each segment once it is durable."""
-        segment: SegmentWriter | None = None
-        while (taken := self._store._take(kind)) is not None:
-            keys, rows = taken
-            while keys.size:
-                if segment is None:
-                    segment = SegmentWriter(files, self._folder, record, added)
-                n = segment.write(keys, rows)
-                keys, rows = keys[n:], rows[n:]
-                if keys.size:
-                    yield segment.finish()
-                    segment = None
-        if segment is not None:
-            yield segment.finish()
+        return facts
 
     def release(self) -> None:
         self._store._release(self._manifest.generation if self._written else None)

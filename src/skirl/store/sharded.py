@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -25,20 +25,16 @@ log = logging.getLogger("skirl")
 MARK = "~placement"
 """Entry of a store's `about` that says of which list the store is, and which of its stores."""
 _MOVING = "rows are being moved"
-_HALF = "a load ended before all stores had their rows: load a checkpoint"
+_OTHERS = (
+    "does not have the rows that this list of stores, with these weights, put there: see whether its disk is mounted, load "
+    "a checkpoint, or use the list that they were written by"
+)
 _CALLS = 3
 """Number of calls of the store that are served at once: different threads read, write back and look up rows."""
 
 
 class ShardedStore(Store):
-    """The store behind a list of stores, such as `store="disk:a,disk:b*2"`.
-
-    >>> from skirl.store import MemoryStore
-    >>> layout = Layout({0: Record(1)})
-    >>> store = ShardedStore([MemoryStore(layout), MemoryStore(layout)], [1, 3], layout)
-    >>> store.write(np.arange(100), np.zeros((100, 1), np.float32)), [len(one) for one in store.stores]
-    (100, [17, 83])
-    """
+    """The store behind a list of stores, such as `store="disk:a,disk:b*2"`."""
 
     def __init__(
         self, stores: Sequence[Store], weights: Sequence[int | Fraction], layout: Layout | Mapping[int, Record]
@@ -76,30 +72,10 @@ class ShardedStore(Store):
 
     def _find_misplaced(self) -> str | None:
         """Return why rows would not be found, if a store has another list's rows or has lost its own; else None."""
-        full = next((store for store in self.stores if len(store)), None)
-        if full is None:
-            return None
-        for number, store in enumerate(self.stores):
-            if store.about.get(MARK) == self._mark(number):
-                continue  # if it has no rows, it never had any
-            if store.about.get(MARK) == _MOVING:
-                return f"{store!r}: {_HALF}"
-            if len(store):
-                return (
-                    f"{store!r} has rows that another list of stores, or other weights, put there: load a checkpoint, "
-                    "which moves them, or use the list that they were written by"
-                )
-            if store.durable:
-                return (
-                    f"{store!r} is empty and was never told of the rows in {full!r}: see whether its disk is mounted "
-                    "and its folder the one that it had, or load a checkpoint"
-                )
-        gone = next((store for store in self.stores if not store.durable), None)
-        if self.durable and gone is not None:
-            return (
-                f"{full!r} has the rows of a run in which other rows were in {gone!r}, and those are gone: load a "
-                "checkpoint, or begin with empty folders"
-            )
+        if any(map(len, self.stores)):
+            for number, store in enumerate(self.stores):
+                if store.about.get(MARK) != self._mark(number) and (len(store) or self.durable):
+                    return f"{store!r} {_OTHERS}"
         return None
 
     def _check_placed(self) -> None:
@@ -160,7 +136,6 @@ class ShardedStore(Store):
     # Points
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """See `Store.freeze`. Any store can take all of these rows."""
         self._check_open()
         self._check_placed()
         parts = None if since is None else own_parts(since, self.placement.digest)
@@ -207,7 +182,7 @@ class ShardedStore(Store):
                 self._tell(store, self.about | store.about | {MARK: self._mark(number)})
         except BaseException:
             if changing.is_set():
-                self._misplaced = _HALF
+                self._misplaced = f"{self!r} {_OTHERS}"
             else:
                 for store, about in zip(self.stores, before):
                     with suppress(Exception):  # the first error is the one to raise
@@ -218,28 +193,18 @@ class ShardedStore(Store):
         self._read_about()
 
     def _divided(self, parts: Sequence[FrozenPart]) -> list[list[FrozenPart]]:
-        """Return what each store takes of frozen rows."""
-        taken: list[list[FrozenPart]] = [[] for _ in self.stores]
         owns = [own_parts(part.facts, self.placement.digest) for part in parts]
-        if None in owns:
+        if any(own is None and "resident" not in part.facts for own, part in zip(owns, parts, strict=True)):
             log.warning("rows move: each of %d stores looks through all that were saved", len(self.stores))
-        for part, own in zip(parts, owns, strict=True):
-            over: list[list[tuple[NDArray[np.int64], Any]]] = [[] for _ in self.stores]
-            for keys, rows in part.own(part.over):
-                sites = self.placement.site_of(keys)
-                for site in np.unique(sites):
-                    over[site].append((keys[sites == site], rows[sites == site]))
-            for site, of in enumerate(taken):
-                if own is not None:
-                    of.append(FrozenPart(own[site], over[site], part.shard))
-                elif part.shard is None:
-                    of.append(FrozenPart(part.facts, over[site], Shard.at(self.placement, site)))
-                else:
-                    of.append(FrozenPart(part.facts, over[site], part.shard.within(self.placement, site)))
-        return taken
+
+        def of(site: int, part: FrozenPart, own: list[Facts] | None) -> FrozenPart:
+            if own is not None:
+                return FrozenPart(own[site], part.shard)
+            return FrozenPart(part.facts, (part.shard or Shard(())).within(self.placement, site))
+
+        return [[of(site, *each) for each in zip(parts, owns, strict=True)] for site in range(len(self.stores))]
 
     def _tell(self, store: Store, about: Mapping[str, Any]) -> None:
-        """Have a store remember to which list its rows belong, or that they are being moved."""
         if store.about.get(MARK) != about.get(MARK):
             store.describe(about)
 
@@ -247,12 +212,12 @@ class ShardedStore(Store):
         if not self.closed:
             super().close()
             self._pool.shutdown()
-            _each([partial(store.close, flush=flush) for store in self.stores])
+            with ExitStack() as closing:
+                for store in self.stores:
+                    closing.callback(store.close, flush=flush)
 
 
 class FrozenShards(Frozen):
-    """The rows of all stores at one moment."""
-
     def __init__(self, pool: ThreadPoolExecutor, placement: str, parts: Sequence[Frozen]) -> None:
         self._pool, self._placement, self._parts = pool, placement, parts
 
@@ -260,48 +225,28 @@ class FrozenShards(Frozen):
         return joined(all_at_once(self._pool, [part.write for part in self._parts]), self._placement)
 
     def release(self) -> None:
-        _each([part.release for part in self._parts])
-
-
-def _each(calls: Sequence[Callable[[], None]]) -> None:
-    """Make all calls, even if one fails, and raise the first error."""
-    failed: list[BaseException] = []
-    for call in calls:
-        try:
-            call()
-        except BaseException as error:
-            failed.append(error)
-    if failed:
-        raise failed[0]
+        with ExitStack() as releasing:
+            for part in self._parts:
+                releasing.callback(part.release)
 
 
 T = TypeVar("T")
 
 
 def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls in parallel, the last one in this thread, and return their results. All have ended, even if one fails.
-
-    >>> with ThreadPoolExecutor(2) as pool:
-    ...     all_at_once(pool, [partial(pow, 2, n) for n in range(4)])
-    [1, 2, 4, 8]
-    """
+    """Make calls in parallel, and return their results. All have ended, even if one fails."""
     futures: list[Future[T]] = []
-    last: list[T] = []
-    errors: list[BaseException] = []
     try:
-        futures += [pool.submit(call) for call in calls[:-1]]
-        last = [call() for call in calls[-1:]]
-    except BaseException as error:
-        errors.append(error)
-    try:
+        for call in calls:
+            futures.append(pool.submit(call))
         wait(futures)
     except BaseException:
-        wait(futures)  # even after a Ctrl-C, so that none goes on unnoticed
+        wait(futures)
         raise
-    errors = [error for future in futures if (error := future.exception()) is not None] + errors
+    errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:  # one that waited for another call says nothing
         raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
-    return [*(future.result() for future in futures), *last]
+    return [future.result() for future in futures]
 
 
 def joined(parts: Sequence[Facts], placement: str) -> Facts:

@@ -27,8 +27,6 @@ def shards(spec: str) -> list[tuple[str, Fraction]]:
             from skirl.store.remote.wire import Address
 
             Address.parse(store)
-        elif store.startswith("placed:"):
-            raise ValueError(f"store is {spec!r}: write the stores in place of a plan, such as disk:a,disk:b*2")
         elif store != "memory" and not re.fullmatch("disk:.+", store):
             if "," in spec:
                 raise ValueError(

@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag of a command."""
-
     name: str
     type: Any
     default: Any
@@ -77,12 +75,10 @@ class Composed:
         return _made(cls, {**cls.defaults, **given})
 
     def flat(self) -> dict[str, Any]:
-        """Return all flags by name, in a form that JSON can hold."""
         return flat_of(self)
 
 
 def flat_of(*parts: Any) -> dict[str, Any]:
-    """Return the flags of several parts as `flat` does those of one."""
     found = {name: value for part in parts for name, value in _values(part).items()}
     return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 
@@ -121,7 +117,6 @@ def _own_first(owner: type) -> Iterator[Flag]:
 
 
 def _texts(owner: type) -> dict[str, str]:
-    """Return the docstring of each field, as one line."""
     return {
         name: text
         for base in reversed(owner.__mro__)
@@ -131,7 +126,6 @@ def _texts(owner: type) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, dict[str, str]]:
-    """Return the docstrings of the fields of a module's classes, by class."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # it was typed in, or is built in
@@ -185,15 +179,7 @@ def parsed(name: str, text: str, parse: Callable[[str], T], form: str) -> T:
 
 
 def check_types(flags: Any) -> None:
-    """Convert values of a dataclass of flags to the types of its fields, or raise. Dataclasses themselves do not check.
-
-    >>> @dataclass
-    ... class Size:
-    ...     width: int | None = None
-    >>> check_types(Size("3"))
-    Traceback (most recent call last):
-    TypeError: width is '3', a str: set it to a whole number
-    """
+    """Convert values of a dataclass of flags to the types of its fields, or raise. Dataclasses themselves do not check."""
     hints = get_type_hints(type(flags), include_extras=True)
     for field in dataclasses.fields(flags):
         value, kind = getattr(flags, field.name), hints[field.name]
@@ -250,7 +236,6 @@ def read_as(kind: Any, value: Any) -> Any:
 
 
 def choices(kind: Any) -> list[Any]:
-    """Return the types that a flag of this type may have."""
     if get_origin(kind) is Annotated:
         return choices(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):
@@ -282,12 +267,10 @@ def read_text(kind: Any, text: str) -> Any:
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether a flag of this type takes several words."""
     return any(get_origin(choice) is tuple for choice in choices(kind))
 
 
 def expected(kind: Any) -> str:
-    """Return in words what a flag of this type takes."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     said = []
     for choice in choices(kind):

@@ -48,7 +48,6 @@ def ask(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int)
 
 @kernel
 def find(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> int:
-    """Return the value of a key, or -1 if it is not in the index."""
     place = probe(keys, mask, key)
     if keys[place] == key:
         return values[place]
@@ -93,7 +92,6 @@ def remove(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: i
 def find_all(
     keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, wanted: NDArray[np.int64], out: NDArray[np.int32]
 ) -> None:
-    """Do `find` for many keys."""
     last = wanted.size - 1
     for i in range(wanted.size):
         ask(keys, values, mask, wanted[min(i + AHEAD, last)])
@@ -109,7 +107,6 @@ def insert_all(
     new: NDArray[np.int32],
     had: NDArray[np.bool_],
 ) -> int:
-    """Do `insert` for many keys, and return how many were new. `had` is set to whether each was there before."""
     added, last = 0, new_keys.size - 1
     for i in range(new_keys.size):
         ask(keys, values, mask, new_keys[min(i + AHEAD, last)])
@@ -121,7 +118,6 @@ def insert_all(
 
 @kernel
 def remove_all(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, old_keys: NDArray[np.int64]) -> int:
-    """Do `remove` for many keys, and return how many were in the index."""
     removed, last = 0, old_keys.size - 1
     for i in range(old_keys.size):
         ask(keys, values, mask, old_keys[min(i + AHEAD, last)])
@@ -151,11 +147,7 @@ def _distinct(
 
 
 def distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the distinct keys in the order in which they first come, and the place of each key among them.
-
-    >>> distinct(np.array([7, 300, 7]))
-    (array([  7, 300]), array([0, 1, 0], dtype=int32))
-    """
+    """Return the distinct keys in the order in which they first come, and the place of each key among them."""
     size = 1 << max(4, (2 * len(keys) - 1).bit_length())
     out, place = np.empty(len(keys), np.int64), np.empty(len(keys), np.int32)
     found = _distinct(np.full(size, EMPTY, np.int64), np.empty(size, np.int32), keys, out, place)
@@ -180,15 +172,6 @@ class HashIndex:
     Kernels take `.keys`, `.values` and `.mask` and call `find`, `insert` and `remove` on them. They never grow the arrays:
     the caller calls `reserve` before, and adds the new keys to `.count` after. Keys and values must not be negative. An
     index that numbers rows holds at most 2**31 of them.
-
-    >>> index = HashIndex()
-    >>> index.put(np.array([7, 300]), np.array([0, 1], np.int32))
-    array([False, False])
-    >>> index.get(np.array([300, 8]))
-    array([ 1, -1], dtype=int32)
-    >>> index.drop(np.array([7]))
-    >>> len(index)
-    1
     """
 
     keys: NDArray[np.int64]
@@ -221,13 +204,11 @@ class HashIndex:
         _rehash(keys, values, self.keys, self.values)
 
     def get(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the value of each key, -1 where it is not in the index."""
         out = np.empty(len(keys), np.int32)
         find_all(self.keys, self.values, self.mask, keys, out)
         return out
 
     def put(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Set the value of each key, and return which of the keys were there before."""
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys and {len(values)} values given: pass one value for each key")
         if len(keys) and (keys.min() < 0 or values.min() < 0):
@@ -238,5 +219,4 @@ class HashIndex:
         return had
 
     def drop(self, keys: NDArray[np.int64]) -> None:
-        """Remove each key."""
         self.count -= remove_all(self.keys, self.values, self.mask, keys)

@@ -23,15 +23,6 @@ def kernel(function: F) -> F:
 
     With NUMBA_DISABLE_JIT=1 it stays plain Python, about 100 times slower, with the same bits.
     There is no `fastmath`: LLVM neither fuses a multiply with an add nor reorders a sum.
-
-    >>> @kernel
-    ... def double(x, lo, hi):
-    ...     for i in range(lo, hi):
-    ...         x[i] = x[i] + x[i]
-    >>> x = np.ones(3, np.float32)
-    >>> double(x, 1, 3)
-    >>> x.tolist()
-    [1.0, 2.0, 2.0]
     """
     if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
         # Compiled code wraps and divides silently; numpy's scalars would warn each time.

@@ -16,15 +16,13 @@ def cores() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Return the processor, its cores, threads and versions; nothing that names the machine or its user.
-
-    >>> machine()["cores"] >= 1
-    True
-    """
+    """Return the processor, its cores, threads and versions; nothing that names the machine or its user."""
     import torch  # takes 1.4 s, which help and wrong flags do without
 
     return {
-        "processor": _processor(),
+        "processor": (_found("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()).lstrip(
+            "\t: "
+        ),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
@@ -39,27 +37,25 @@ def peak_bytes() -> int:
     """Return the most memory that this process has held, in bytes.
 
     getrusage is asked only if nothing else tells, because its figure starts at the peak of the parent process.
-
-    >>> peak_bytes() > 1 << 20
-    True
     """
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
-    except OSError:
-        pass
+    if (text := _found("/proc/self/status", "VmHWM:")) is not None:
+        return int(text.split()[0]) << 10
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if platform.system() == "Darwin" else most << 10  # Linux counts in KiB
 
 
-def free_bytes() -> int:
-    """Return the bytes that this process can still get: free memory of the system or, if less, of its control group.
+def own_bytes() -> int:
+    """Return the bytes of memory that are this process's own, without mapped files."""
+    text = _found("/proc/self/status", "RssAnon:")
+    return peak_bytes() if text is None else int(text.split()[0]) << 10
 
-    >>> free_bytes() > 1 << 20
-    True
-    """
-    free = _free_of_system()
+
+def free_bytes() -> int:
+    """Return the bytes that this process can still get: free memory of the system or, if less, of its control group."""
+    if (text := _found("/proc/meminfo", "MemAvailable:")) is not None:  # cached file pages count as free
+        free = int(text.split()[0]) << 10
+    else:
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # not Linux, or no limit
         group = Path("/sys/fs/cgroup")
         most = (group / "memory.max").read_text().strip()
@@ -68,20 +64,10 @@ def free_bytes() -> int:
     return max(0, free)
 
 
-def _free_of_system() -> int:
-    """Return the bytes that the system can give to processes; cached file pages count as free."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: all counts as free
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def _found(path: str, name: str) -> str | None:
+    """Return the rest of the first line that begins with a name, or None if the system has no such file."""
+    with suppress(OSError):
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(name):
+                return line.removeprefix(name).strip()
+    return None

@@ -15,11 +15,7 @@ _display: ContextVar[Display | None] = ContextVar("display", default=None)
 
 @contextmanager
 def progress_of(title: str, steps: int | None = None, begun: str = "") -> Iterator[Report]:
-    """Report the progress of a loop, once a step.
-
-    >>> with progress_of("train", steps=2) as progress:
-    ...     progress(1, lambda: {"loss": "0.693"})
-    """
+    """Report the progress of a loop, once a step."""
     if (display := _display.get()) is None:
         yield lambda done, facts: None
         return
@@ -38,12 +34,7 @@ def shown_by(display: Display | None) -> Iterator[None]:
 
 
 class Speed:
-    """Measures from now on.
-
-    >>> speed = Speed()
-    >>> speed.reached(100), speed.rate(100)
-    (None, 0.0)
-    """
+    """Measures from now on."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

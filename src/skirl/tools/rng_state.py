@@ -13,18 +13,7 @@ _own: dict[str, Any] | None = None
 
 
 def swap_in(*seed: int) -> None:
-    """Seed the generators, until `swap_out` restores those of the run.
-
-    >>> before = torch.get_rng_state()
-    >>> swap_in(7, 1)
-    >>> a = torch.rand(2)
-    >>> swap_in(7, 1)
-    >>> torch.equal(a, torch.rand(2))
-    True
-    >>> swap_out()
-    >>> torch.equal(before, torch.get_rng_state())
-    True
-    """
+    """Seed the generators, until `swap_out` restores those of the run."""
     global _own
     if _own is None:
         _own = capture()
@@ -46,14 +35,7 @@ def swap_out() -> None:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Restore the generators after the block to what they were before it.
-
-    >>> before = torch.get_rng_state()
-    >>> with unchanged():
-    ...     _ = torch.rand(2)
-    >>> torch.equal(before, torch.get_rng_state())
-    True
-    """
+    """Restore the generators after the block to what they were before it."""
     now = _now()
     try:
         yield
@@ -62,14 +44,7 @@ def unchanged() -> Iterator[None]:
 
 
 def capture() -> dict[str, Any]:
-    """Return the states of torch's, NumPy's and Python's own generators: the run's, if others are in their place.
-
-    >>> before = capture()
-    >>> a = torch.rand(2)
-    >>> restore(before)
-    >>> torch.equal(a, torch.rand(2))
-    True
-    """
+    """Return the states of torch's, NumPy's and Python's own generators: the run's, if others are in their place."""
     return _now() if _own is None else _own
 
 

@@ -115,13 +115,6 @@ def run(
     """Call kernel(*args, lo, hi) on ranges that cover 0..n, in up to `threads` threads, including this one.
 
     Return when all parts have ended. An exception of any part is raised here, with its traceback.
-
-    >>> x = np.zeros(5)
-    >>> def add(x, amount, lo, hi):
-    ...     x[lo:hi] += amount
-    >>> run(add, 5, x, 2.0, threads=3)
-    >>> x.tolist()
-    [2.0, 2.0, 2.0, 2.0, 2.0]
     """
     if threads < 1:
         raise ValueError(f"threads is {threads}, set it to 1 or more")

@@ -295,15 +295,6 @@ def test_other_versions_are_refused_by_name(tmp_path):
         header.write_bytes(seal(body | {"facts": facts if facts == 3 else body["facts"] | facts}))
         with pytest.raises(DiskError, match=r"store\.json (has rows in format|does not describe)"):
             DiskStore(tmp_path, LAYOUT)
-    header.write_bytes(seal(body))
-    path = next(tmp_path.glob("*.rows"))
-    data = path.read_bytes()
-    head = bytearray(data[:HEADER])
-    head[8] = 2
-    head[-8:] = __import__("hashlib").sha256(head[:-8]).digest()[:8]
-    path.write_bytes(head + data[HEADER:])
-    with pytest.raises(DiskError, match=rf"{path.name} is in format 2.*: use the version that wrote it"):
-        DiskStore(tmp_path, LAYOUT)
 
 
 # Damage
@@ -324,7 +315,7 @@ def test_every_flipped_bit_is_found_and_named(tmp_path):
                 again = DiskStore(tmp_path, LAYOUT)
             except DiskError as error:
                 assert path.name in str(error) and "load a checkpoint" in str(error)
-                assert path.suffix != ".keys" or at < HEADER or "is not the key of record" in str(error)
+                assert path.suffix != ".keys" or at < HEADER or "its keys are not those" in str(error)
                 continue
             assert path.suffix == ".rows"
             with pytest.raises(DiskError, match=rf"{path.name}: record \d+, row \d+ of table \d+, is damaged"):
@@ -365,7 +356,7 @@ def test_records_in_the_wrong_place_are_found(tmp_path):
         mine, theirs = (next((tmp_path / name).glob(f"*.{suffix}")) for name in "ab")
         kept = mine.read_bytes()
         mine.write_bytes(theirs.read_bytes())
-        with pytest.raises(DiskError, match=f"{mine.name} has been replaced by a file of segment"):
+        with pytest.raises(DiskError, match=f"{mine.name} does not begin as segment"):
             DiskStore(tmp_path / "a", {0: Record(4)})
         mine.write_bytes(kept)
 
@@ -377,7 +368,7 @@ def test_files_cut_short_or_missing_are_refused_by_name(tmp_path):
         data = path.read_bytes()
         for cut in (data[:-1], data[:10], b""):
             path.write_bytes(cut)
-            with pytest.raises(DiskError, match=f"{path.name} (has|is damaged).*: load a checkpoint"):
+            with pytest.raises(DiskError, match=f"{path.name} (has|is damaged|does not begin).*: load a checkpoint"):
                 DiskStore(tmp_path, LAYOUT)
         path.unlink()
         with pytest.raises(DiskError, match=f"{path.name} is missing: load a checkpoint"):
@@ -443,7 +434,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
                 point, generation = dict(model), store.generation
             except DiskFull as error:
                 assert error.errno == errno.ENOSPC
-                assert "is full" in str(error) and "more to continue; the rows in it are intact" in str(error)
+                assert "the disk is full (" in str(error) and "the rows in it are intact" in str(error)
                 full += 1
                 unsure = new
                 break
@@ -471,17 +462,6 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         assert contents(again) == held
         again.close()
     assert full > 10
-
-
-def test_a_full_disk_says_how_much_is_needed(tmp_path):
-    files = Small()
-    store = DiskStore(tmp_path, {0: Record(64)}, files=files)
-    files.room = 10_000
-    with pytest.raises(DiskFull, match=r"bytes are free, and the store needs up to [\d,]{9,} more") as caught:
-        store.write(np.arange(5000), np.zeros((5000, 64), np.float32))
-    needed = int(str(caught.value).split("up to ")[1].split(" more")[0].replace(",", ""))
-    assert 5000 * 268 <= needed < 5000 * 268 + (6 << 20)
-    store.close()
 
 
 def test_more_files_than_allowed_raise_the_limit(tmp_path, monkeypatch):

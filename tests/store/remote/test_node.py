@@ -175,7 +175,7 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
             store.close()
         found: dict[int, bytes] = {}
         for site in range(3):
-            taken = [FrozenPart(of, (), Shard.at(here, site)) for of in facts]
+            taken = [FrozenPart(of, Shard.at(here, site)) for of in facts]
             own = open_store(there.spec, LAYOUT)
             own.thaw(SavedRows(rows, taken, "ab" * 16, 70))
             local = MemoryStore(LAYOUT) if kind == "memory" else DiskStore(tmp_path / f"local {site}", LAYOUT)

@@ -11,7 +11,7 @@ from typing import Any
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
 from skirl.placement.measure import exchange_of
-from skirl.placement.plan_file import PLANS, TablePlan
+from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Problem
 from skirl.placement.search import SearchResult, plan_tables
 from skirl.placement.spec import Piece, blocks
@@ -253,7 +253,7 @@ class SkirlPlanner:
             try:
                 found = self.plan(module, sharders)
                 assert self.table_plan is not None
-                message = {"plan": PLANS.text(self.table_plan.body())}
+                message = {"plan": self.table_plan.text()}
             except Exception as error:  # whatever it is: the others wait for a message
                 named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
                 message, why = {"wrong": f"{named}{error}"}, error

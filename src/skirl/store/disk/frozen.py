@@ -1,6 +1,8 @@
-"""A disk store's rows at one moment: hard links to its segments, in a folder that several frozen states share."""
+"""Frozen rows in a folder that several frozen states share: hard links to segments of a store on disk, or segments written
+for them."""
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,15 +11,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Rows
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record
 from skirl.store.disk import log as all_logs
 from skirl.store.disk import manifest as manifests
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
-from skirl.store.disk.segment import SegmentEntry
+from skirl.store.disk.records import INDEX_BITS
+from skirl.store.disk.segment import SegmentEntry, read_keys, write_segments
 from skirl.store.gate import Gate
 from skirl.tools.sealed_json import CheckpointError
+
+_WORTH = 2
+"""Most bytes of frozen files per byte of rows held in memory. Beyond that, all rows are written again."""
+_MANY = 500
+"""Most segments of frozen files beyond those that the rows held would fill. A store on disk takes some 4,000 of a kind."""
 
 
 class FrozenSegments(Frozen):
@@ -57,6 +65,36 @@ class FrozenSegments(Frozen):
             manifests.undo(self._files, self._added)
 
 
+def worth_keeping(before: list[SegmentEntry], kinds: Iterable[tuple[Record, int]]) -> list[SegmentEntry]:
+    """Return the segments on which the next frozen state may build: all or none. `kinds`: how many rows of each are held."""
+    counts = list(kinds)
+    held = sum(count * (record.nbytes + 8) for record, count in counts)
+    most = _MANY + (sum(count for _, count in counts) >> INDEX_BITS)
+    written = sum(entry.rows_bytes + entry.keys_bytes for entry in before)
+    return before if written <= _WORTH * held and len(before) <= most else []
+
+
+def write_frozen(
+    folder: Path, manifest: Manifest, kinds: Iterable[tuple[Record, Pairs]], resident: NDArray[np.int64] | None = None
+) -> Facts:
+    """Write rows to new segments after those of a manifest. Return the facts of all once they are durable.
+
+    `resident`: for rows of caches, the keys of all rows that are there.
+    """
+    files, added, entries, keys = OsFiles(), list[Path](), list(manifest.segments), list[SegmentEntry]()
+    try:
+        if resident is not None:
+            nothing = np.broadcast_to(np.float32(0), (len(resident), 1))
+            keys += write_segments(files, folder, Record(1), iter([(resident, nothing)]), added)
+        for record, pairs in kinds:
+            entries += write_segments(files, folder, record, pairs, added)
+        files.sync_folder(folder)
+    except BaseException:
+        manifests.undo(files, added)
+        raise
+    return replace(manifest, segments=entries, resident=keys).facts()
+
+
 def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Manifest:
     """Return the manifest of frozen rows. Raise a CheckpointError if they do not fit the layout."""
     try:
@@ -71,8 +109,14 @@ def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Man
 
 def check_files(folder: Path, facts: Facts) -> None:
     """Raise a CheckpointError if a file of frozen rows is missing or has another size."""
-    for entry in manifest_of(folder, facts).segments:
+    manifest = manifest_of(folder, facts)
+    for entry in [*manifest.segments, *manifest.resident]:
         manifests.check_sizes(folder, entry.files())
+
+
+def keys_of(folder: Path, facts: Facts) -> list[NDArray[np.int64]]:
+    manifest = manifest_of(folder, facts)
+    return [read_keys(folder, entry) for entry in manifest.resident or manifest.segments]
 
 
 def take(
@@ -81,39 +125,53 @@ def take(
     """Take the rows of a folder into empty logs, checking every record. List files that this adds in `added`, even if it
     fails.
     """
-    laid: list[Iterable[tuple[NDArray[np.int64], Rows]]] = []
+    laid: list[Pairs] = []
     for part in parts:  # shared segments first: what is appended must come after them
-        if part.shard is None:
-            _share(files, manifest_of(folder, part.facts, layout), folder, logs, added)
+        manifest = manifest_of(folder, part.facts, layout)
+        if part.shard is None and not manifest.resident:
+            _share(files, manifest, folder, logs, added)
         else:
-            laid.append(part.own(rows_of(files, part, layout, folder)))
-        laid.append(part.own(part.over))
+            laid.append(rows_of(files, part, layout, folder))
     for pairs in laid:
         _append(logs, layout, pairs, folder, added)
 
 
-def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Pairs:
     """Yield the rows of a part that are to be taken, in the order in which later ones replace earlier ones."""
-    for entry in manifest_of(folder, part.facts, layout).segments:
-        manifests.check_sizes(folder, entry.files())
-        with _opened(files, layout, folder, entry) as log:
-            for keys, words in log.scan(entry):
-                if (at := layout.stranger(keys, entry.record)) >= 0:
-                    raise CheckpointError(
-                        f"{folder / entry.name}.keys: key {keys[at]} does not fit: use another checkpoint"
-                    )
-                yield keys, words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
+    manifest = manifest_of(folder, part.facts, layout)
+    resident = [keys for entry in manifest.resident for keys, _ in _scan(files, layout, folder, entry)]
+    known = np.sort(np.concatenate([*resident, [-1]])) if resident else None
+    for entry in manifest.segments:
+        for keys, words in _scan(files, layout, folder, entry):
+            if (at := layout.stranger(keys, entry.record)) >= 0:
+                raise CheckpointError(
+                    f"{folder / entry.name}.keys: key {keys[at]} does not fit: use another checkpoint"
+                )
+            rows = words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
+            here = np.ones(keys.size, np.bool_) if part.shard is None else part.shard(keys)
+            if known is not None:
+                here &= known[np.searchsorted(known, keys, "right") - 1] == keys
+            if here.any():
+                yield (keys, rows) if here.all() else (keys[here], rows[here])
+
+
+def _scan(
+    files: OsFiles, layout: Layout, folder: Path, entry: SegmentEntry
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint32]]]:
+    manifests.check_sizes(folder, entry.files())
+    log = Log(folder, entry.record, files, Gate(), layout)
+    try:
+        yield from log.scan(entry)
+    finally:
+        log.close()
 
 
 def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], added: list[Path]) -> None:
-    """Link or copy whole segments of a folder into the logs, and check them."""
     for entry in manifest.segments:
-        manifests.check_sizes(folder, entry.files())
         if manifests.is_shorter(logs[0].folder, entry):
-            with _opened(files, manifest.layout, folder, entry) as log:
-                log.load(entry)
-                for segment in log.segments.values():
-                    log.check(segment)  # before it replaces what the store's manifest may name
+            deque(_scan(files, manifest.layout, folder, entry), maxlen=0)  # before it replaces what the store may need
+        else:
+            manifests.check_sizes(folder, entry.files())
     manifests.take_over(files, manifest.segments, folder, logs[0].folder, added)
     all_logs.load(logs, manifest)
     names = {entry.name for entry in manifest.segments}
@@ -123,28 +181,14 @@ def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], ad
                 log.check(segment)
 
 
-@contextmanager
-def _opened(files: OsFiles, layout: Layout, folder: Path, entry: SegmentEntry) -> Iterator[Log]:
-    """Return a log of its own for one segment where it is."""
-    log = Log(folder, entry.record, files, Gate(), layout)
-    try:
-        yield log
-    finally:
-        log.close()
-
-
-def _append(
-    logs: list[Log], layout: Layout, pairs: Iterable[tuple[NDArray[np.int64], Rows]], folder: Path, added: list[Path]
-) -> None:
-    """Append rows of a folder to the logs. List files that this adds in `added`, even if it fails."""
+def _append(logs: list[Log], layout: Layout, pairs: Pairs, folder: Path, added: list[Path]) -> None:
     before = set(all_logs.paths(logs))
     try:
         for keys, rows in pairs:
-            if keys.size:
-                log = logs[layout.kind(keys, rows)]
-                if (beyond := log.index.beyond(keys)) is not None:
-                    raise CheckpointError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
-                log.append(keys, rows.reshape(-1).view(np.uint32))
+            log = logs[layout.kind(keys, rows)]
+            if (beyond := log.index.beyond(keys)) is not None:
+                raise CheckpointError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
+            log.append(keys, rows.reshape(-1).view(np.uint32))
     finally:
         added += [path for path in all_logs.paths(logs) if path not in before]
 

@@ -19,7 +19,6 @@ _MOST = (1 << 32) - 1  # a share of the table is 32 bits
 _BLOCK = 1 << 16  # places moved at a time when it grows
 _FARTHEST = 256  # places that a key may have to be from its share; in 100 million keys the most by chance is about 60
 MOST_PLACED = 1 << 15
-"""Most keys that one `place` accepts."""
 
 _32 = np.uint64(32)
 _M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
@@ -41,7 +40,6 @@ def _number(key: Number, base: NDArray[np.int64]) -> Number:
 
 @kernel
 def _is_row(key: Number, base: NDArray[np.int64]) -> Number:
-    """Return whether a key is a row of the tables. Always True if their sizes are not known."""
     if base.size == 0:
         return True
     table, row = key >> ROW_BITS, key & (MAX_ROWS - 1)
@@ -50,7 +48,6 @@ def _is_row(key: Number, base: NDArray[np.int64]) -> Number:
 
 @kernel
 def _stranger(keys: Keys, base: NDArray[np.int64]) -> Number:
-    """Return the index of the first key that is no row of the tables, or -1."""
     for i in range(keys.size):
         if not _is_row(keys[i], base):
             return i
@@ -99,7 +96,6 @@ def _is_at(words: Words, positions: Positions, place: Number, x: Number) -> Numb
 
 @kernel
 def _whole(words: Words, place: Number, shape: Shape) -> Number:
-    """Return the full hash at a place."""
     word, kept, bits = np.uint64(words[place]), 8 * words.itemsize, shape[_BITS]
     if kept >= bits:
         return word
@@ -253,8 +249,6 @@ def _copy(words: Words, positions: Positions, shape: Shape, to: Words, to_positi
 
 
 class _Table:
-    """The arrays of a hash table, in one object so that they can be replaced together."""
-
     def __init__(self, kept: int, shape: Shape) -> None:
         self.kept = kept
         self.shape = shape  # an array, so that the kernel that moves keys sets it, and no Ctrl-C can come in between
@@ -268,21 +262,11 @@ class _Table:
 
     @property
     def arrays(self) -> tuple[Words, Positions, Shape]:
-        """Words, positions and shape, for the kernels."""
         return self._words.array, self._positions.array, self.shape
 
 
 class KeyIndex:
-    """The position of each key. Not thread-safe: the gate makes threads take turns.
-
-    >>> places, arrays = KeyIndex({0: 100}), [np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64)]
-    >>> places.reserve(2)
-    >>> places.place(np.array([70, 50]), 0, *arrays)
-    >>> places.locate(np.array([50, 60]))
-    array([ 1, -1])
-    >>> places.beyond(np.array([99, 100]))
-    'row 100 of table 0 is beyond the 100 rows that it has here'
-    """
+    """The position of each key. Not thread-safe: the gate makes threads take turns."""
 
     def __init__(self, rows: Mapping[int, int] | None = None, *, after_growth: float = _AFTER_GROWTH) -> None:
         self._rows, self._after_growth = rows or {}, after_growth
@@ -298,12 +282,10 @@ class KeyIndex:
 
     @property
     def count(self) -> int:
-        """Number of keys held."""
         return int(self._count[0])
 
     @property
     def nbytes(self) -> int:
-        """Most bytes of memory in use."""
         return (self._table.kept // 8 + 4) * self._room
 
     @property
@@ -321,14 +303,12 @@ class KeyIndex:
         return (1 << (kept - 1)) // -(-(1 << self._bits) // size) - 2
 
     def _keeps(self, size: int) -> int:
-        """Return how many bits of a hash to keep in a table of this size."""
         return next(k for k in (16, 32, 64) if k >= self._least_kept and self._limit(k, size) >= _FARTHEST)
 
     def _shape(self, kept: int, size: int, room: int) -> Shape:
         return np.array([size, room, self._bits, self._limit(kept, size)], np.int64)
 
     def beyond(self, keys: Keys) -> str | None:
-        """Describe the first key that is no row of the tables. Return None if all are."""
         if (at := _stranger(read_only(keys), self._base)) < 0:
             return None
         rows = self._rows.get(int(table_of(keys[at])), 0)
@@ -340,7 +320,6 @@ class KeyIndex:
             self._grow(int(count / _AS_LOADED) + 1)
 
     def reserve(self, n_more: int) -> None:
-        """Make room for `n_more` further keys, at most MOST_PLACED."""
         need = self.count + n_more
         if need > self._size * _FULL:
             self._grow(int(need / self._after_growth) + 1)
@@ -374,7 +353,6 @@ class KeyIndex:
             self._table = new
 
     def locate(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the position of each key, -1 where it is not held."""
         out = np.empty(keys.size, np.int64)
         _locate(*self._table.arrays, self._base, read_only(keys), out)
         return out
@@ -401,5 +379,4 @@ class KeyIndex:
 
 
 def named(key: int) -> str:
-    """Name a row in an error."""
     return f"row {row_of(int(key))} of table {table_of(int(key))}"

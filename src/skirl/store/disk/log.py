@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from skirl.store.gate import Gate
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
-"""Fewest records of a full segment."""
 _SHARE = 32  # a segment holds one part in this many of the rows, and that is how much is freed at a time
 _PIECE = 4096  # records read at a time when all are read
 _SENT = 4 << 20  # bytes that the disk is asked to start writing at a time
@@ -60,7 +58,6 @@ class Log:
 
     @property
     def footprint(self) -> int:
-        """Bytes on disk per record, including its key."""
         return self.stride + 8
 
     @property
@@ -69,16 +66,13 @@ class Log:
         return min(1 << INDEX_BITS, max(SMALLEST, self.index.count // _SHARE))
 
     def bytes(self) -> int:
-        """Return the bytes on disk, garbage included."""
         behind = sum(2 * HEADER + segment.behind for segment in self.segments.values())
         return behind + int(self.ends.sum()) * self.footprint
 
     def dead(self) -> list[Segment]:
-        """Return the segments that have no live row, except the active one."""
         return [s for s in self.segments.values() if not self.live[s.slot] and s is not self.active]
 
     def used(self, segment: Segment) -> float:
-        """Return the fraction of a segment's records that is not garbage."""
         return float(self.live[segment.slot] / max(1, self.ends[segment.slot]))
 
     def entries(self) -> list[SegmentEntry]:
@@ -113,20 +107,11 @@ class Log:
         raise Unusable(f"{what} is damaged: bytes {at:,} to {at + self.stride:,} are not those that were written")
 
     def keys_from(self, segment: Segment, start: int) -> tuple[Keys, int]:
-        """Return live keys of a segment's records from `start` on, in order, and where to continue, 0 at the end."""
         stop = min(start + MOST_PLACED, int(self.ends[segment.slot]))
-        with self._opened(segment.keys_path) as file:  # the segment's own handle is the writer's, which may close it
+        with self._opened(segment.keys_path) as file:
             keys = self._keys(segment, file.number, start, stop)
         keys = keys[self.index.standing(keys, segment.slot << INDEX_BITS | start)]
         return keys, stop if stop < self.ends[segment.slot] else 0
-
-    @contextmanager
-    def _keys_file(self, segment: Segment) -> Iterator[int]:
-        if segment.keys.is_open:
-            yield segment.keys.number
-            return
-        with self._opened(segment.keys_path) as file:
-            yield file.number
 
     def _opened(self, path: Path) -> Handle:
         return Handle(self._files, lambda: self._files.open(path))
@@ -151,21 +136,17 @@ class Log:
     def records_of(self, segment: Segment) -> Iterator[tuple[Keys, Words]]:
         """Yield keys and flat rows of all records, garbage included, in order. Raise an Unusable that names any damage."""
         id, everything = int(self._ids[segment.slot]), int(self._sums[segment.slot])
-        with self._keys_file(segment) as file:
+        with self._opened(segment.keys_path) as keys_file:
+            file = keys_file.number
             check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
             check_header(self._files, file, segment.keys_path, self.record, id)
+            if self._hash_of(segment, file) != everything:
+                raise Unusable(_other_keys(segment))
             for start, keys in self._all_keys(segment, file):
                 rows = np.empty(keys.size * self._words, np.uint32)
-                bad = self._checked(segment, keys, start, np.arange(keys.size), rows)
-                if bad >= 0 and self._hash_of(segment, file) == everything:
+                if (bad := self._checked(segment, keys, start, np.arange(keys.size), rows)) >= 0:
                     self._explain(segment, start + bad, int(keys[bad]))
-                if bad >= 0:
-                    raise Unusable(
-                        f"{segment.keys_path} is damaged: {named(keys[bad])} is not the key of record {start + bad}"
-                    )
                 yield keys, rows
-            if self._hash_of(segment, file) != everything:
-                raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
 
     def _hash_of(self, segment: Segment, file: int) -> int:
         state = np.uint64(0)
@@ -174,18 +155,15 @@ class Log:
         return int(state)
 
     def check(self, segment: Segment) -> None:
-        """Read a segment's keys and records, and raise an Unusable if any differs from what was written."""
         deque(self.records_of(segment), maxlen=0)
 
     def _all_keys(self, segment: Segment, file: int) -> Iterator[tuple[int, Keys]]:
-        """Yield all keys of a segment in pieces, each with the index where it starts."""
         for start in range(0, int(self.ends[segment.slot]), _PIECE):
             yield start, self._keys(segment, file, start, min(start + _PIECE, int(self.ends[segment.slot])))
 
     # Writing
 
     def append(self, keys: Keys, rows: Words) -> None:
-        """Append flat rows, and return when all are readable. After an error some may be held."""
         if (beyond := self.index.beyond(keys)) is not None:
             raise ValueError(f"{beyond}: open the store with as many rows as there are")
         done = 0
@@ -227,7 +205,6 @@ class Log:
             segment.sent = end
 
     def seal(self) -> None:
-        """Append no more records to the present segments."""
         self.active = None
 
     def _begin(self) -> Segment:
@@ -266,7 +243,7 @@ class Log:
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
         """Append a segment's live rows again, some at a time. Yield how many records each piece covered."""
-        with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own handle meanwhile
+        with self._opened(segment.keys_path) as file:
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
                 if picks.size:
@@ -285,8 +262,8 @@ class Log:
             end = int(self.ends[segment.slot])
             if segment.synced < end and self.live[segment.slot]:
                 try:
-                    with self._keys_file(segment) as file:
-                        self._files.sync(file)
+                    with self._opened(segment.keys_path) as file:
+                        self._files.sync(file.number)
                     self._files.sync(segment.rows.number)
                 except BaseException:
                     # After a failed fsync, the system may drop the bytes and report success the next time.
@@ -299,7 +276,6 @@ class Log:
                 segment.keys.close()
 
     def drop(self, segments: list[Segment]) -> None:
-        """Drop segments that nobody reads and no manifest names."""
         for segment in segments:
             del self.segments[segment.slot]
             self.ends[segment.slot] = 0
@@ -311,7 +287,6 @@ class Log:
         segment.keys.close()
 
     def close(self) -> None:
-        """Close all files."""
         for segment in self.segments.values():
             self._release(segment)
         self.segments, self.active = {}, None
@@ -341,7 +316,8 @@ class Log:
         """Load a segment that an earlier process wrote. Call it in the order of the log."""
         segment = self._registered(entry)
         slot, paths, other = segment.slot, (segment.rows_path, segment.keys_path), ""
-        with self._keys_file(segment) as file:
+        with self._opened(segment.keys_path) as keys_file:
+            file = keys_file.number
             check_header(self._files, file, segment.keys_path, self.record, entry.id)
             for start in range(0, entry.count, MOST_PLACED):
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
@@ -353,8 +329,7 @@ class Log:
                 self.index.reserve(keys.size)
                 self.index.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
         if int(self._sums[slot]) != entry.keys_hash:
-            self._sums[slot] = entry.keys_hash
-            self.check(segment)  # raises an error that names the record, if it can find which one
+            raise Unusable(_other_keys(segment))
         if other:
             raise Unusable(other)
         segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
@@ -370,6 +345,10 @@ class Log:
                     with Handle(self._files, partial(self._files.open, path, writable=True)) as file:
                         self._files.truncate(file.number, HEADER + int(self.ends[segment.slot]) * size)
                 segment.behind = 0
+
+
+def _other_keys(segment: Segment) -> str:
+    return f"{segment.keys_path} is damaged: its keys are not those that were written"
 
 
 def _flat(rows: Rows) -> Words:
@@ -388,13 +367,11 @@ def _size(path: Path) -> int:
 
 
 def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
-    """Return an empty log for each kind, in order. `rows`: number of rows of each table, None if unknown."""
     of_kinds = zip(layout.kinds, layout.rows_by_kind(rows))
     return [Log(folder, record, files, gate, layout, of) for record, of in of_kinds]
 
 
 def load(logs: list[Log], manifest: Manifest) -> None:
-    """Load the segments that a manifest names, after those already there."""
     by_record = {log.record: log for log in logs}
     for log in logs:
         paths = {log.folder / f"{e.name}.keys": e for e in manifest.segments if e.record == log.record}
@@ -405,7 +382,6 @@ def load(logs: list[Log], manifest: Manifest) -> None:
 
 
 def paths(logs: list[Log]) -> list[Path]:
-    """Return the paths of all files of all segments."""
     return [path for log in logs for s in log.segments.values() for path in (s.rows_path, s.keys_path)]
 
 
@@ -434,7 +410,6 @@ class Cleaner:
 
     @property
     def held(self) -> int:
-        """Bytes of the files of all logs, garbage included."""
         return sum(log.bytes() for log in self._logs)
 
     @property
@@ -464,12 +439,10 @@ class Cleaner:
                 return
 
     def forget(self, gone: list[Segment]) -> None:
-        """Stop cleaning a segment that is about to be dropped."""
         if self._cleaning is not None and any(segment is self._cleaning[0] for segment in gone):
             self._cleaning = None
 
     def _clean_some(self) -> int | None:
-        """Clean a piece of a segment. Return how many records it had, or None if no segment is worth cleaning."""
         if self._cleaning is None:
             victims = [
                 (log.used(s), s.ordinal, s, log)

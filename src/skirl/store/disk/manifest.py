@@ -20,13 +20,10 @@ FORMAT = "skirl-disk-store"
 
 
 OURS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?|store\.json-[0-9a-f]{16}\.tmp")
-"""File names that the store gives, except those of its manifest and its lock."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The segments that hold a store's rows at one durable point or in one frozen state."""
-
     identity: str
     generation: int
     layout: Layout
@@ -34,20 +31,22 @@ class Manifest:
     """The segments kind by kind, in the order of each log."""
     about: dict[str, str] = field(default_factory=dict)
     """The start values of each table's rows: an initialiser and its seed, or the digest of an array."""
+    resident: list[SegmentEntry] = field(default_factory=list)
+    """For rows of caches: segments whose keys are those of the rows that were there. Other rows in `segments` had left."""
 
     def facts(self) -> dict[str, Any]:
-        """Return the manifest in a form that JSON can hold, for `from_facts`."""
         return {
             "segment_format": FORMAT_VERSION,
             "identity": self.identity,
             "generation": self.generation,
             "layout": self.layout.facts(),
             "segments": [entry.to_text() for entry in self.segments],
-        } | ({"begun": self.about} if self.about else {})
+            **({"begun": self.about} if self.about else {}),
+            **({"resident": [entry.to_text() for entry in self.resident]} if self.resident else {}),
+        }
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Manifest":
-        """Return the manifest that `facts` describe. Raise an Unusable if they describe none."""
         try:
             if facts["segment_format"] != FORMAT_VERSION:
                 raise Unusable(f"has rows in format {facts['segment_format']}")
@@ -59,18 +58,17 @@ class Manifest:
                 raise ValueError("a segment of no table")
             if misfit(about := facts.get("begun", {}), {...: TEXT}):
                 raise TypeError("begun")
-            return cls(facts["identity"], facts["generation"], layout, segments, about)
+            resident = [SegmentEntry.from_text(entry) for entry in facts.get("resident", [])]
+            return cls(facts["identity"], facts["generation"], layout, segments, about, resident)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unusable(f"does not describe rows ({error!r})") from None
 
     def sealed(self) -> bytes:
-        """Return the content of a store's manifest file."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "skirl": skirl_version()}
         return seal(head | {"facts": self.facts()})
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Read a store's manifest file. Raise an Unusable if it is damaged."""
         try:
             body = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="disk store")
         except CheckpointError as error:
@@ -123,13 +121,11 @@ def take_over(
 
 
 def is_shorter(folder: Path, entry: SegmentEntry) -> bool:
-    """Return whether a folder has a file of this segment that is shorter than the entry promises."""
     files = {folder / name: size for name, size in entry.least().items()}
     return any(path.is_file() and path.stat().st_size < size for path, size in files.items())
 
 
 def undo(files: OsFiles, added: list[Path]) -> None:
-    """Remove files that were added, ignoring errors."""
     for path in added:
         with suppress(OSError):
             files.remove(path)
@@ -143,7 +139,6 @@ def remove_but(files: OsFiles, folder: Path, known: set[str]) -> None:
 
 
 def check_sizes(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Raise a CheckpointError if a file is missing or has another size."""
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file():

@@ -3,7 +3,7 @@
 import errno
 import fcntl
 import os
-import shutil
+import resource
 import socket
 import time
 import weakref
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from skirl.tools.interrupts import uninterrupted
+from skirl.tools.os_errors import why
 
 
 class Unusable(Exception):
@@ -36,11 +37,8 @@ class DiskFull(OSError):
 
 
 @contextmanager
-def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
-    """Turn errors about damaged files or a full disk into ones that say what to do.
-
-    `more` returns how many further bytes the store at `path` may need.
-    """
+def explained(path: Path) -> Iterator[None]:
+    """Turn errors about damaged files or a full disk, of the store at `path`, into ones that say what to do."""
     try:
         yield
     except Unusable as error:
@@ -49,45 +47,26 @@ def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
             raise
-        raise DiskFull(_full(path, more()), error.errno) from error
+        raise DiskFull(
+            f"{path} could not be written, {why(error, path)}; the rows in it are intact: free some room or use a larger "
+            "disk, then resume from a checkpoint",
+            error.errno,
+        ) from error
 
 
 def unwritable(path: Path, error: OSError) -> DiskError | OSError:
-    """Return what to raise if a folder cannot be used: a DiskError if permission is missing, else the error itself."""
     if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         return error
     return DiskError(f"{path} cannot be written to ({error.strerror}): name another folder, or make it writable")
 
 
-def _full(path: Path, more: int) -> str:
-    try:
-        free = f"{shutil.disk_usage(path).free:,} bytes are free"
-    except OSError:
-        free = "its free space is not known"
-    return (
-        f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to continue; the rows in it are "
-        "intact: free that much or use a larger disk, then resume from a checkpoint"
-    )
-
-
-_NOT_HERE = (OSError, NotImplementedError)  # raised if the system or the file system lacks a call
+_NOT_HERE = (OSError, NotImplementedError, AttributeError)  # raised if the system or the file system lacks a call
 
 
 class OsFiles:
-    """Files by descriptor, names by path.
-
-    >>> import tempfile
-    >>> files = OsFiles()
-    >>> with tempfile.TemporaryDirectory() as folder, Handle(files, lambda: files.create(Path(folder, "a"))) as file:
-    ...     files.write(file.number, b"123456", 0)
-    ...     files.sync(file.number)
-    ...     files.sync_folder(Path(folder))
-    ...     print(files.read(file.number, 3, 2))
-    b'345'
-    """
+    """Files by descriptor, names by path."""
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and its missing parents, durably."""
         missing = [p for p in (path, *path.parents) if not p.is_dir()]
         for folder in reversed(missing):
             with suppress(FileExistsError):  # other trainers may do this at once
@@ -98,26 +77,22 @@ class OsFiles:
         os.mkdir(path)
 
     def create(self, path: Path) -> int:
-        """Create a new file, to read and write."""
         return _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def open(self, path: Path, *, writable: bool = False) -> int:
         """Open an existing file, for random reads."""
         file = _opened(path, os.O_RDWR if writable else os.O_RDONLY)
-        if hasattr(os, "posix_fadvise"):
-            with suppress(*_NOT_HERE):
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
+        with suppress(*_NOT_HERE):
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
         return file
 
     def write(self, file: int, data: bytes | memoryview, offset: int) -> None:
-        """Write all of `data`. After an error, some of it may be in the file."""
         view = memoryview(data).cast("B")
         while len(view):
             done = os.pwrite(file, view, offset)
             view, offset = view[done:], offset + done
 
     def read(self, file: int, size: int, offset: int) -> bytes:
-        """Read `size` bytes, or fewer at the end of the file."""
         parts: list[bytes] = []
         while size and (part := os.pread(file, size, offset)):
             parts.append(part)
@@ -125,21 +100,17 @@ class OsFiles:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def send(self, file: int, offset: int, size: int) -> None:
-        """Ask the system to start writing bytes to the disk, without waiting."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(*_NOT_HERE):
-                # Linux starts writing dirty pages, then drops those that are clean by then: next to none of these.
-                os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
+        with suppress(*_NOT_HERE):
+            # Linux starts writing dirty pages, then drops those that are clean by then: next to none of these.
+            os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, file: int, size: int) -> None:
         os.ftruncate(file, size)
 
     def sync(self, file: int) -> None:
-        """Wait until the file's bytes are durable."""
         os.fsync(file)
 
     def sync_folder(self, path: Path) -> None:
-        """Wait until the folder's names are durable."""
         with Handle(self, lambda: _opened(path, os.O_RDONLY)) as folder:
             os.fsync(folder.number)
 
@@ -147,7 +118,6 @@ class OsFiles:
         os.replace(old, new)
 
     def link(self, old: Path, new: Path) -> None:
-        """Make a hard link to a file. Raise an OSError if there is no such thing here."""
         os.link(old, new)
 
     def remove(self, path: Path) -> None:
@@ -164,13 +134,8 @@ class OsFiles:
             self.write(file.number, data, 0)
             self.sync(file.number)
 
-    def copy(self, old: Path, new: Path) -> None:
-        """Do as `put`, with the content of another file. The new name appears only when the copy is complete."""
-        with Handle(self, lambda: self.open(old)) as source:
-            self.copy_of(source.number, new)
-
     def copy_of(self, file: int, new: Path) -> None:
-        """Do as `copy`, from an open file, which may be unlinked by now."""
+        """Copy an open file, which may be unlinked by now. The new name appears once the copy is durable."""
         draft = _draft_of(new)
         with suppress(FileNotFoundError):
             self.remove(draft)
@@ -207,7 +172,8 @@ class OsFiles:
     def share(self, old: Path, new: Path) -> None:
         """Make a hard link if the file system can, else a copy. An existing file is replaced as by `linked`."""
         if not self.linked(old, new):
-            self.copy(old, new)
+            with Handle(self, lambda: self.open(old)) as source:
+                self.copy_of(source.number, new)
 
 
 class Handle:
@@ -216,13 +182,6 @@ class Handle:
     The system gives the number of a closed file to the next one that is opened. So a Ctrl-C between a close and the line
     that records it must not lead to a second close, which would hit another file. Therefore the number is forgotten first,
     and SIGINT waits. At worst, another signal's exception leaves a file open until the owner is gone.
-
-    >>> files = OsFiles()
-    >>> with Handle(files, lambda: os.open(os.devnull, os.O_RDONLY)) as file:
-    ...     file.is_open
-    True
-    >>> file.close(), file.number
-    (None, -1)
     """
 
     __slots__ = ("_files", "number")
@@ -236,11 +195,9 @@ class Handle:
 
     @property
     def is_open(self) -> bool:
-        """True if there is a file to use or close."""
         return self.number >= 0
 
     def close(self) -> None:
-        """Close the file. Closing again does nothing."""
         with uninterrupted():
             number, self.number = self.number, -1
             if number >= 0:
@@ -267,20 +224,14 @@ def _draft_of(path: Path) -> Path:
 
 def _opened(path: Path, flags: int) -> int:
     """Open a file and return its descriptor. If this process has none left, raise its soft limit to the hard one first."""
-    flags |= getattr(os, "O_CLOEXEC", 0)
     try:
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
     except OSError as error:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if error.errno != errno.EMFILE:
             raise
-        import resource
-
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        try:
-            return os.open(path, flags, 0o666)
-        except OSError as again:
-            raise OSError(again.errno, f"{path}: too many files are open, raise `ulimit -n`") from error
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return os.open(path, flags | os.O_CLOEXEC, 0o666)
 
 
 _PIECE = 4 << 20
@@ -293,19 +244,7 @@ _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 class Lock:
-    """An exclusive lock on a folder, held by this process until `release`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     lock = Lock(Path(folder))
-    ...     try:
-    ...         Lock(Path(folder))
-    ...     except DiskError as error:
-    ...         print("in use by process" in str(error))
-    ...     lock.release()
-    ...     Lock(Path(folder)).release()
-    True
-    """
+    """An exclusive lock on a folder, held by this process until `release`."""
 
     def __init__(self, folder: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -333,7 +272,6 @@ class Lock:
 
     @property
     def is_there(self) -> bool:
-        """True if the locked file is still in the folder: a previous owner may have removed both."""
         try:
             there, mine = os.stat(self._path), os.fstat(self._file.number)
         except FileNotFoundError:
@@ -341,7 +279,6 @@ class Lock:
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
-        """Release the lock."""
         self._file.close()
 
 

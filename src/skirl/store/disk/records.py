@@ -63,7 +63,6 @@ def _checksum(words: Words, at: Number, n: int, key: Number, segment: Number, in
 
 @kernel
 def hash_key(key: Number, state: Number) -> Number:
-    """Extend the running hash of `hash_keys` by one key."""
     state = (state ^ np.uint64(key)) * _A
     return state ^ (state >> _29)
 
@@ -111,7 +110,6 @@ else:
 
     @kernel
     def fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:
-        """Read into a buffer. Return how many bytes were read."""
         done = 0
         while done < size:
             got = _pread(np.int32(file), buffer.ctypes.data + np.uintp(done), np.uintp(size - done), offset + done)

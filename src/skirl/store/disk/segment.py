@@ -4,27 +4,27 @@ import hashlib
 import re
 import secrets
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Record, Rows
+from skirl.store.base import Pairs, Record
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
-from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, encode, hash_keys
+from skirl.store.disk.records import HEADER, INDEX_BITS, encode, hash_keys
 from skirl.tools.jit import read_only
 from skirl.tools.sealed_json import CheckpointError
 
 FORMAT_VERSION = 1
+_PIECE = 1 << 16  # rows written at a time
 _HEAD = struct.Struct("<8sIIIIQ24x")  # and 8 bytes of SHA-256
 _MAGIC = {".rows": b"skirlrow", ".keys": b"skirlkey"}
 
 
 @dataclass(frozen=True)
 class SegmentEntry:
-    """A segment, as listed in a manifest."""
-
     name: str
     record: Record
     count: int
@@ -33,14 +33,12 @@ class SegmentEntry:
     keys_bytes: int
 
     def to_text(self) -> str:
-        """Return the entry as one line, for `from_text`."""
         record = self.record
         sizes = f"{self.rows_bytes} {self.keys_bytes}"
         return f"{self.name} {record.width} {record.dtype} {self.count} {self.keys_hash:016x} {sizes}"
 
     @classmethod
     def from_text(cls, text: str) -> "SegmentEntry":
-        """Parse what `to_text` returned. Raise a TypeError or ValueError if `text` is no entry."""
         name, width, dtype, count, keys_hash, rows_bytes, keys_bytes = text.split(" ")
         if not re.fullmatch("[0-9a-f]{16}", name):
             raise ValueError(f"{name!r} is not a segment")
@@ -49,11 +47,9 @@ class SegmentEntry:
 
     @property
     def id(self) -> int:
-        """The segment's random number, which is its name in hexadecimal."""
         return int(self.name, 16)
 
     def files(self) -> dict[str, int]:
-        """Return the names of its files, and the size of each."""
         return {f"{self.name}.rows": self.rows_bytes, f"{self.name}.keys": self.keys_bytes}
 
     def sized(self, folder: Path) -> "SegmentEntry":
@@ -71,8 +67,6 @@ class SegmentEntry:
 
 @dataclass
 class Segment:
-    """A segment of an open log."""
-
     name: str
     slot: int
     rows: Handle
@@ -84,7 +78,6 @@ class Segment:
     ordinal: int = 0
     """Its number in the log; later segments have larger ones."""
     sent: int = 0
-    """Number of records that the disk was asked to start writing."""
     synced: int = 0
     """Number of durable records; -1 for files of an earlier process, whose size may not be durable."""
     suspect: bool = False
@@ -94,34 +87,21 @@ class Segment:
 
 
 def stride(record: Record) -> int:
-    """Return the bytes of a record in a file."""
     return record.nbytes + 4
 
 
 def header(suffix: str, record: Record, segment: int) -> bytes:
-    """Return the header of a segment's file."""
     size = np.dtype(record.dtype).itemsize
     head = _HEAD.pack(_MAGIC[suffix], FORMAT_VERSION, record.width, size, 0, segment)
     return head + hashlib.sha256(head).digest()[:8]
 
 
 def check_header(files: OsFiles, file: int, path: Path, record: Record, segment: int) -> None:
-    """Raise an Unusable if the file does not begin with the header of this segment."""
-    found = files.read(file, HEADER, 0)
-    if found == header(path.suffix, record, segment):
-        return
-    if len(found) == HEADER and hashlib.sha256(found[:-8]).digest()[:8] == found[-8:]:
-        magic, version, width, size, _, other = _HEAD.unpack(found[:-8])
-        if magic == _MAGIC[path.suffix] and version != FORMAT_VERSION:
-            raise Unusable(
-                f"{path} is in format {version}, this skirl reads format {FORMAT_VERSION}",
-                "use the version that wrote it",
-            )
-        if magic in _MAGIC.values():
-            raise Unusable(
-                f"{path} has been replaced by a file of segment {other:016x}, with records of {width} x {size} bytes"
-            )
-    raise Unusable(f"{path} is damaged in its first {HEADER} bytes")
+    if files.read(file, HEADER, 0) != header(path.suffix, record, segment):
+        raise Unusable(
+            f"{path} does not begin as segment {segment:016x} of format {FORMAT_VERSION}: it is damaged, another file, or "
+            "of another version of skirl"
+        )
 
 
 def begin(files: OsFiles, folder: Path, record: Record, added: list[Path]) -> tuple[str, Handle, Handle]:
@@ -135,35 +115,40 @@ def begin(files: OsFiles, folder: Path, record: Record, added: list[Path]) -> tu
     return name, made[0], made[1]
 
 
-class SegmentWriter:
-    """A new segment, for a folder in which nobody reads it before it is finished. Its files are listed in `added`."""
+def write_segments(
+    files: OsFiles, folder: Path, record: Record, pairs: Pairs, added: list[Path]
+) -> Iterator[SegmentEntry]:
+    """Write keys and rows to new segments, which nobody reads before they are yielded: durable but for their files' names.
 
-    def __init__(self, files: OsFiles, folder: Path, record: Record, added: list[Path]) -> None:
-        self._files, self._record = files, record
-        self._name, *self._made = begin(files, folder, record, added)
-        self._count, self._state = 0, np.uint64(0)
+    Their files are listed in `added`, even if this fails.
+    """
+    size = stride(record)
+    name, made, count, state = "", list[Handle](), 0, np.uint64(0)
 
-    def write(self, keys: Keys, rows: Rows) -> int:
-        """Write as many rows as it has room for, and return how many."""
-        n = min(len(keys), (1 << INDEX_BITS) - self._count)
-        size, words = stride(self._record), stride(self._record) // 4 - 1
-        some, out = keys[:n], np.empty(n * (words + 1), np.uint32)
-        encode(rows[:n].reshape(-1).view(np.uint32), words, some, np.uint64(int(self._name, 16)), self._count, out)
-        self._state = np.uint64(hash_keys(read_only(some), self._state))
-        by_rows, by_keys = (file.number for file in self._made)
-        self._files.write(by_rows, out.data, HEADER + self._count * size)
-        self._files.write(by_keys, some.data, HEADER + self._count * 8)
-        self._files.send(by_rows, HEADER + self._count * size, n * size)
-        self._count += n
-        return n
-
-    def finish(self) -> SegmentEntry:
-        """Wait until it is durable but for the names of its files."""
-        for file in self._made:
-            self._files.sync(file.number)
+    def finished() -> SegmentEntry:
+        for file in made:
+            files.sync(file.number)
             file.close()
-        sizes = HEADER + self._count * stride(self._record), HEADER + self._count * 8
-        return SegmentEntry(self._name, self._record, self._count, int(self._state), *sizes)
+        return SegmentEntry(name, record, count, int(state), HEADER + count * size, HEADER + count * 8)
+
+    for all_keys, all_rows in pairs:
+        for start in range(0, len(all_keys), _PIECE):
+            keys, rows = all_keys[start : start + _PIECE], all_rows[start : start + _PIECE]
+            if made and count + len(keys) > 1 << INDEX_BITS:
+                yield finished()
+                made = []
+            if not made:
+                name, *made = begin(files, folder, record, added)
+                count, state = 0, np.uint64(0)
+            out = np.empty(len(keys) * (size // 4), np.uint32)
+            encode(rows.reshape(-1).view(np.uint32), size // 4 - 1, keys, np.uint64(int(name, 16)), count, out)
+            state = np.uint64(hash_keys(read_only(keys), state))
+            for file, data, at in zip(made, (out, keys), (count * size, count * 8), strict=True):
+                files.write(file.number, data.data, HEADER + at)
+            files.send(made[0].number, HEADER + count * size, out.nbytes)
+            count += len(keys)
+    if made:
+        yield finished()
 
 
 def read_keys(folder: Path, entry: SegmentEntry) -> NDArray[np.int64]:

@@ -138,7 +138,6 @@ class DiskStore(Store):
         self._remove_strangers()
 
     def _remove_strangers(self) -> None:
-        """Remove files of ours that belong to no segment: leftovers of a kill or of an older durable point."""
         manifests.remove_but(self._files, self.path, {path.name for path in all_logs.paths(self._logs)})
 
     # Rows
@@ -169,7 +168,7 @@ class DiskStore(Store):
         with self._writing:
             log = self._logs[kind]
             each = words.size // keys.size
-            with self._explained(keys.size * log.footprint):
+            with self._explained():
                 for start in range(0, keys.size, _PIECE):
                     piece = keys[start : start + _PIECE]
                     self._cleaner.make_room(log, piece.size)
@@ -202,7 +201,6 @@ class DiskStore(Store):
 
     @property
     def bytes_on_disk(self) -> int:
-        """Bytes of all files of rows, garbage included."""
         return self._cleaner.held
 
     # Durable points
@@ -271,7 +269,6 @@ class DiskStore(Store):
         return state
 
     def _renew(self, log: Log, folder: Path) -> None:
-        """Write rows that cannot be frozen where they are again, into new segments, and seal those too."""
         short = {entry.name for entry in log.entries() if manifests.is_shorter(folder, entry)}
         for segment in log.segments.values():
             segment.suspect |= segment.name in short  # a checkpoint's header names that short file, with its size
@@ -352,6 +349,5 @@ class DiskStore(Store):
         if os.getpid() != self._pid:
             raise ValueError(f"{self!r} was opened by the process that this one was forked from: use it there")
 
-    def _explained(self, need: int = 0) -> contextlib.AbstractContextManager[None]:
-        """Turn errors about damaged files or a full disk into ones that say what to do. `need`: bytes to be written."""
-        return explained(self.path, lambda: max(need, int(self._cleaner.limit + need) - self.bytes_on_disk))
+    def _explained(self) -> contextlib.AbstractContextManager[None]:
+        return explained(self.path)

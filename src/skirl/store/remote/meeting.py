@@ -13,7 +13,7 @@ from skirl.store.remote.wire import Address, NodeError
 
 
 class Meeting:
-    """One process's access to a meeting point. The node keeps it, and owners wait until it is there."""
+    """A node keeps it (`keep`), and owners wait until it is there."""
 
     def __init__(self, address: Address, *, keep: bool = False, seconds: float = 60.0) -> None:
         self.address = address
@@ -57,10 +57,9 @@ class Meeting:
             except OSError as error:
                 waited = time.monotonic() - began
                 if waited > seconds:
-                    why = error.strerror or str(error)
                     raise NodeError(
-                        f"nobody answers at {self.address} after {waited:.0f} s ({why}): start `skirl serve "
-                        f"{self.address}` there"
+                        f"nobody answers at {self.address} after {waited:.0f} s ({error.strerror or error}): start "
+                        f"`skirl serve {self.address}` there"
                     ) from None
                 time.sleep(0.1)
 
@@ -75,7 +74,6 @@ class Meeting:
         return self._do(self._notes.add, "runs", 1)
 
     def leave(self, key: str, note: Any) -> None:
-        """Leave a note."""
         self._do(self._notes.set, key, json.dumps(note))
 
     def take(self, key: str) -> Any:
@@ -87,17 +85,12 @@ class Meeting:
         return note
 
     def asks(self) -> list[str]:
-        """Return the keys of the notes by which owners ask for a part."""
-        return [key.removeprefix("skirl/") for key in self._do(self.store.list_keys) if key.startswith("skirl/ask/")]
+        """Return the keys of the notes by which owners ask for a part, in the order of their runs."""
+        keys = [key.removeprefix("skirl/") for key in self._do(self.store.list_keys) if key.startswith("skirl/ask/")]
+        return sorted(keys, key=lambda key: int(key.rpartition("/")[2]))
 
     def group(self, run: int) -> Any:
         """Return the store in which the group of a run is formed. Each run has its own."""
         from torch.distributed import PrefixStore
 
         return PrefixStore(f"run-{run}", self.store)
-
-    def forget(self, run: int) -> None:
-        """Delete what is left of a run that is over."""
-        for key in self._do(self.store.list_keys):
-            if key.startswith(f"run-{run}/") or key == f"skirl/answer/{run}":
-                self._do(self.store.delete_key, key)

@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,19 +10,15 @@ from typing import Any
 
 from skirl.store.remote import part as parts
 from skirl.store.remote.meeting import Meeting
-from skirl.store.remote.part import PartFacts
+from skirl.store.remote.part import PROBE, PartFacts
 from skirl.store.remote.wire import Address
 
 log = logging.getLogger("skirl")
 
 TICK = 0.05
 """Seconds between two looks for requests."""
-PROBE = 2.0
-"""Seconds that an owner has to show that it is alive, once another run requests its part."""
 GRACE = 30.0
 """Seconds that all parts together have to close their stores."""
-HELD = 3600.0
-"""Seconds that what a run left at the meeting point stays there: longer than anyone looks for it."""
 METRICS = (
     ("rows", parts.ROWS, "gauge", "rows held"),
     ("memory_bytes", parts.MEMORY, "gauge", "memory of the process of a part"),
@@ -38,8 +33,6 @@ METRICS = (
 
 @dataclass
 class Served:
-    """The part of one owner."""
-
     task: PartFacts
     process: Any
     pipe: Any
@@ -47,7 +40,7 @@ class Served:
     waiting: list[dict[str, Any]] = field(default_factory=list)
     """Requests of other runs for the same part, kept until it is known whether its owner is alive."""
     probed: float = 0.0
-    """When its owner was asked whether it is alive; 0: nobody waits for an answer."""
+    """When its part was told that one waits: it ends, unless its owner answers."""
 
 
 class Node:
@@ -63,20 +56,15 @@ class Node:
         body: Callable[..., None] = parts.run,
     ) -> None:
         self.served: dict[int, Served] = {}
-        """The part of each owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["skirl.store.remote.warm"])
-        self._over: deque[tuple[float, int]] = deque()
-        """When runs ended, and their numbers."""
 
     def tick(self) -> None:
         """Handle new requests, and parts that have joined or ended."""
-        for key in sorted(self._meeting.asks(), key=lambda key: int(key.rpartition("/")[2])):
+        for key in self._meeting.asks():
             if (ask := self._meeting.take(key)) is not None:
                 self._heard(ask)
-        while self._over and time.monotonic() - self._over[0][0] > HELD:
-            self._meeting.forget(self._over.popleft()[1])
         for served in list(self.served.values()):
             self._look(served)
 
@@ -87,13 +75,12 @@ class Node:
             self._start(ask)
         else:
             there.waiting.append(ask)
-            if not there.probed:
+            if len(there.waiting) == 1:
                 there.probed = time.monotonic()
                 with suppress(OSError):
-                    there.pipe.send(PROBE)
+                    there.pipe.send("probe")
 
     def _start(self, ask: dict[str, Any]) -> None:
-        """Start a new part, in a process of its own."""
         numbers = self._context.RawArray("q", parts.NUMBERS)
         pipe, other_end = self._context.Pipe()
         task = PartFacts(
@@ -128,28 +115,22 @@ class Node:
                 elif what == "failed":
                     self._answer(served.task.run, f"{self._meeting.address} has no part for this run: {of}")
                     log.warning("%s: owner %d has no part: %s", self._meeting.address, served.task.owner, of)
-                elif what == "owner":
-                    self._judge(served, of)
-                    return
+                elif what == "alive":
+                    self._refuse(served)
         except (OSError, EOFError):
             gone = True
-        if gone or not served.process.is_alive():
+        late = (
+            served.waiting and time.monotonic() - served.probed > PROBE + 1
+        )  # it does not even say if its owner is alive
+        if gone or late or not served.process.is_alive():
             self._end(served)
-        elif served.probed and time.monotonic() - served.probed > PROBE + 1:
-            self._judge(served, None)  # it does not even say whether its owner is alive
 
-    def _judge(self, served: Served, answers: bool | None) -> None:
-        """Decide which run gets a part that several requested: the present one if its owner answers, else the newest."""
-        served.probed = 0.0
-        if not answers:
-            self._end(served)
-            return
-        task = served.task
+    def _refuse(self, served: Served) -> None:
         for ask in served.waiting:
             self._answer(
                 ask["run"],
-                f"the rows of trainer {task.owner} at {self._meeting.address} belong to run {task.run}, which is alive: "
-                "end it first, or name another node",
+                f"the rows of trainer {served.task.owner} at {self._meeting.address} belong to run {served.task.run}, which "
+                "is alive: end it first, or name another node",
             )
         served.waiting = []
 
@@ -163,7 +144,6 @@ class Node:
             served.process.join()
         task = served.task
         del self.served[task.owner]
-        self._over.append((time.monotonic(), task.run))
         log.info("%s has ended the part of owner %d in run %d", self._meeting.address, task.owner, task.run)
         if served.waiting:
             *older, newest = sorted(served.waiting, key=lambda ask: ask["run"])
@@ -173,11 +153,8 @@ class Node:
 
     def _answer(self, run: int, refusal: str | None) -> None:
         self._meeting.leave(f"answer/{run}", {"refused": refusal})
-        if refusal is not None:
-            self._over.append((time.monotonic(), run))
 
     def metrics(self) -> str:
-        """Return all metrics, by owner, in the format of Prometheus."""
         served = sorted(self.served.copy().values(), key=lambda each: each.task.owner)
         lines = []
         for name, at, kind, meaning in METRICS:
@@ -189,7 +166,6 @@ class Node:
         return "\n".join([*lines, "# TYPE skirl_node_parts gauge", f"skirl_node_parts {len(served)}", ""])
 
     def drain(self) -> None:
-        """Have all parts finish calls in progress and close their stores."""
         for served in self.served.values():
             with suppress(OSError):
                 served.pipe.send("drain")
@@ -199,7 +175,6 @@ class Node:
         self.kill()
 
     def kill(self) -> None:
-        """Kill all parts immediately."""
         for served in list(self.served.values()):
             served.process.kill()
             served.waiting = []

@@ -5,7 +5,6 @@ of `said`), so that no traceback crosses the network.
 """
 
 import os
-import resource
 import signal
 import threading
 import time
@@ -30,15 +29,17 @@ from skirl.store.memory import MemoryStore
 from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.wire import Address, NodeError, said
+from skirl.tools.machine import own_bytes
 
-VERSION = 3
+VERSION = 4
 """Version of the protocol between nodes and owners."""
 LOOK = 5.0
 """Seconds between two checks that the owner is alive."""
+PROBE = 2.0
+"""Seconds that an owner has to show that it is alive, once another run requests its part."""
 LINGER = 0.5
 """Most seconds that a part waits for its owner to leave first."""
 MOST_BYTES = 256 << 20
-"""Most bytes of rows in one call."""
 ROWS, GETS, PUTS, ROWS_OUT, ROWS_IN, BYTES_OUT, BYTES_IN, MEMORY, OTHERS = range(9)
 """Indices in the array of numbers that a part shares with its node: counts, and bytes of memory of this part and of all
 other parts of the node."""
@@ -48,15 +49,12 @@ Answer = tuple[str, Any]
 
 @dataclass(frozen=True)
 class PartFacts:
-    """The facts that the process of a part is given."""
-
     node: Address
     address: Address
     """The meeting point at which the owner's group was formed."""
     group: int
     """The run that formed it there."""
     rank: int
-    """The part's own rank in that group."""
     run: int
     owner: int
     rows: str
@@ -70,32 +68,19 @@ def owner_name(owner: int, run: int) -> str:
 
 
 def part_name(rank: int, run: int) -> str:
-    """Return the name of a part in the group of a run."""
     return f"part_{rank}_run_{run}"
-
-
-def memory() -> int:
-    """Return the bytes of memory that are this process's own, without mapped files."""
-    with suppress(OSError), Path("/proc/self/status").open("rb") as status:
-        for line in status:
-            if line.startswith(b"RssAnon"):
-                return int(line.split()[1]) << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 @dataclass
 class Held:
-    """A store of a part, with the frozen state, laid rows and walk over keys that its owner has begun."""
+    """A store of a part, with the frozen state and the walk over keys that its owner has begun."""
 
     store: Store
     frozen: Frozen | None = None
-    laid: dict[int, list[tuple[NDArray[np.int64], Any]]] = field(default_factory=dict)
     walk: Iterator[NDArray[np.int64]] = field(default_factory=lambda: iter(()))
 
 
 class Part:
-    """The stores of one owner on one node. Its public methods are what the owner may call."""
-
     def __init__(self, task: PartFacts, numbers: Any) -> None:
         self._task, self._numbers, self._node = task, numbers, str(task.node)
         self._lock = threading.Lock()
@@ -132,7 +117,7 @@ class Part:
             self._free -= more
             if self._free >= 0:
                 return
-            used = memory() + self._numbers[OTHERS]
+            used = own_bytes() + self._numbers[OTHERS]
             left = limit - used - more
             if left < 0:
                 raise NodeError(
@@ -160,7 +145,6 @@ class Part:
         return {"store": place, "about": dict(store.about), "durable": store.durable} | _point(store)
 
     def close(self, number: int) -> None:
-        """Close a store, which frees its number."""
         held = self._of(number)
         self.release(number)
         held.store.close()
@@ -181,7 +165,6 @@ class Part:
         return torch.from_numpy(out[there]) if n else None, torch.from_numpy(there)
 
     def put(self, number: int, kind: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
-        """Store rows."""
         held = self._of(number)
         record, of = self._checked(held, kind, keys)
         values = rows.numpy()
@@ -207,7 +190,6 @@ class Part:
         return record, of
 
     def describe(self, number: int, about: dict[str, str] | None = None) -> Facts:
-        """See `Store.describe`."""
         store = self._of(number).store
         return {"rows": store.describe(about)} | _point(store)
 
@@ -219,7 +201,6 @@ class Part:
         return None if keys is None else torch.from_numpy(keys)
 
     def freeze(self, number: int, folder: str, since: Any) -> Facts:
-        """See `Store.freeze`. The frozen state is kept here for `write` and `release`."""
         held = self._of(number)
         if held.frozen is not None:
             raise ValueError("a frozen state is not released yet: write it or give it up first")
@@ -227,27 +208,16 @@ class Part:
         return _point(held.store)
 
     def write(self, number: int) -> Facts:
-        """See `Frozen.write`."""
         frozen = self._of(number).frozen
         if frozen is None:
             raise ValueError("there is no frozen state: freeze first")
         return frozen.write()
 
     def release(self, number: int) -> None:
-        """See `Frozen.release`."""
         held = self._of(number)
         frozen, held.frozen = held.frozen, None
         if frozen is not None:
             frozen.release()
-
-    def lay(self, number: int, part: int, keys: torch.Tensor | None, rows: torch.Tensor | None) -> None:
-        """Add rows that replace those of a part in the next `thaw`. Without any, forget all that were added."""
-        held = self._of(number)
-        if keys is None or rows is None:
-            held.laid.clear()
-            return
-        self._room(rows.numpy().nbytes)
-        held.laid.setdefault(part, []).append((keys.numpy(), rows.numpy()))
 
     def check(self, number: int, folder: str, parts: list[Facts]) -> None:
         """Read all rows that `thaw` will read, and raise a CheckpointError if one is damaged."""
@@ -259,13 +229,11 @@ class Part:
     def thaw(self, number: int, folder: str, parts: list[tuple[Facts, Any]], identity: str, generation: int) -> Facts:
         """See `Store.thaw`. Each part comes with what `Shard.of` takes, which says which of its rows to take."""
         held = self._of(number)
-        laid, held.laid = held.laid, {}
-        saved = [FrozenPart(facts, laid.get(i, []), Shard.of(shard)) for i, (facts, shard) in enumerate(parts)]
+        saved = [FrozenPart(facts, Shard.of(shard)) for facts, shard in parts]
         held.store.thaw(SavedRows(Path(folder), saved, identity, generation))
         return _point(held.store)
 
     def bye(self) -> None:
-        """Note that the owner needs nothing more."""
         self.left.set()
 
     # Calls that may take long: one call begins a job and others ask for its outcome, so that each call is short.
@@ -315,7 +283,7 @@ class Part:
         with self._lock:
             stores = [each.store for each in self._held.values()]
         self._numbers[ROWS] = sum(len(store) for store in stores if not store.closed)
-        self._numbers[MEMORY] = memory()
+        self._numbers[MEMORY] = own_bytes()
 
     def drain(self) -> None:
         """Accept no more calls, finish those in progress, and close the stores."""
@@ -335,11 +303,10 @@ def _point(store: Store) -> Facts:
 
 
 METHODS = (
-    "open", "close", "get", "put", "describe", "held", "freeze", "write", "release", "lay", "check", "thaw", "bye",
+    "open", "close", "get", "put", "describe", "held", "freeze", "write", "release", "check", "thaw", "bye",
     "begin", "outcome",
 )  # fmt: skip
 _part: Part | None = None
-"""The part that this process serves."""
 
 
 def call(method: str, *args: Any) -> Answer:
@@ -350,7 +317,6 @@ def call(method: str, *args: Any) -> Answer:
 
 
 def alive() -> bool:
-    """Answer True. This is the only function that nodes call in the owner."""
     return True
 
 
@@ -359,7 +325,6 @@ FUNCTIONS = (call, alive)
 
 
 def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, ...] = FUNCTIONS) -> None:
-    """Run the process of a part, and report to its node over the pipe."""
     global _part
     for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them
         signal.signal(number, signal.SIG_IGN)
@@ -386,10 +351,11 @@ def _watch(pipe: Connection, task: PartFacts, part: Part) -> None:
     while not part.left.wait(0.05):
         part.measure()
         if pipe.poll():
-            request = pipe.recv()
-            if request == "drain":
+            if pipe.recv() == "drain":
                 break
-            pipe.send(("owner", _owner_answers(task, request)))
+            if not _owner_answers(task, PROBE):
+                return
+            pipe.send(("alive", None))
         if time.monotonic() - looked > LOOK:
             looked = time.monotonic()
             answers = _owner_answers(task, LOOK)

@@ -22,7 +22,6 @@ from skirl.store.remote.wire import Address
 THREADS = 8
 """Number of calls that a process answers at once."""
 INTERFACE = "TP_SOCKET_IFNAME"
-"""Environment variable that names the network interface of PyTorch RPC."""
 _MEMBERS = {
     ("torch.distributed.rpc.internal", "PythonUDF"),
     ("torch.distributed.rpc.internal", "RemoteException"),
@@ -83,7 +82,6 @@ def leave() -> None:
 
 
 def begin(to: str, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
-    """Begin to call a function of another member. `end` returns its result."""
     from torch.distributed import rpc
 
     try:
@@ -93,7 +91,6 @@ def begin(to: str, function: Callable[..., Any], args: tuple[Any, ...], seconds:
 
 
 def end(future: Any) -> Any:
-    """Wait for a call that was begun, and return its result."""
     try:
         return future.wait()
     except RuntimeError as error:
@@ -127,8 +124,6 @@ def only(functions: Iterable[Callable[..., Any]]) -> None:
     tensor = internal._InternalRPCPickler._tensor_receiver
 
     class KnownNames(pickle.Unpickler):
-        """An unpickler that refuses every other name."""
-
         def find_class(self, module: str, name: str, /) -> Any:
             if (module, name) in allowed:
                 return allowed[module, name]

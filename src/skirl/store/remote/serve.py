@@ -71,7 +71,6 @@ class Serve:
         return address.host, address.port
 
     def run(self) -> dict[str, Any]:
-        """Serve until SIGTERM or Ctrl-C, then finish calls in progress and end."""
         hush()
         from skirl.store.remote.meeting import Meeting
         from skirl.store.remote.node import TICK, Node
@@ -118,12 +117,10 @@ class Serve:
         folder.mkdir(parents=True, exist_ok=True)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return how the node ended, for people to read."""
         return {"node": result["node"], "ended by": result["ended_by"]}
 
 
 def _serve_metrics(address: tuple[str, int], text: Callable[[], str]) -> Any:
-    """Serve /metrics until `shutdown`."""
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):

@@ -46,8 +46,6 @@ _connected: dict[Address, "Connection"] = {}
 
 
 class Connection:
-    """The part of one owner on a node, for the length of this run."""
-
     def __init__(self, address: Address, patience: float) -> None:
         global _group
         self.address, self.patience = address, patience
@@ -80,7 +78,6 @@ class Connection:
             raise NodeError(f"no group for rows is formed at {address}: {error}") from None
 
     def end(self) -> None:
-        """Let the part close its stores, if it still answers."""
         if not self.closed:
             self.closed = True
             with suppress(rpc.Failed):
@@ -88,7 +85,6 @@ class Connection:
                     rpc.end(rpc.begin(self.name, part.call, ("bye",), min(self.patience, 5.0)))
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the part, and return its result."""
         return self.calls(method, [args])[0]
 
     def calls(self, method: str, args: Iterable[tuple[Any, ...]]) -> list[Any]:
@@ -139,7 +135,6 @@ class Connection:
 
 
 def leave() -> None:
-    """End all connections, and leave their group."""
     global _group
     for there in _connected.values():
         with suppress(Exception):
@@ -258,12 +253,6 @@ class RemoteStore(Store):
         self._check_open()
         for each in saved.parts:
             manifest_of(saved.folder, each.facts, self.layout)
-        self._node.call("lay", self._number, 0, None, None)
-        for number, each in enumerate(saved.parts):
-            for keys, rows in each.own(each.over):
-                pieces = self._pieces(self.layout.kind(keys, rows), keys.size)
-                args = [(self._number, number, _tensor(keys[at]), _tensor(rows[at])) for at in pieces]
-                self._node.calls("lay", args)
         where = str(saved.folder.absolute())
         self._node.job("check", self._number, where, [each.facts for each in saved.parts])
         ready()
@@ -279,13 +268,10 @@ class RemoteStore(Store):
 
 
 class FrozenOnNode(Frozen):
-    """The rows of a part at one moment."""
-
     def __init__(self, node: Connection, number: int) -> None:
         self._node, self._number = node, number
 
     def write(self) -> Facts:
-        """Have the node write, in a thread of its own."""
         return self._node.job("write", self._number)
 
     def release(self) -> None:

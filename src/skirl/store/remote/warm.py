@@ -11,31 +11,22 @@ from skirl.store.disk.store import DiskStore
 from skirl.store.memory import MemoryStore
 from skirl.store.remote import part  # noqa: F401
 
-
-def warm(dtype: str = "float32") -> int:
-    """Write, read, freeze and thaw a row, in memory and on disk, so that no owner waits for the compiler.
-
-    >>> warm()
-    3
-    """
-    read, key, row = 0, np.zeros(1, np.int64), np.zeros((1, 1), dtype)
-    layout = Layout.from_facts([[0, 1, dtype]])
-    with tempfile.TemporaryDirectory(prefix="skirl-warm-") as folder:
-        there = Path(folder)
-        on_disk = [DiskStore(there / str(n), layout, rows=rows) for n, rows in enumerate((None, {0: 1}))]
-        for n, store in enumerate([MemoryStore(layout), *on_disk]):
-            with store:
-                for _ in range(2):
-                    store.write(key, row)
-                store.flush()
-                read += int(store.read(key, row).sum())
-                saved = there / f"saved-{n}"
-                saved.mkdir()
-                frozen = store.freeze(saved, None)
-                facts = frozen.write()
-                frozen.release()
-                store.thaw(SavedRows(saved, [FrozenPart(facts)], store.identity, store.generation))
-    return read
-
-
-warm()
+_key, _row = np.zeros(1, np.int64), np.zeros((1, 1), np.float32)
+_layout = Layout.from_facts([[0, 1, "float32"]])
+with tempfile.TemporaryDirectory(prefix="skirl-warm-") as _name:
+    for _n, _store in enumerate(
+        [
+            MemoryStore(_layout),
+            *(DiskStore(Path(_name, str(n)), _layout, rows=of) for n, of in ((1, None), (2, {0: 1}))),
+        ]
+    ):
+        with _store:
+            for _ in range(2):
+                _store.write(_key, _row)
+            _store.read(_key, _row)
+            _saved = Path(_name, f"saved-{_n}")
+            _saved.mkdir()
+            _frozen = _store.freeze(_saved, None)
+            _facts = _frozen.write()
+            _frozen.release()
+            _store.thaw(SavedRows(_saved, [FrozenPart(_facts)], _store.identity, _store.generation))

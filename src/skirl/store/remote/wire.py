@@ -30,7 +30,6 @@ class Address:
 
     @classmethod
     def parse(cls, spec: str) -> "Address":
-        """Parse the name of a store: rpc://HOST:PORT or rpc://HOST:PORT/rank-N."""
         match = _SPEC.fullmatch(spec)
         if match is None or not 0 < int(match["port"]) < 1 << 16:
             raise ValueError(f"store is {spec!r}: write it rpc://HOST:PORT, such as rpc://127.0.0.1:29400")
@@ -38,7 +37,6 @@ class Address:
 
     @classmethod
     def meeting(cls, text: str) -> "Address":
-        """Parse the value of `--meet`: HOST:PORT."""
         try:
             return cls.parse(f"rpc://{text}")
         except ValueError:
@@ -46,7 +44,6 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """True if only this machine can reach it."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def __str__(self) -> str:
@@ -71,11 +68,7 @@ class NodeError(RuntimeError):
 
 
 def said(error: BaseException) -> Said:
-    """Encode an error of a node for its owner.
-
-    >>> said(CheckpointError("a is damaged: use another checkpoint"))
-    ('CheckpointError', 'a is damaged: use another checkpoint', None)
-    """
+    """Encode an error of a node for its owner."""
     if isinstance(error, DiskFull):
         return "DiskFull", str(error), error.errno
     if isinstance(error, OSError):
