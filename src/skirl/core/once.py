@@ -32,7 +32,6 @@ class Distinct(NamedTuple):
 
     @property
     def bags(self) -> int:
-        """Number of distinct bags."""
         return len(self.offsets) - 1
 
     @property
@@ -57,10 +56,8 @@ class Distinct(NamedTuple):
 
 
 class Expand(torch.autograd.Function):
-    """Copies the entries of bags to samples. Backward sums by bag, over samples in ascending order, starting from 0.
-
-    at: int64, the entry that each sample gets.
-    """
+    """Copies entries of bags, by index `at`, to samples. Backward sums by bag, over samples in ascending order,
+    starting from 0."""
 
     @staticmethod
     def forward(ctx: Any, per_bag: Tensor, at: Tensor) -> Tensor:
@@ -82,27 +79,17 @@ class Expand(torch.autograd.Function):
 
 
 def own(inverse: Tensor, bags: int) -> bool:
-    """Return whether every sample i has bag i."""
     return bags == len(inverse) and torch.equal(inverse, torch.arange(bags, device=inverse.device))
 
 
 def expand(per_bag: Tensor, at: Tensor) -> Tensor:
-    """Copy the entries of bags to samples: `per_bag[at]`, with a backward that repeats bit for bit on every device.
-
-    - `per_bag`: `[bags, ...]`.
-    """
+    """Return `per_bag[at]`, with a backward that repeats bit for bit on every device."""
     return cast(Tensor, Expand.apply(per_bag, at))
 
 
 def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
     """Pad rows of all samples, `[ids, dim]`, with zeros to `[batch, longest, dim]`. Return these and a mask of rows.
-
-    offsets: int [batch + 1], where each sample begins.
-
-    >>> rows, mask = padded(torch.tensor([[1.0], [2.0], [3.0]]), np.array([0, 1, 1, 3]))
-    >>> rows.squeeze(2).tolist(), mask.tolist()
-    ([[1.0, 0.0], [0.0, 0.0], [2.0, 3.0]], [[True, False], [False, False], [True, True]])
-    """
+    offsets: int [batch + 1], where each sample begins."""
     lengths = np.diff(offsets)
     longest = int(lengths.max(initial=0))
     mask = np.arange(longest) < lengths[:, None]
@@ -175,7 +162,6 @@ all samples of a bag here: take it out, or pass allow=("dropout",)
         return _mapped(self.module(*inputs), first)
 
     def _checked(self, features: Sequence[Distinct]) -> Distinct:
-        """Return the first feature. Raise if any is not a `Distinct` or has another inverse."""
         for feature in features or (None,):
             if not isinstance(feature, Distinct):
                 what = "nothing" if feature is None else type(feature).__name__
