@@ -30,11 +30,6 @@ class KeyedJagged:
       not named have a bag per sample; with None, the default, all do. A bag that no sample uses is neither looked up
       nor trained.
 
-    >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
-    >>> sparse.offsets().tolist()
-    [0, 1, 2, 4, 5]
-    >>> sparse.stride()
-    2
     >>> shared = KeyedJagged(["user", "clicked"], torch.tensor([7, 8, 1, 2]), lengths=torch.tensor([1, 1, 2]),
     ...                      strides=[2, 1], inverse={"clicked": torch.tensor([0, 0])})
     >>> shared, shared.expanded().values().tolist()
@@ -96,9 +91,6 @@ class KeyedJagged:
 
         - `keys`: the names of the features.
         - `ids`: `[batch, features]`, a column for each name.
-
-        >>> KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2], [3, 4]])).values().tolist()
-        [1, 3, 2, 4]
         """
         batch, features = ids.shape
         if features != len(keys):
@@ -169,16 +161,7 @@ class KeyedJagged:
         return [self.stride()] * len(self._keys) if self._strides is None else self._strides
 
     def select(self, features: Sequence[str]) -> "KeyedJagged":
-        """Return some of the features, in the order given.
-
-        **Arguments**
-
-        - `features`: names of features of this batch.
-
-        >>> ids = KeyedJagged(["a", "b", "c"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 2, 1]))
-        >>> ids.select(["c", "a"]).values().tolist(), ids.select(["c", "a"]).lengths().tolist()
-        ([4, 1], [1, 1])
-        """
+        """Return some of the features, in the order given."""
         features = list(features)
         missing = [name for name in features if name not in self._keys]
         if missing or not features:
@@ -201,13 +184,6 @@ class KeyedJagged:
         return KeyedJagged(features, values, lengths=lengths, weights=weights, **options)
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> "KeyedJagged":
-        """Return the batch on a device.
-
-        **Arguments**
-
-        - `device`: the device.
-        - `non_blocking`: as in `torch.Tensor.to`.
-        """
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def unweighted(self) -> "KeyedJagged":
@@ -223,12 +199,7 @@ class KeyedJagged:
         return self.with_bags(self._by_feature()) if self.groups else self
 
     def samples(self, low: int, high: int) -> "KeyedJagged":
-        """Return samples `low` to `high - 1`, with only the bags that they use.
-
-        **Arguments**
-
-        - `low`, `high`: the first sample, and the one after the last.
-        """
+        """Return samples `low` to `high - 1`, with only the bags that they use."""
         there = self.stride()
         if not 0 <= low <= high <= there:
             raise ValueError(f"samples({low}, {high}) of a batch of {there}: pass 0 <= low <= high <= {there}")

@@ -47,10 +47,6 @@ class Distinct(NamedTuple):
         """Copy the entry of each bag, `[bags, ...]`, to its samples: `[batch, ...]`.
 
         Backward sums over the samples of a bag in ascending order, starting from 0.
-
-        **Arguments**
-
-        - `per_bag`: an entry of any shape for each bag.
         """
         return per_bag if self.plain else expand(per_bag, self.inverse)
 
@@ -102,10 +98,8 @@ def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
 class OncePerBag(nn.Module):
     """Runs an encoder once for each distinct bag, and gives each sample the result of its bag.
 
-    An encoder returns the same result for all samples that share a bag, and a batch with an inverse says which samples
-    do. In a plain batch each sample has a bag of its own, and the encoder runs as it would without this. The result is
-    as if it ran for every sample, except for the rounding of matrix products. In backward, the gradients of a bag are
-    summed over its samples in ascending order, starting from 0.
+    The result is as if it ran for every sample, except for the rounding of matrix products. In backward, the gradients of
+    a bag are summed over its samples in ascending order, starting from 0.
 
     Layers that look at other samples or draw random numbers mean something else over distinct bags. They are refused
     unless allowed by name. Calls of `torch.nn.functional.dropout` inside `forward` are not detected.
@@ -127,10 +121,6 @@ class OncePerBag(nn.Module):
     >>> encoder = OncePerBag(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
     >>> encoder(rows(ids).distinct("seen")).shape
     torch.Size([5, 8])
-    >>> OncePerBag(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1)))
-    Traceback (most recent call last):
-    ValueError: OncePerBag: layer 1 is Dropout(p=0.1, inplace=False), which draws for each sample, but would draw once for \
-all samples of a bag here: take it out, or pass allow=("dropout",)
     """
 
     def __init__(self, module: nn.Module, *, takes: Takes = "rows", allow: Collection[Kind] = ()) -> None:
@@ -149,12 +139,7 @@ all samples of a bag here: take it out, or pass allow=("dropout",)
         self.takes = takes
 
     def forward(self, *features: Distinct) -> Any:
-        """Run the encoder on distinct bags and return its result with a row for each sample.
-
-        **Arguments**
-
-        - `features`: `out.distinct(name)` of each feature; all must have the same inverse.
-        """
+        """Run the encoder on `out.distinct(name)` of each feature, all of one inverse. Return a row for each sample."""
         first = self._checked(features)
         inputs: list[Tensor] = []
         for feature in features:

@@ -97,6 +97,8 @@ class RowOptimizer:
     update: ClassVar[Callable[..., Any]]
     """The rule: see `Rule`."""
     states: ClassVar[tuple[str, ...]] = ()
+    weight_follows_state: ClassVar[bool] = False
+    """True if a row's weight follows from its state and the learning rate: a new rate alone would change it."""
     lr: float
     clip: float | None = None
     _: KW_ONLY
@@ -123,11 +125,6 @@ class RowOptimizer:
     @property
     def counts_steps(self) -> bool:
         """True if an update depends on how many its table has had. A row's state then needs that count."""
-        return False
-
-    @property
-    def weight_follows_state(self) -> bool:
-        """True if a row's weight follows from its state and the learning rate: a new rate alone would change it."""
         return False
 
     def state_width(self, dim: int) -> int:
@@ -178,22 +175,15 @@ class SGD(RowOptimizer):
     """w = w - lr * g, as in torch.optim.SGD. Without momentum there is no state: a record is the weight alone.
 
     With momentum m: b = m * b + g; w = w - lr * b, or w - lr * (g + m * b) with nesterov. A record is twice the weight.
-    b and w change only if the row is in the batch, as in torch.optim.SGD with one parameter per row, when rows outside
-    the batch have no gradient. (With a sparse gradient, torch's own moves every row that has ever had one.)
+    b and w change only if the row is in the batch. (With a sparse gradient, torch's own moves every row that ever had one.)
 
     **Arguments**
 
     - `lr`: the learning rate, until a scheduler changes it; 0.01 is only a first try.
-    - `clip`: a row's summed gradient is scaled down to this norm; None, the default of all row optimizers, leaves
-      gradients as they are. The norm is that of one row, never of the whole model, whose rows are not all at hand.
-    - `weight_decay`: L2, as in torch: `weight_decay * w` is added to the gradient, after `clip`; 0 for none, as in
-      torch. With every row optimizer, only the rows of the batch decay.
-    - `momentum`: m above, 0 or more and below 1; 0 as in torch.
-    - `nesterov`: look one step of momentum ahead; False as in torch. Needs momentum.
-
-    >>> SGD(lr=-1)
-    Traceback (most recent call last):
-    ValueError: SGD: lr is -1, set it to a finite number, 0 or more
+    - `clip`: a row's summed gradient is scaled down to this norm, that of one row and never of the model; None for none.
+    - `weight_decay`: L2 as in torch: `weight_decay * w` is added to the gradient after `clip`. Only rows of the batch decay.
+    - `momentum`: m above, 0 or more and below 1.
+    - `nesterov`: look one step of momentum ahead.
     """
 
     lr: float = 0.01
@@ -233,11 +223,9 @@ class Adagrad(RowOptimizer):
     **Arguments**
 
     - `lr`: the learning rate; 0.01 as in torch.
-    - `lr_decay`: how fast the learning rate falls with the table's updates; 0 as in torch, since a scheduler does this
-      for all tables at once.
+    - `lr_decay`: how fast the learning rate falls with the table's updates.
     - `eps`: keeps the division finite; 1e-10 as in torch.
-    - `initial_accumulator_value`: where each sum of squares starts; 0 as in torch. Above 0 it makes the first steps
-      smaller.
+    - `initial_accumulator_value`: where each sum of squares starts.
     - `clip`, `weight_decay`: as for SGD.
     """
 
@@ -274,9 +262,7 @@ class RowwiseAdagrad(RowOptimizer):
 
     - `lr`: the learning rate; 0.01 as in FBGEMM.
     - `eps`: keeps the division finite; 1e-8 as in FBGEMM.
-    - `weight_decay`: L2: `weight_decay * w` is added to the gradient first; 0 for none. FBGEMM's CUDA kernel does the
-      same; its CPU operator (1.8.0) ignores the parameter. Only rows of the batch decay.
-    - `clip`: as for SGD.
+    - `clip`, `weight_decay`: as for SGD. FBGEMM's CUDA kernel decays in the same way; its CPU operator (1.8.0) does not.
     """
 
     update = staticmethod(rowwise_adagrad)
@@ -305,14 +291,9 @@ class Adam(RowOptimizer):
     **Arguments**
 
     - `lr`: the learning rate; 0.001 as in torch.
-    - `betas`: how slowly the two moments change, each 0 or more and below 1; (0.9, 0.999) as in torch.
-    - `eps`: keeps the division finite; 1e-8 as in torch.
-    - `clip`: as for SGD.
-    - `weight_decay`: as for SGD: L2 as in torch.optim.Adam, not decoupled as in AdamW. (SparseAdam has none.)
-
-    >>> Adam(betas=(0.9, 1.0))
-    Traceback (most recent call last):
-    ValueError: Adam: betas is (0.9, 1.0), set both to 0 or more and below 1
+    - `betas`: how slowly the two moments change, each 0 or more and below 1.
+    - `eps`: keeps the division finite.
+    - `clip`, `weight_decay`: as for SGD: L2 as in torch.optim.Adam, not decoupled as in AdamW.
     """
 
     update = staticmethod(adam)
@@ -348,25 +329,21 @@ class FTRL(RowOptimizer):
 
     **Arguments**
 
-    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. It is fixed: w follows from z, n and lr, so a new lr
-      alone would move rows, and schedules are refused. n slows each number down anyway.
+    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. Schedules are refused: w follows from z, n and lr, so a new
+      lr alone would move rows.
     - `beta`: the larger it is, the smaller the first steps; 1 as in the paper.
     - `l1`: the larger it is, the more numbers are exactly 0; 0 for none.
     - `l2`: pulls numbers towards 0 from the first step on, without entering z; 0 for none.
-    - `clip`: as for SGD.
-    - `weight_decay`: as for SGD, added to the gradient; the paper has `l2` instead.
+    - `clip`, `weight_decay`: as for SGD; the paper has `l2` instead.
     """
 
     update = staticmethod(ftrl)
     states: ClassVar[tuple[str, ...]] = ("z", "n")
+    weight_follows_state: ClassVar[bool] = True
     lr: float = 0.1
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
-
-    @property
-    def weight_follows_state(self) -> bool:
-        return True
 
     def follows(self, weight: NDArray[Any], z: NDArray[Any], n: NDArray[Any]) -> bool:
         """Return whether weights follow from this state with this lr, beta, l1 and l2. Skip those without gradients."""

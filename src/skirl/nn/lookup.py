@@ -16,8 +16,6 @@ from skirl.nn.current_step import Ticket
 
 @dataclass(slots=True)
 class FoundRows:
-    """The rows of one bank for a batch."""
-
     ids: BankIds
     rows: np.ndarray
     """Records, or only their weights."""
@@ -28,40 +26,23 @@ class FoundRows:
 LookedUp = list[FoundRows]
 
 
-class Early(threading.local):
-    """The lookup that the module takes next, separate for each thread."""
-
-    found: "EarlyLookup | None" = None
-
-
 class EarlyLookup:
-    """A lookup that another thread makes and the module takes.
-
-    >>> import torch, skirl
-    >>> ids = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7]]))
-    >>> found = EarlyLookup(ids)
-    >>> found.give([])
-    >>> found.taken, found.take(ids), found.taken, found.take(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7]])))
-    (False, [], True, None)
-    """
+    """A lookup that another thread makes and the module takes."""
 
     def __init__(self, sparse: Sparse) -> None:
         self.taken = False
         """True once the module has asked for these ids."""
         self.refused = False
-        """True once the module has asked for other ids."""
         self._sparse, self._ids = sparse, len(sparse.values())
         self._there = threading.Event()
         self._looked_up: LookedUp = []
         self._error: BaseException | None = None
 
     def give(self, looked_up: LookedUp) -> None:
-        """Provide the rows."""
         self._looked_up = looked_up
         self._there.set()
 
     def fail(self, error: BaseException) -> None:
-        """Provide an error, which `take` raises."""
         self._error = error
         self._there.set()
 
@@ -88,10 +69,8 @@ def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tenso
 
 
 class Lookup(torch.autograd.Function):
-    """Forward: gather and pool each bank. Backward: hand their gradients to the current step.
-
-    The outputs are two per bank: its output and its shared bags, which are None for most banks.
-    """
+    """Forward: gather and pool each bank; returns two a bank, its output and its shared bags or None. Backward: hand
+    their gradients to the current step."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tickets: list[Ticket]) -> tuple[Tensor | None, ...]:
@@ -191,10 +170,7 @@ class Unbind(torch.autograd.Function):
 
 
 class Split(torch.autograd.Function):
-    """Unpooled features one by one, or shared bags. A gradient counts for all ids of its feature.
-
-    columns: the columns of these features.
-    """
+    """Unpooled features one by one, or shared bags, in these columns. A gradient counts for all ids of its feature."""
 
     @staticmethod
     def forward(ctx: Any, bank: Tensor, ticket: Ticket, sizes: list[int], columns: list[int]) -> tuple[Tensor, ...]:

@@ -70,7 +70,7 @@ def read_ahead(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[
     try:
         yield _in_turn(collection, ahead, batches)
     finally:
-        collection.early.found = None
+        collection.early.__dict__.clear()
         ahead.close()
 
 
