@@ -44,7 +44,7 @@ def drawn(rng: np.random.Generator) -> KeyedJagged:
 
 def found_in(ids: KeyedJagged, mask: int) -> KeyedJagged:
     """Run `find` on all features, with hashes reduced by a mask."""
-    return _of_ids(ids, 0.0, ids.keys(), mask & (1 << 64) - 1)
+    return _of_ids(ids, ids.keys(), mask & (1 << 64) - 1)
 
 
 def check(rng: np.random.Generator, alike: bool) -> None:
@@ -99,7 +99,6 @@ def test_what_does_not_pay_stays_plain():
     most = [[i, i, i] * 10 for i in range(40)]
     assert find(lists(*most, *most[:3])).groups == {}, "43 / 40 is below 1.1"
     assert find(lists(*most, *most[:5])).stride_per_key() == [40]
-    assert find(lists(*most, *most[:5]), least=2).groups == {}
     assert find(lists([7], [7]), features=["a"]).stride_per_key() == [1]
     with pytest.raises(ValueError, match="no feature 'b': there are 'a'"):
         find(alone, features=["b"])

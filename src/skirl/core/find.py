@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from skirl.core.ids import NO_SCALE, capture
-from skirl.core.inverse import LEAST, grouped, pays
+from skirl.core.inverse import grouped, pays
 from skirl.core.jagged import KeyedJagged
 from skirl.tools.jit import kernel
 
 
-def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = None) -> Any:
+def find(batch: Any, *, features: Sequence[str] | None = None) -> Any:
     """Return the batch with repeated bags stored once, for features where that pays.
 
     A feature stays plain if its factor, ids over ids left, is small. It also stays plain if fewer ids are saved than
@@ -23,7 +23,6 @@ def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = N
     **Arguments**
 
     - `batch`: ids with the methods of a KeyedJagged, or a dataclass such as `skirl.Batch` that has them as `sparse`.
-    - `least`: the least factor; 1.1 by default, below which finding and copying cost as much as they save.
     - `features`: consider only these, and share them whatever that saves; None: consider all.
 
     >>> ids = KeyedJagged(["seen"], torch.tensor([1, 2, 3, 1, 2, 3]), lengths=torch.tensor([3, 3]))
@@ -31,12 +30,12 @@ def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = N
     (KeyedJagged(1 features, 2 samples, 3 ids, seen in 1 bags), [1, 2, 3, 1, 2, 3])
     """
     if is_dataclass(batch) and hasattr(batch, "sparse"):
-        found: Any = replace(batch, sparse=find(batch.sparse, least=least, features=features))  # type: ignore[type-var]
+        found: Any = replace(batch, sparse=find(batch.sparse, features=features))  # type: ignore[type-var]
         return found
-    return _of_ids(batch, least, features)
+    return _of_ids(batch, features)
 
 
-def _of_ids(ids: Any, least: float, features: Sequence[str] | None, mask: int = (1 << 64) - 1) -> KeyedJagged:
+def _of_ids(ids: Any, features: Sequence[str] | None, mask: int = (1 << 64) - 1) -> KeyedJagged:
     """Tests pass a mask to make hashes collide."""
     whole = KeyedJagged.of(ids)
     captured = capture(whole, (), copy=False)
@@ -58,7 +57,7 @@ def _of_ids(ids: Any, least: float, features: Sequence[str] | None, mask: int = 
         inverse, first = np.empty(samples, np.int32), np.empty(samples, np.int32)
         table.fill(-1)
         found, left = _find(captured.values, bits, starts, np.uint64(mask), table, hashes, inverse, first)
-        if features is not None or pays(count, left, samples, least):
+        if features is not None or pays(count, left, samples):
             inverses[name], bags[name] = inverse, torch.from_numpy(first[:found].astype(np.int64))
     return whole.to("cpu").with_bags(bags, grouped(inverses)) if bags else whole
 

@@ -86,11 +86,6 @@ class BankIds:
         return len(self.bag_of)
 
     @property
-    def keys(self) -> np.ndarray:
-        """int64 [n]: the key of each id, built on every access; only a lookup without a plan needs them."""
-        return self.positions.keys()
-
-    @property
     def bags(self) -> int:
         """Number of output rows: one per bag, or one per id if nothing is pooled. Those of shared bags come last."""
         if not self.pooled:
@@ -123,11 +118,11 @@ class BankIds:
 
 
 def check_form(sparse: Sparse) -> None:
-    for either in (("keys",), ("values",), ("offsets", "lengths"), ("weights_or_none",)):
-        if not any(callable(getattr(sparse, method, None)) for method in either):
+    for method in ("keys", "values", "offsets", "weights_or_none"):
+        if not callable(getattr(sparse, method, None)):
             given = "its .sparse" if hasattr(sparse, "sparse") else "a KeyedJagged or a KeyedJaggedTensor"
             raise TypeError(
-                f"ids are a {type(sparse).__name__}, which has no {either[0]}(): pass {given}, or tell lookahead where it "
+                f"ids are a {type(sparse).__name__}, which has no {method}(): pass {given}, or tell lookahead where it "
                 "is with sparse=lambda batch: ..."
             )
 
@@ -138,7 +133,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
     check_form(sparse)
     keys = tuple(sparse.keys())
     values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
-    offsets = _offsets(sparse, copy)
+    offsets = _array(sparse.offsets(), "offsets", (torch.int64, torch.int32), copy)
     weights = sparse.weights_or_none()
     if len(set(keys)) != len(keys):
         raise BadIds(
@@ -165,12 +160,8 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
             raise BadIds(f"{len(array)} weights for {len(values)} ids: pass one for each id")
     if offsets[0] != 0 or offsets[-1] != len(values) or not _ascending(offsets):
         raise BadIds(
-            f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}"
-            + (
-                ": pass lengths whose sum is the number of ids, or such offsets"
-                if _ascending(offsets)
-                else " and fall on the way: a length is negative, pass lengths of 0 or more"
-            )
+            f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}: "
+            "pass offsets that never fall, or lengths of 0 or more whose sum is the number of ids"
         )
     return _of_samples(Ids(keys, values, offsets, array, inverse))
 
@@ -187,15 +178,6 @@ def _of_samples(ids: Ids) -> Ids:
     weights = None if ids.weights is None else ids.weights[kept]
     values, left = ids.values[kept], np.flatnonzero(kept)
     return Ids(ids.keys, values, offsets, weights, inverse.only(used), left)
-
-
-def _offsets(sparse: Sparse, copy: bool) -> np.ndarray:
-    if callable(getattr(sparse, "offsets", None)):
-        return _array(sparse.offsets(), "offsets", (torch.int64, torch.int32), copy)
-    lengths = _array(sparse.lengths(), "lengths", (torch.int64, torch.int32), False)  # type: ignore[attr-defined]
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], copy: bool) -> np.ndarray:

@@ -14,9 +14,9 @@ LEAST = 1.1
 """The least ratio of a feature's ids to those of its distinct bags for which sharing pays."""
 
 
-def pays(ids: int, left: int, samples: int, least: float = LEAST) -> bool:
+def pays(ids: int, left: int, samples: int) -> bool:
     """Return whether it pays to share the bags of a feature: copying a bag to a sample costs about as much as an id."""
-    return ids >= least * left and ids - left >= samples
+    return ids >= LEAST * left and ids - left >= samples
 
 
 @dataclass(slots=True)
@@ -251,15 +251,10 @@ def no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds
 
 
 def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
-    if len(strides) != len(keys):
+    if len(strides) != len(keys) or any(stride < 0 for stride in strides) or sum(strides) != bags:
         raise BadIds(
-            f"strides has {len(strides)} entries for {len(keys)} features: pass how many bags each feature has"
-        )
-    if any(stride < 0 for stride in strides):
-        raise BadIds(f"strides has {min(strides)}: pass how many bags each feature has")
-    if sum(strides) != bags:
-        raise BadIds(
-            f"strides add up to {sum(strides)}, but there are {bags} bags: pass how many bags of lengths each feature has"
+            f"strides are {list(strides)} for {len(keys)} features and {bags} bags: pass how many bags of lengths each "
+            "feature has"
         )
 
 
@@ -267,15 +262,14 @@ def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -
     """Return the inverse by tuples of features. Raise if its form is wrong; its values may be on a GPU."""
     groups = {(names,) if isinstance(names, str) else tuple(names): of for names, of in inverse.items()}
     named = [name for names in groups for name in names]
-    if wrong := [name for name in named if name not in bags]:
-        raise ValueError(f"the inverse names feature {wrong[0]!r}: there are {', '.join(map(repr, bags))}")
-    if (twice := [name for name in named if named.count(name) > 1]) or len(groups) < len(inverse):
-        twice = twice or named
-        raise ValueError(f"the inverse names feature {twice[0]!r} twice: put each feature in only one group")
+    if not {*named} <= {*bags} or len({*named}) < len(named) or len(groups) < len(inverse):
+        raise ValueError(
+            f"the inverse names features {', '.join(map(repr, named))}: there are {', '.join(map(repr, bags))}, name each "
+            "once at most"
+        )
     for names, tensor in groups.items():
-        of = {name: bags[name] for name in names}
-        if len(set(of.values())) > 1:
-            each = ", ".join(f"{name}: {stride}" for name, stride in of.items())
+        if len({bags[name] for name in names}) > 1:
+            each = ", ".join(f"{name}: {bags[name]}" for name in names)
             raise ValueError(
                 f"features of one group have different numbers of bags ({each}): group only features that have the same "
                 "bags"

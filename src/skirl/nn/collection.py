@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -175,7 +175,7 @@ class Collection(nn.Module):
         with self._looking:
             resolver, found = self.engine.resolver, []
             for bank, part in enumerate(resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks):
-                keys, place = distinct(part.keys)
+                keys, place = distinct(part.positions.keys())
                 found.append(FoundRows(part, weights_of_all(self.engine, keys, bank), place))
             return found
 
@@ -326,22 +326,15 @@ class Part(nn.Module):
 
 
 def described(engine: Engine) -> str:
-    """Describe tables, row optimizers, cache and store for repr, with a line per table; many tables are abridged."""
     lines, rules = [], engine.optimizers
     for number, table in enumerate(engine.schema.tables):
         features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
         pooling = f", {table.pooling}" if engine.pooled else ""
-        rule = f", {_named(rules[number])}" if len(rules.all) > 1 else ""
+        rule = f", {rules[number]}" if len(rules.all) > 1 else ""
         frozen = ", frozen" if engine.frozen[number] else ""
         lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
     last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
-    return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={_named(rules[0])}, {last}"])
-
-
-def _named(rule: RowOptimizer) -> str:
-    values = {field.name: (getattr(rule, field.name), field.default) for field in fields(rule)}
-    given = [f"{name}={value!r}" for name, (value, default) in values.items() if name == "lr" or value != default]
-    return f"{type(rule).__name__}({', '.join(given)})"
+    return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={rules[0]}, {last}"])
 
 
 def _wants_grad(sparse: Sparse) -> bool:

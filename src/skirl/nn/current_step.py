@@ -327,4 +327,4 @@ class StepByStep:
 
 
 def _needs(micro: Ids) -> list[int]:
-    return [len(distinct(ids.keys)[0]) for ids in micro.banks]
+    return [len(distinct(ids.positions.keys())[0]) for ids in micro.banks]

@@ -113,6 +113,7 @@ class Output(Mapping[str, Tensor]):
         return part
 
     def pooling(self, mode: Pooling | None) -> Self:
+        """Return the same lookup with the rows of each sample summed or averaged."""
         part = copy(self)
         part._mode = mode
         return part
@@ -229,14 +230,6 @@ class Output(Mapping[str, Tensor]):
         return torch.nested.nested_tensor_from_jagged(
             flat, begins.to(flat.device), min_seqlen=int(lengths.min(initial=0)), max_seqlen=int(lengths.max(initial=0))
         )
-
-    @uncompiled
-    def pooled(self, name: str, mode: Pooling = "sum") -> Tensor:
-        """Return a feature's rows by sample as their "sum" or "mean", [batch, dim], for a table with both bags and
-        sequences."""
-        if mode not in ("sum", "mean"):
-            raise ValueError(f"mode is {mode!r}: set it to 'sum' or 'mean'")
-        return pooled(self[name], self._offsets(name), mode)
 
     def _offsets(self, name: str) -> np.ndarray:
         """Return where each sample of a feature begins among its rows."""
