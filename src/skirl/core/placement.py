@@ -1,8 +1,10 @@
 """Which trainer, node or store has a row: by a hash of its key, and their weights."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any, Literal
@@ -59,6 +61,10 @@ class Placement:
     def facts(self) -> dict[str, Any]:
         """The whole placement as a JSON object."""
         return {"use": self.use, "weights": list(self.weights)}
+
+    @property
+    def digest(self) -> str:
+        return blake2b(json.dumps(self.facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     @property
     def sites(self) -> int:
