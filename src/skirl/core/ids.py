@@ -168,16 +168,16 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
 
 def _of_samples(ids: Ids) -> Ids:
     """Drop the ids of bags that no sample uses: the expanded batch would not have them and so would not train them."""
-    inverse = ids.inverse
-    if inverse is None or (used := inverse.used()) is None:
+    if ids.inverse is None or (left_in := ids.inverse.without_unused()) is None:
         return ids
+    used, inverse = left_in
     lengths = np.diff(ids.offsets)
     offsets = np.zeros(int(used.sum()) + 1, ids.offsets.dtype)
     np.cumsum(lengths[used], out=offsets[1:])
     kept = np.repeat(used, lengths)
     weights = None if ids.weights is None else ids.weights[kept]
     values, left = ids.values[kept], np.flatnonzero(kept)
-    return Ids(ids.keys, values, offsets, weights, inverse.only(used), left)
+    return Ids(ids.keys, values, offsets, weights, inverse, left)
 
 
 def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], copy: bool) -> np.ndarray:

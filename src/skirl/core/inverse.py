@@ -19,19 +19,10 @@ def pays(ids: int, left: int, samples: int) -> bool:
     return ids >= LEAST * left and ids - left >= samples
 
 
-@dataclass(slots=True)
-class BankPart:
-    at: list[slice]
-    """Slices of the bank's positions."""
-    offsets: np.ndarray
-    """int32 [bags + 1]: where each bag starts among these positions."""
-
-    def of(self, positions: np.ndarray) -> np.ndarray:
-        """Return the entries of these positions from an array with an entry for each of the bank's, or an empty one."""
-        if not len(positions):
-            return positions
-        parts = [positions[at] for at in self.at]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts or [positions[:0]])
+def taken(array: np.ndarray, at: Sequence[slice]) -> np.ndarray:
+    """Return the entries at some of a bank's positions, of an array that is empty or has an entry for each."""
+    parts = [array[each] for each in at] if len(array) else [array]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass(slots=True)
@@ -50,9 +41,9 @@ class Shared:
     """int64 [features + 1]: each feature's first bag among all of the bank's, as in `BankIds.offsets`."""
     inverse: list[np.ndarray | None]
     """By feature: int32 [batch], the bag of each sample among the feature's; None if it is plain."""
-    parts: tuple[BankPart, BankPart] | None = None
-    """The positions of plain features, and those of shared bags. The first part has a bag for every feature and sample,
-    empty if the feature is shared."""
+    parts: Sequence[tuple[list[slice], np.ndarray]] = ()
+    """Of plain features, and of shared bags: their positions among the bank's, and where each bag starts among these, int32
+    [bags + 1]. The first part has a bag for every feature and sample, empty if the feature is shared."""
 
     @classmethod
     def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":
@@ -98,8 +89,8 @@ class Shared:
         _divide(offsets, self.first, self.plain, self.batch, plain, once)
         at = [slice(low, high) for low, high in pairwise(offsets[self.first].tolist())]
         self.parts = (
-            BankPart([of for of, each in zip(at, self.inverse) if each is None], plain),
-            BankPart([of for of, each in zip(at, self.inverse) if each is not None], once),
+            ([of for of, each in zip(at, self.inverse) if each is None], plain),
+            ([of for of, each in zip(at, self.inverse) if each is not None], once),
         )
 
 
@@ -158,18 +149,17 @@ class Inverse:
     of: tuple[np.ndarray | None, ...]
     """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
 
-    def used(self) -> np.ndarray | None:
-        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used."""
+    def without_unused(self) -> "tuple[np.ndarray, Inverse | None] | None":
+        """Return a mask, bool [bags], of the bags that some sample uses, and the inverse over these; its None means a plain
+        batch. None if all are used."""
         used = np.ones(int(self.first[-1]), np.bool_)
         for place, array in enumerate(self.of):
             if array is not None:
                 own = used[self.first[place] : self.first[place + 1]]
                 own[:] = False
                 own[array] = True
-        return None if used.all() else used
-
-    def only(self, used: np.ndarray) -> "Inverse | None":
-        """Drop bags that are not in the mask `used` and renumber the rest. Return None if that leaves a plain batch."""
+        if used.all():
+            return None
         ends = np.concatenate([[0], np.cumsum(used)])
         first = ends[self.first]
         of: list[np.ndarray | None] = []
@@ -179,7 +169,7 @@ class Inverse:
                 bags = int(first[place + 1] - first[place])
                 array = None if bags == self.batch and _look(array, bags)[1] else array
             of.append(array)
-        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
+        return used, None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
 
     def with_empty(self, features: int) -> "Inverse":
         """Append features whose samples each have a bag of their own."""

@@ -1,7 +1,9 @@
 """A forward: ids of the step looked up, or what an earlier forward has looked up."""
 
-import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,32 +32,17 @@ class EarlyLookup:
     """A lookup that another thread makes and the module takes."""
 
     def __init__(self, sparse: Sparse) -> None:
-        self.taken = False
-        """True once the module has asked for these ids."""
         self.refused = False
+        """True once the module has asked for other ids."""
+        self.result: Future[LookedUp] = Future()
         self._sparse, self._ids = sparse, len(sparse.values())
-        self._there = threading.Event()
-        self._looked_up: LookedUp = []
-        self._error: BaseException | None = None
-
-    def give(self, looked_up: LookedUp) -> None:
-        self._looked_up = looked_up
-        self._there.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._there.set()
 
     def take(self, sparse: Sparse) -> LookedUp | None:
         """Wait for the rows and return them. None for other ids, or ids with weights, which the model may have made."""
         if sparse is not self._sparse or len(sparse.values()) != self._ids or sparse.weights_or_none() is not None:
             self.refused = True
             return None
-        self.taken = True
-        self._there.wait()
-        if self._error is not None:
-            raise self._error
-        return self._looked_up
+        return self.result.result()
 
 
 def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tensor, Tensor | None]:
@@ -148,44 +135,28 @@ class Whole(torch.autograd.Function):
         return grad, None
 
 
-class Unbind(torch.autograd.Function):
-    """The features one by one. Records which of them got a gradient."""
+class Cut(torch.autograd.Function):
+    """The features of these columns one by one, or their shared bags: stretches of rows of these sizes, or without sizes
+    the second dimension. Backward records which of them got a gradient, which counts for all ids of its feature."""
 
     @staticmethod
-    def forward(ctx: Any, bank: Tensor, ticket: Ticket) -> tuple[Tensor, ...]:
-        ctx.ticket, ctx.shape = ticket, bank.shape
+    def forward(
+        ctx: Any, bank: Tensor, ticket: Ticket, columns: Sequence[int], sizes: list[int] | None = None
+    ) -> tuple[Tensor, ...]:
+        ctx.ticket, ctx.shape, ctx.columns, ctx.sizes = ticket, bank.shape, columns, sizes
         ctx.set_materialize_grads(False)
-        return tuple(bank.unbind(1))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        samples, features, dim = ctx.shape
-        out = ctx.ticket.engine.device.empty(samples * features, dim).view(ctx.shape)
-        for column, grad in enumerate(grads):
-            out[:, column] = 0 if grad is None else grad  # autograd may add the gradient of the stacked output
-            if grad is not None:  # a gradient of the stacked output makes every feature live
-                ctx.ticket.live[column] = True
-        return out, None
-
-
-class Split(torch.autograd.Function):
-    """Unpooled features one by one, or shared bags, in these columns. A gradient counts for all ids of its feature."""
-
-    @staticmethod
-    def forward(ctx: Any, bank: Tensor, ticket: Ticket, sizes: list[int], columns: list[int]) -> tuple[Tensor, ...]:
-        ctx.ticket, ctx.shape, ctx.sizes, ctx.columns = ticket, bank.shape, sizes, columns
-        ctx.set_materialize_grads(False)
-        return tuple(bank.split(sizes))
+        return tuple(bank.unbind(1) if sizes is None else bank.split(sizes))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        out = ctx.ticket.engine.device.empty(*ctx.shape)
-        for column, part, grad in zip(ctx.columns, out.split(ctx.sizes), grads, strict=True):
+        *rows, dim = ctx.shape
+        out = ctx.ticket.engine.device.empty(prod(rows), dim).view(ctx.shape)
+        parts = out.unbind(1) if ctx.sizes is None else out.split(ctx.sizes)
+        for column, part, grad in zip(ctx.columns, parts, grads, strict=True):
             if grad is None:
-                part.zero_()
-            else:
+                part.zero_()  # autograd may add the gradient of the stacked output
+            else:  # a gradient of the stacked output makes every feature live
                 part.copy_(grad)
                 ctx.ticket.live[column] = True
         return out, None, None, None

@@ -13,7 +13,7 @@ from skirl.core.ids import BadIds, BankIds
 from skirl.core.once import Distinct, expand, padded
 from skirl.core.tables import Pooling, Schema
 from skirl.nn.current_step import Ticket
-from skirl.nn.lookup import Split, Unbind, Whole
+from skirl.nn.lookup import Cut, Whole
 
 
 def pooled(flat: Tensor, offsets: np.ndarray, mode: Pooling) -> Tensor:
@@ -177,7 +177,7 @@ class Output(Mapping[str, Tensor]):
             if ids.folded is not None:
                 sizes, columns = np.diff(ids.folded.begins).tolist(), ids.folded.columns.tolist()
             assert rows is not None
-            parts = Split.apply(rows, self._tickets[bank], sizes, columns) if self._tickets else rows.split(sizes)
+            parts = Cut.apply(rows, self._tickets[bank], columns, sizes) if self._tickets else rows.split(sizes)
             self._once[bank] = dict(zip(columns, parts, strict=True))
         return self._once[bank]
 
@@ -198,7 +198,8 @@ class Output(Mapping[str, Tensor]):
             return self._copied[bank, column]
         if bank not in self._split:
             rows, tickets = self._banks[bank], self._tickets
-            self._split[bank] = rows.unbind(1) if tickets is None else Unbind.apply(rows, tickets[bank])
+            columns = range(rows.shape[1])
+            self._split[bank] = rows.unbind(1) if tickets is None else Cut.apply(rows, tickets[bank], columns)
         return self._split[bank][column]
 
     @uncompiled

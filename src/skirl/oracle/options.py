@@ -77,11 +77,6 @@ class Vote(NamedTuple):
     """Number of steps for which it takes as much memory as it may, or cannot take the next batch."""
 
 
-def agreed(votes: Sequence[Vote]) -> Vote:
-    """Return the vote on all owners' windows together: full if all have enough rows, or one has no memory left."""
-    return Vote(min(vote.rows for vote in votes), max(vote.memory for vote in votes))
-
-
 def is_full(plan: Plan, window: int, planned: int, vote: Vote) -> bool:
     if not window:
         return False
@@ -96,8 +91,9 @@ def is_full(plan: Plan, window: int, planned: int, vote: Vote) -> bool:
 
 
 def due(plan: Plan, window: int, planned: int, votes: Sequence[Vote]) -> int:
-    """Return how many steps are planned before the next batch enters."""
-    rows, memory = agreed(votes)
+    """Return how many steps are planned before the next batch enters: while all owners' windows have enough rows, or one
+    has no memory left."""
+    rows, memory = min(vote.rows for vote in votes), max(vote.memory for vote in votes)
     steps = 0
     while is_full(plan, window - steps, planned + steps, Vote(rows - steps, memory - steps)):
         steps += 1

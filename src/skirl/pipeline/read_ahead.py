@@ -49,9 +49,9 @@ class Ahead:
         while (asked := self._asked.get()) is not None:
             sparse, found = asked
             try:
-                found.give(self._collection.looked_up(sparse))
+                found.result.set_result(self._collection.looked_up(sparse))
             except BaseException as error:
-                found.fail(error)
+                found.result.set_exception(error)
 
 
 @contextmanager
