@@ -136,7 +136,7 @@ TRAINING = [
     Fault("tables without a gradient count updates", "engine.rows:Rows.apply",
           "engine.table_steps += raised", "self.table_steps += 1"),
     Fault("a feature without gradient gets one of zeros", "nn.lookup:Cut.backward",
-          "part.zero_()", "part.zero_()\n    ctx.ticket.live[column] = True"),
+          "part.zero_()", "part.zero_()\nctx.ticket.live[column] = True"),
     Fault("shards are added one after the other", "engine.kernels.tree:meets_below",
           "near < far and near < near ^ far", "True"),
     Fault("stretches run on over parts", "engine.kernels.tree:sums",

@@ -294,6 +294,8 @@ class StepByStep:
         except BatchTooLarge:  # for one bank: with the cache split anew among banks it may fit
             self._begun.rollback(self._steps)
             self._planner = None
+            if len(self._engine.schema.banks) == 1:
+                raise self._engine.capacity.refusal([_needs(micro)], in_flight=_IN_FLIGHT, number=None) from None
             by_one = self._engine.capacity.by_one
             split = self._decide(micro)
             self._engine.drop_caches()
