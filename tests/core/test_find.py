@@ -7,8 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl import KeyedJagged
-from skirl.core.find import _Finder, _shared, find
-from skirl.core.ids import NO_SCALE, capture
+from skirl.core.find import _of_ids, find
 from tests.cases import cases
 
 
@@ -45,10 +44,7 @@ def drawn(rng: np.random.Generator) -> KeyedJagged:
 
 def found_in(ids: KeyedJagged, mask: int) -> KeyedJagged:
     """Run `find` on all features, with hashes reduced by a mask."""
-    captured, finder = capture(ids, ()), _Finder(ids.stride(), mask)
-    weights = NO_SCALE if captured.weights is None else captured.weights
-    each = (finder.find(captured.values, weights.view(np.int32), captured.starts(f)) for f in range(len(ids.keys())))
-    return _shared(ids, {name: of[:2] for name, of in zip(ids.keys(), each, strict=True)})
+    return _of_ids(ids, ids.keys(), mask & (1 << 64) - 1)
 
 
 def check(rng: np.random.Generator, alike: bool) -> None:
@@ -103,7 +99,6 @@ def test_what_does_not_pay_stays_plain():
     most = [[i, i, i] * 10 for i in range(40)]
     assert find(lists(*most, *most[:3])).groups == {}, "43 / 40 is below 1.1"
     assert find(lists(*most, *most[:5])).stride_per_key() == [40]
-    assert find(lists(*most, *most[:5]), least=2).groups == {}
     assert find(lists([7], [7]), features=["a"]).stride_per_key() == [1]
     with pytest.raises(ValueError, match="no feature 'b': there are 'a'"):
         find(alone, features=["b"])

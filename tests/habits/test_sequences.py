@@ -135,8 +135,8 @@ def test_a_table_with_bags_and_sequences(seen: list[list[int]], mode: str) -> No
     for _ in range(2):
         out = embeddings(ids_of(seen))
         bags = nn.functional.embedding_bag(flat, plain.embedding.weight, begins, mode=mode)
-        torch.testing.assert_close(out.pooled("seen", mode), bags, rtol=1e-12, atol=1e-15)  # pyright: ignore[reportArgumentType]
-        (out.padded("seen")[0].square().sum() + (2 * out.pooled("seen", mode)).cos().sum()).backward()  # pyright: ignore[reportArgumentType]
+        torch.testing.assert_close(out.pooling(mode)["seen"], bags, rtol=1e-12, atol=1e-15)  # pyright: ignore[reportArgumentType]
+        (out.padded("seen")[0].square().sum() + (2 * out.pooling(mode)["seen"]).cos().sum()).backward()  # pyright: ignore[reportArgumentType]
         (plain(seen)[0].square().sum() + (2 * bags).cos().sum()).backward()
         plain.step()
         torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)

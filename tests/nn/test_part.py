@@ -126,9 +126,9 @@ def test_parts_have_the_bits_of_the_collection_itself() -> None:
     train(model)
     for sparse in loader(3):
         out = direct(sparse)
-        bags = torch.stack([out.pooled("user", "mean"), out.pooled("bought", "mean")], 1)
+        bags = torch.stack([out.pooling("mean")[name] for name in ("user", "bought")], 1)
         loss = bags.square().sum() + (out.padded("seen")[0].cumsum(1) * 0.1).exp().sum()
-        (loss + out.pooled("seen").pow(3).sum()).backward()
+        (loss + out.pooling("sum")["seen"].pow(3).sum()).backward()
     assert torch.equal(model.rows.rows("item", range(ROWS)), direct.rows("item", range(ROWS)))
 
 

@@ -27,8 +27,6 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
         halves = [Asking(SCHEMA, bank, placement).of(positions(part[bank])) for bank in range(len(BANKS))]
         sent = Letter(BATCH, 7, Vote(3, 1 << 40), [given_to[owner] for _, given_to in halves])
         words = letters.write(sent)
-        every = letters.write_batch(7, sent.vote, list(zip(*(given_to for _, given_to in halves), strict=True)))
-        assert len(every) == 3 and every[owner].tolist() == words.tolist()
         assert words.dtype == np.int32
         received.append(letters.read(words))
         assert (received[-1].kind, received[-1].number, received[-1].vote) == (BATCH, 7, (3, 2**31 - 1))

@@ -175,28 +175,6 @@ def test_the_window_follows_its_rules(data, trace, depth, ramp, window_bytes):
     assert evicted == brute.victims(trace, capacity, wanted)
 
 
-def test_auto_counts_a_row_of_the_window_once_however_often_it_is_used():
-    """Even if its first use is planned and others are still to come."""
-    planner = made(ONE, [3], Plan("auto", ramp=False), Seen(ONE))
-    trace = [[number % 3, 100 + number // 2] for number in range(60)]
-    for batch in trace:
-        planner.add(None, [np.array(batch)], 0)
-    for number in range(30):
-        assert planner.next() is not None
-        window = {key for batch in trace[number : number + 1 + planner.window] for key in batch}
-        before = {key for batch in trace[number : number + planner.window] for key in batch}
-        assert len(before) < 12 <= len(window)
-
-
-def test_auto_waits_for_the_bank_that_fills_last():
-    schema = Schema.of([Table("a", 100, 4), Table("b", 100, 8)])
-    planner = made(schema, [1, 2], Plan("auto", ramp=False), Seen(schema))
-    for number in range(11):
-        planner.add(None, [np.array([number]), (1 << 48) + np.array([number])], 0)
-    assert planner.next() is not None
-    assert planner.window == 4 * 2 - 1
-
-
 @cases(100)
 @given(data=st.data(), trace=traces(), depth=st.sampled_from([1, 2, 5, "auto"]), ramp=st.booleans())
 def test_steps_do_not_depend_on_when_batches_come(data, trace, depth, ramp):

@@ -44,19 +44,6 @@ def test_rows_of_several(parts):
     assert len(seen) == len(everything) and seen.has(everything).all()
 
 
-def test_rebuilt_from_a_store():
-    seen = Seen(SCHEMA)
-    seen.add(np.array([2 << 48 | 5]))
-    seen.rebuild([np.array([1 << 48 | 62, 0]), np.empty(0, np.int64), np.array([5 << 48 | 2_999_999])])
-    assert len(seen) == 3
-    assert seen.has(np.array([2 << 48 | 5, 1 << 48 | 62, 0, 5 << 48 | 2_999_999])).tolist() == [
-        False,
-        True,
-        True,
-        True,
-    ]
-
-
 @cases(60)
 @given(keys=some)
 def test_it_begins_again_from_the_rows_of_a_store(keys):

@@ -74,13 +74,13 @@ class Plain(nn.Module):
 
     def forward(self, sparse):
         offsets, ids, strides = sparse.offsets().tolist(), sparse.values().tolist(), sparse.stride_per_key()
-        inverse = sparse.inverse_indices_or_none()
+        inverse = {name: of.tolist() for names, of in sparse.groups.items() for name in names}
         bags = {}
         for i, name in enumerate(sparse.keys()):
             ends = offsets[sum(strides[:i]) : sum(strides[: i + 1]) + 1]
             bags[name] = (ids[ends[0] : ends[-1]], [end - ends[0] for end in ends], None)
-            if inverse is not None:
-                bags[name] += (inverse[1][i].tolist(),)
+            if name in inverse:
+                bags[name] += (inverse[name],)
         out = self.reference.forward(bags, accumulate=not self.first)
         self.leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in out.items()}
         return self.leaves

@@ -22,18 +22,14 @@ class Sparse(Protocol):
 def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Copy a tensor to a device without waiting for a GPU that is still busy.
 
-    A plain `to` from ordinary memory returns only after the GPU has finished everything queued before, so the next step
-    could not be launched while this one runs. A copy from pinned memory is queued on the stream, and torch keeps that
-    memory until the copy is done.
+    A plain `to` from ordinary memory returns only after the GPU has finished everything queued before. A copy from pinned
+    memory is queued on the stream.
 
     **Arguments**
 
     - `tensor`: the tensor to copy. If it is not in CPU memory or requires a gradient, a plain `to` copies it.
     - `at`: the device to copy it to.
     - `dtype`: its dtype there; None keeps its own.
-
-    >>> moved(torch.tensor([1, 2]), torch.device("cpu"), torch.float32)
-    tensor([1., 2.])
     """
     tensor = tensor.to(dtype or tensor.dtype)
     waits = tensor.device.type != "cpu" or tensor.requires_grad or torch.compiler.is_compiling()

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from skirl.core.ids import NO_SCALE, capture
-from skirl.core.inverse import LEAST, grouped, pays
+from skirl.core.inverse import grouped, pays
 from skirl.core.jagged import KeyedJagged
 from skirl.tools.jit import kernel
 
 
-def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = None) -> Any:
+def find(batch: Any, *, features: Sequence[str] | None = None) -> Any:
     """Return the batch with repeated bags stored once, for features where that pays.
 
     A feature stays plain if its factor, ids over ids left, is small. It also stays plain if fewer ids are saved than
@@ -23,7 +23,6 @@ def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = N
     **Arguments**
 
     - `batch`: ids with the methods of a KeyedJagged, or a dataclass such as `skirl.Batch` that has them as `sparse`.
-    - `least`: the least factor; 1.1 by default, below which finding and copying cost as much as they save.
     - `features`: consider only these, and share them whatever that saves; None: consider all.
 
     >>> ids = KeyedJagged(["seen"], torch.tensor([1, 2, 3, 1, 2, 3]), lengths=torch.tensor([3, 3]))
@@ -31,73 +30,42 @@ def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = N
     (KeyedJagged(1 features, 2 samples, 3 ids, seen in 1 bags), [1, 2, 3, 1, 2, 3])
     """
     if is_dataclass(batch) and hasattr(batch, "sparse"):
-        found: Any = replace(batch, sparse=find(batch.sparse, least=least, features=features))  # type: ignore[type-var]
+        found: Any = replace(batch, sparse=find(batch.sparse, features=features))  # type: ignore[type-var]
         return found
-    return _of_ids(batch, least, features)
+    return _of_ids(batch, features)
 
 
-def _of_ids(ids: Any, least: float, features: Sequence[str] | None) -> KeyedJagged:
+def _of_ids(ids: Any, features: Sequence[str] | None, mask: int = (1 << 64) - 1) -> KeyedJagged:
+    """Tests pass a mask to make hashes collide."""
     whole = KeyedJagged.of(ids)
     captured = capture(whole, (), copy=False)
     if unknown := [name for name in features or () if name not in captured.keys]:
         raise ValueError(f"no feature {unknown[0]!r}: there are {', '.join(map(repr, captured.keys))}")
     samples = captured.samples
-    inverses = captured.inverse.of if captured.inverse is not None else (None,) * len(captured.keys)
+    known = captured.inverse.of if captured.inverse is not None else (None,) * len(captured.keys)
+    inverses = dict(zip(captured.keys, known))
     weights = NO_SCALE.view(np.int32) if captured.weights is None else captured.weights
     bits = weights.view(np.int32 if weights.itemsize == 4 else np.int64)
-    finder = _Finder(samples)
-    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    table = np.empty(1 << max(1, (2 * samples - 1)).bit_length(), np.int32)
+    hashes = np.empty(samples, np.uint64)
+    bags: dict[str, torch.Tensor] = {}
     for place, name in enumerate(captured.keys):
-        if inverses[place] is not None:
-            continue
         starts = captured.starts(place)
         count = int(starts[-1] - starts[0])
-        if (features is not None and name not in features) or (features is None and count <= samples):
+        if inverses[name] is not None or (count <= samples if features is None else name not in features):
             continue
-        inverse, first, left = finder.find(captured.values, bits, starts)
-        if features is not None or pays(count, left, samples, least):
-            found[name] = inverse, first
-    return _shared(whole, found)
-
-
-class _Finder:
-    """Finds equal bags, one feature at a time, in a batch of `samples` samples."""
-
-    def __init__(self, samples: int, mask: int = -1) -> None:
-        self._table = np.empty(1 << max(1, (2 * samples - 1)).bit_length(), np.int32)
-        self._hashes = np.empty(samples, np.uint64)
-        self._mask = np.uint64(mask & (1 << 64) - 1)  # tests pass a mask to make hashes collide
-
-    def find(self, values: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the bag of each sample, the first sample of each bag, and the number of ids in these bags."""
-        inverse = np.empty(len(starts) - 1, np.int32)
-        first = np.empty(len(starts) - 1, np.int32)
-        self._table.fill(-1)
-        bags, left = _find(values, weights, starts, self._mask, self._table, self._hashes, inverse, first)
-        return inverse, first[:bags], left
-
-
-def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> KeyedJagged:
-    """Return the batch with the bags of these features stored once."""
-    if not found:
-        return whole
-    captured = capture(whole, (), copy=False)
-    before = captured.inverse.of if captured.inverse is not None else (None,) * len(captured.keys)
-    inverses = {name: found[name][0] if name in found else of for name, of in zip(captured.keys, before)}
-    bags = {name: torch.from_numpy(first.astype(np.int64)) for name, (_, first) in found.items()}
-    return whole.to("cpu").with_bags(bags, grouped(inverses))
+        inverse, first = np.empty(samples, np.int32), np.empty(samples, np.int32)
+        table.fill(-1)
+        found, left = _find(captured.values, bits, starts, np.uint64(mask), table, hashes, inverse, first)
+        if features is not None or pays(count, left, samples):
+            inverses[name], bags[name] = inverse, torch.from_numpy(first[:found].astype(np.int64))
+    return whole.to("cpu").with_bags(bags, grouped(inverses)) if bags else whole
 
 
 @kernel
 def _find(values, weights, starts, mask, table, hashes, inverse, first):
-    """Number the distinct bags in order of appearance. Return how many there are, and how many ids they have.
-
-    Each sample is compared with the bag of the sample before it first, then with bags of the same hash.
-
-    - `starts`: [samples + 1], where the feature's bags start.
-    - `hashes`: uint64 [samples], to be filled by bag.
-    - `inverse`, `first`: int32 [samples], to be filled.
-    """
+    """Number the distinct bags in order of appearance, from where they start. Return how many there are, and their
+    ids."""
     bags = left = 0
     last = len(table) - 1
     weighted = len(weights) > 0

@@ -7,22 +7,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.tools.jit import kernel
-
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _PIECE = 16 << 20
 """Bytes hashed at a time for the digest."""
 
 
 class Given:
-    """The initial values of all rows of a table; `Table(init=...)` makes it from an array or a tensor.
-
-    An array is copied, since its owner may change it, unless it is mapped read-only from a file.
-
-    >>> given = Given.of(np.array([[1, 2], [3, 4]], np.float32), "item", rows=2, dim=2)
-    >>> given.take(np.array([1, 0])).tolist()
-    [[3.0, 4.0], [1.0, 2.0]]
-    """
+    """The initial values of all rows of a table, from an array, copied unless it is mapped read-only from a file."""
 
     def __init__(
         self, shape: tuple[int, int], kind: str, raw: NDArray[np.uint8] | None, mapped: np.memmap | None = None,
@@ -37,7 +28,6 @@ class Given:
         self._file = None if mapped is None else (Path(str(mapped.filename)), mapped.offset)
         self._stamp = None if self._file is None else _stamp(self._file[0])
         self.where = "the checkpoint" if raw is None else "the array" if self._file is None else str(self._file[0])
-        """The source's name in errors."""
 
     @classmethod
     def of(cls, source: Any, table: str, rows: int, dim: int) -> Self:
@@ -79,10 +69,8 @@ class Given:
 
     @property
     def digest(self) -> str:
-        """The first 32 hex digits of the SHA-256 of the values; equal for equal arrays, whether in memory or in a file.
-
-        The first access reads all values: about 3 s for 1 GiB on one core, and more from a slow disk.
-        """
+        """The first 32 hex digits of the SHA-256 of the values, alike in memory and in a file. The first access reads
+        them all."""
         if self._digest is None:
             raw = self._there()
             found = hashlib.sha256(f"{self.kind} {self.shape[0]} {self.shape[1]}\n".encode())
@@ -93,10 +81,8 @@ class Given:
         return self._digest
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the values of some rows, [n, dim]; half precision is converted to float32."""
         raw = self._there()
-        out = np.empty((len(rows), raw.shape[1]), np.uint8)
-        gather(raw, rows, out)  # without the GIL: a page may have to come from disk
+        out = raw.take(rows, axis=0)  # without the GIL: a page may have to come from disk
         if self.kind == "bfloat16":
             return (out.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         values = out.view(self.kind)
@@ -129,17 +115,7 @@ class Given:
         return self._raw
 
 
-@kernel
-def gather(raw, rows, out):
-    """Set out[i] = raw[rows[i]]; both are uint8."""
-    for i in range(rows.size):
-        row = rows[i]
-        for j in range(raw.shape[1]):  # assigning to a slice takes seconds to compile
-            out[i, j] = raw[row, j]
-
-
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return the file's size and modification time, which change when the file does; None if it cannot be read."""
     try:
         found = path.stat()
     except OSError:
@@ -162,11 +138,8 @@ def _array(source: Any) -> tuple[NDArray[Any], str]:
 
 
 def _rows(values: np.ndarray, kind: str) -> NDArray[np.uint8]:
-    """Return the bytes of each row. Raise if the array is unsuitable."""
     if kind not in _BYTES or not values.dtype.isnative:
         raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}: convert it to float32")
     if values.ndim != 2 or not values.size:
         raise ValueError(f"is an array of shape {list(values.shape)}: give [rows, dim]")
-    raw = values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
-    raw.flags.writeable = False  # so that arrays and files share one compiled kernel
-    return raw
+    return values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)

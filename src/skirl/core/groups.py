@@ -23,8 +23,6 @@ def _called(given: object) -> str:
 
 
 class Group(NamedTuple):
-    """The tables of one pattern."""
-
     name: str
     """The pattern; `*` if one optimizer is for all."""
     optimizer: RowOptimizer
@@ -39,17 +37,7 @@ class Setting(NamedTuple):
 
 
 class Groups(Sequence[RowOptimizer]):
-    """The row optimizer of each table.
-
-    >>> from skirl import SGD, Adam
-    >>> tables = [Table("user_id", 9, 4), Table("item", 9, 4), Table("user_city", 9, 4)]
-    >>> groups = Groups(tables, {"user_*": Adam(), "*": SGD(lr=0.5)})
-    >>> [(group.name, group.tables) for group in groups.all], groups[1].name
-    ([('user_*', (0, 2)), ('*', (1,))], 'SGD')
-    >>> Groups(tables, {"user": Adam(), "*": SGD()})
-    Traceback (most recent call last):
-    ValueError: optimizer has 'user', which is not the first match of any table: there are 'user_id', 'item', 'user_city'
-    """
+    """The row optimizer of each table."""
 
     def __init__(self, tables: Sequence[Table], optimizer: RowOptimizers) -> None:
         by_name = optimizer if isinstance(optimizer, Mapping) else {"*": optimizer}
@@ -78,7 +66,6 @@ class Groups(Sequence[RowOptimizer]):
         )
         order = list(by_name)
         self.of = [order.index(str(name)) for name in first]
-        """The index of each table's group."""
 
     def __len__(self) -> int:
         return len(self.of)
@@ -94,11 +81,8 @@ class Groups(Sequence[RowOptimizer]):
     def scalars(
         self, tables: Sequence[int], settings: Sequence[Setting], steps: NDArray[np.int64], dtype: DTypeLike
     ) -> NDArray[Any]:
-        """Return the numbers that the kernels of one bank need, [all tables, COLUMNS] in the dtype of the rows.
-
-        Tables outside the bank have zeros. settings: those of each group. steps: number of updates that each table has
-        had, including this one.
-        """
+        """Return the numbers that the kernels of one bank need, [all tables, COLUMNS] in the dtype of the rows; zeros
+        for tables outside the bank. steps: number of updates that each table has had, including this one."""
         counts, known = steps.tolist(), {}  # most tables have had the same number
         rows: list[tuple[float, ...]] = [()] * len(self)
         for t in tables:
@@ -110,11 +94,7 @@ class Groups(Sequence[RowOptimizer]):
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:
-    """Return the indices of the names that match a pattern. Raise if there are none.
-
-    >>> matching("user_*", ["user_id", "item", "user_city"])
-    [0, 2]
-    """
+    """Return the indices of the names that match a pattern. Raise if there are none."""
     found = [i for i, name in enumerate(names) if _matches(name, pattern)]
     if not found:
         raise ValueError(f"no table {pattern!r}: there are {', '.join(map(repr, names))}")
@@ -129,19 +109,8 @@ _LIVE = ("lr", "weight_decay")
 
 
 class TorchHandle(torch.optim.Optimizer):
-    """The row optimizers of a collection as a torch optimizer, with one param group for each pattern of tables.
-
-    A group has `name` and `tables`. Its `lr` and `weight_decay` may be set, and take effect from the next backward on.
-    Rows are updated in backward: `step` and `zero_grad` do nothing to them.
-
-    >>> from skirl import Adam, SGD, Table
-    >>> tables = [Table("user", 9, 4), Table("item", 9, 4)]
-    >>> handle = TorchHandle(Groups(tables, {"user": Adam(lr=0.5), "*": SGD(lr=2.0)}))
-    >>> schedule = torch.optim.lr_scheduler.LambdaLR(handle, [lambda step: 0.1**step, lambda step: 1.0])
-    >>> schedule.step()
-    >>> [(group["name"], group["tables"], group["lr"]) for group in handle.param_groups]
-    [('user', ['user'], 0.05), ('*', ['item'], 2.0)]
-    """
+    """The row optimizers of a collection as a torch optimizer, with one param group for each pattern of tables. A group
+    has `name` and `tables`. Its `lr` and `weight_decay` may be set, and take effect from the next backward on."""
 
     def __init__(self, groups: Groups, at: str | torch.device = "cpu") -> None:
         self._groups: Groups | None = None
@@ -172,7 +141,7 @@ class TorchHandle(torch.optim.Optimizer):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next backward, if all tables share one group; a ValueError otherwise."""
+        """ValueError if tables have several."""
         if len(self.param_groups) > 1:
             raise ValueError("tables have several learning rates: read them from optimizer.param_groups")
         return float(self.param_groups[0]["lr"])
@@ -234,7 +203,6 @@ class TorchHandle(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Only call the closure, as torch's optimizers do."""
         if closure is None:
             return None
         with torch.enable_grad():

@@ -29,16 +29,7 @@ Hashes = dict[str, FeatureHashes]
 
 
 def hashes_of(captured: Ids) -> Hashes:
-    """Hash each feature's ids and weights.
-
-    >>> from skirl import KeyedJagged
-    >>> from skirl.core.ids import capture
-    >>> def of(ids, *lengths):
-    ...     ids = KeyedJagged(["a"], torch.tensor(ids), lengths=torch.tensor(lengths))
-    ...     return hashes_of(capture(ids, ["a"]))["a"].ids
-    >>> of([7, 8], 1, 1) == of([7, 8], 1, 1), of([7, 8], 1, 1) == of([8, 7], 1, 1), of([7, 8], 1, 1) == of([7, 8], 2, 0)
-    (True, False, False)
-    """
+    """Hash each feature's ids and weights."""
     array = np.zeros((2, len(captured.keys)), np.int64)
     numbers = [captured.values]
     if captured.weights is not None:
@@ -52,7 +43,6 @@ def hashes_of(captured: Ids) -> Hashes:
 
 
 def _hash_shared(numbers: np.ndarray, captured: Ids, out: np.ndarray) -> None:
-    """Hash each feature's distinct bags, and the bag of each sample."""
     assert captured.inverse is not None
     for f, inverse in enumerate(captured.inverse.of):
         starts = captured.starts(f)
@@ -71,15 +61,7 @@ def _of_one_each(batch: int) -> np.uint64:
 
 
 def hashes_on_device(values: Tensor, offsets: Tensor, features: int) -> Tensor:
-    """Return the `ids` hashes for ids on a GPU, int64 [features], without waiting for the GPU.
-
-    >>> from skirl import KeyedJagged
-    >>> from skirl.core.ids import capture
-    >>> ids = KeyedJagged(["a", "b"], torch.tensor([7, 8, 9]), lengths=torch.tensor([1, 1, 0, 1]))
-    >>> hashed = hashes_of(capture(ids, ["a"]))
-    >>> [each.ids for each in hashed.values()] == hashes_on_device(ids.values(), ids.offsets(), 2).tolist()
-    True
-    """
+    """Return the `ids` hashes for ids on a GPU, int64 [features], without waiting for the GPU."""
     offsets = offsets.to(torch.int64)
     batch = (len(offsets) - 1) // max(1, features)
     starts = offsets[torch.arange(features + 1, device=offsets.device) * batch]
@@ -108,7 +90,6 @@ def _signed(number: int) -> int:
 
 @kernel
 def _of_lengths(ends):
-    """Return a hash of the lengths of bags, each mixed with its position."""
     step, mix, place, half = np.uint64(_STEP), np.uint64(_MIX), np.uint64(_LENGTHS), np.uint64(32)
     total = np.uint64(0)
     for i in range(len(ends) - 1):

@@ -20,24 +20,21 @@ NO_SCALE = np.empty(0, np.float32)
 
 @dataclass(slots=True)
 class Ids:
-    """What a micro-batch asks, in arrays that nothing else writes to: read once, and resolved by bank in each collection."""
+    """What a micro-batch asks, in arrays that nothing else writes to: read once, and resolved by bank in each
+    collection."""
 
     keys: tuple[str, ...]
     values: np.ndarray
     offsets: np.ndarray
     weights: np.ndarray | None = None
     inverse: Inverse | None = None
-    """The bag of each sample, if samples share bags."""
     left: np.ndarray | None = None
     """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
     hashes: Any = None
-    """The hashes of its ids, if the reader has computed them: see `hashes_of`."""
     batch: Any = None
     """The batch that the loop gets."""
     nbytes: int = 0
-    """Number of bytes that this batch takes."""
     loader_state: Any = None
-    """The loader's own state after this batch, if it has one."""
 
     # What one collection knows of them.
     positions: list[Positions] = field(default_factory=list)
@@ -53,7 +50,6 @@ class Ids:
 
     @property
     def samples(self) -> int:
-        """The number of samples."""
         return (len(self.offsets) - 1) // len(self.keys) if self.inverse is None else self.inverse.batch
 
     def bags(self, place: int) -> slice:
@@ -63,7 +59,6 @@ class Ids:
         return slice(int(self.inverse.first[place]), int(self.inverse.first[place + 1]))
 
     def starts(self, place: int) -> np.ndarray:
-        """Return where each bag of the feature at index `place` begins, and where the last one ends."""
         bags = self.bags(place)
         return self.offsets[bags.start : bags.stop + 1]
 
@@ -85,17 +80,10 @@ class BankIds:
     one_each: bool = False
     """True if every row of the output comes from exactly one id, so that nothing has to be summed."""
     shared: Shared | None = None
-    """The shared bags, if samples share bags of some feature."""
 
     @property
     def count(self) -> int:
-        """Number of ids."""
         return len(self.bag_of)
-
-    @property
-    def keys(self) -> np.ndarray:
-        """int64 [n]: the key of each id, built on every access; only a lookup without a plan needs them."""
-        return self.positions.keys()
 
     @property
     def bags(self) -> int:
@@ -130,30 +118,22 @@ class BankIds:
 
 
 def check_form(sparse: Sparse) -> None:
-    """Raise unless ids have the methods that skirl calls on them."""
-    for either in (("keys",), ("values",), ("offsets", "lengths"), ("weights_or_none",)):
-        if not any(callable(getattr(sparse, method, None)) for method in either):
+    for method in ("keys", "values", "offsets", "weights_or_none"):
+        if not callable(getattr(sparse, method, None)):
             given = "its .sparse" if hasattr(sparse, "sparse") else "a KeyedJagged or a KeyedJaggedTensor"
             raise TypeError(
-                f"ids are a {type(sparse).__name__}, which has no {either[0]}(): pass {given}, or tell lookahead where it "
+                f"ids are a {type(sparse).__name__}, which has no {method}(): pass {given}, or tell lookahead where it "
                 "is with sparse=lambda batch: ..."
             )
 
 
 def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ids:
-    """Copy a batch's ids into arrays. Check their form, and that the batch has these features.
-
-    >>> from skirl import KeyedJagged
-    >>> ids = KeyedJagged(["a"], torch.tensor([3, 4, 4]), lengths=torch.tensor([1, 2]))
-    >>> capture(ids, ["a"]).offsets.tolist()
-    [0, 1, 3]
-
-    Bags that no sample uses are dropped, along with their ids.
-    """
+    """Copy a batch's ids into arrays and check their form. Bags that no sample uses are dropped, along with their
+    ids."""
     check_form(sparse)
     keys = tuple(sparse.keys())
     values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
-    offsets = _offsets(sparse, copy)
+    offsets = _array(sparse.offsets(), "offsets", (torch.int64, torch.int32), copy)
     weights = sparse.weights_or_none()
     if len(set(keys)) != len(keys):
         raise BadIds(
@@ -180,38 +160,24 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
             raise BadIds(f"{len(array)} weights for {len(values)} ids: pass one for each id")
     if offsets[0] != 0 or offsets[-1] != len(values) or not _ascending(offsets):
         raise BadIds(
-            f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}"
-            + (
-                ": pass lengths whose sum is the number of ids, or such offsets"
-                if _ascending(offsets)
-                else " and fall on the way: a length is negative, pass lengths of 0 or more"
-            )
+            f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}: "
+            "pass offsets that never fall, or lengths of 0 or more whose sum is the number of ids"
         )
     return _of_samples(Ids(keys, values, offsets, array, inverse))
 
 
 def _of_samples(ids: Ids) -> Ids:
     """Drop the ids of bags that no sample uses: the expanded batch would not have them and so would not train them."""
-    inverse = ids.inverse
-    if inverse is None or (used := inverse.used()) is None:
+    if ids.inverse is None or (left_in := ids.inverse.without_unused()) is None:
         return ids
+    used, inverse = left_in
     lengths = np.diff(ids.offsets)
     offsets = np.zeros(int(used.sum()) + 1, ids.offsets.dtype)
     np.cumsum(lengths[used], out=offsets[1:])
     kept = np.repeat(used, lengths)
     weights = None if ids.weights is None else ids.weights[kept]
     values, left = ids.values[kept], np.flatnonzero(kept)
-    return Ids(ids.keys, values, offsets, weights, inverse.only(used), left)
-
-
-def _offsets(sparse: Sparse, copy: bool) -> np.ndarray:
-    """Return where bags start: as given, or computed from their lengths."""
-    if callable(getattr(sparse, "offsets", None)):
-        return _array(sparse.offsets(), "offsets", (torch.int64, torch.int32), copy)
-    lengths = _array(sparse.lengths(), "lengths", (torch.int64, torch.int32), False)  # type: ignore[attr-defined]
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+    return Ids(ids.keys, values, offsets, weights, inverse, left)
 
 
 def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], copy: bool) -> np.ndarray:
@@ -229,20 +195,8 @@ def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], co
 
 
 def positions_of(ids: Ids, schema: Schema, bank: int) -> Positions:
-    """Check every id of a bank's features and return their positions as the planner takes them: ordered by (feature,
-    sample, place in the bag).
-
-    >>> from skirl import KeyedJagged, Table
-    >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
-    >>> ids = KeyedJagged(["b", "a"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1]))
-    >>> positions_of(capture(ids, schema.features), schema, 0).parts.tolist()
-    [[0, 1, 2, 0], [1, 0, 1, 0]]
-    >>> ids = KeyedJagged(["b", "a"], torch.tensor([3, 10]), lengths=torch.tensor([1, 1]))
-    >>> positions_of(capture(ids, schema.features), schema, 0)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    skirl.core.inverse.BadIds: feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to 9: ...
-    """
+    """Check every id of a bank's features, and return their positions in the order (feature, sample, place in the
+    bag)."""
     starts, features = ids.offsets, schema.banks[bank].features
     bags = [ids.bags(ids.keys.index(f.name)) for f in features]
     parts = [(f.table, starts[b.start], starts[b.stop], 0) for f, b in zip(features, bags)]
@@ -258,15 +212,7 @@ def positions_of(ids: Ids, schema: Schema, bank: int) -> Positions:
 
 
 def resolve(ids: Ids, positions: Positions, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
-    """Add bags and scales to the positions of a bank's features.
-
-    >>> from skirl import KeyedJagged, Table
-    >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
-    >>> ids = KeyedJagged(["a", "b"], torch.tensor([3, 4, 5]), lengths=torch.tensor([1, 0, 0, 2]))
-    >>> ids = capture(ids, schema.features)
-    >>> resolve(ids, positions_of(ids, schema, 0), schema, 0, np.dtype(np.float32)).bag_of.tolist()
-    [0, 3, 3]
-    """
+    """Add bags and scales to the positions of a bank's features."""
     batch, features, total = ids.samples, schema.banks[bank].features, len(positions)
     place = [ids.keys.index(f.name) for f in features]
     weighted = ids.weights is not None
@@ -293,14 +239,7 @@ def resolve(ids: Ids, positions: Positions, schema: Schema, bank: int, dtype: np
 
 @dataclass(frozen=True)
 class Resolver:
-    """Turns a batch's ids into those of each bank, wherever rows are kept, for the reader, the window and the module.
-
-    >>> from skirl import KeyedJagged, Table
-    >>> resolver = Resolver(Schema.of([Table("a", 10, 4)]), np.dtype(np.float32), pooled=True)
-    >>> ids = resolver.capture(KeyedJagged.one_hot(["a"], torch.tensor([[3], [4]])))
-    >>> [bank.keys.tolist() for bank in resolver.resolve(resolver.check(ids)).banks]
-    [[3, 4]]
-    """
+    """Turns a batch's ids into those of each bank, for the reader, the window and the module."""
 
     schema: Schema
     dtype: np.dtype
@@ -331,7 +270,6 @@ class Resolver:
         return replace(ids, positions=[positions_of(ids, self.schema, bank) for bank in range(len(self.schema.banks))])
 
     def resolve(self, ids: Ids) -> Ids:
-        """Find the bags of checked ids."""
         parts = [resolve(ids, part, self.schema, bank, self.dtype) for bank, part in enumerate(ids.positions)]
         ids.banks = parts if self.pooled else [part.unpooled() for part in parts]
         return ids
@@ -382,7 +320,6 @@ def _check(values, parts, rows):
 
 @kernel
 def _one_each(starts, firsts, batch):
-    """Return whether every bag has exactly one id."""
     odd = 0
     for first in firsts:
         for b in range(first, first + batch):

@@ -1,6 +1,4 @@
-"""Initial values: what a row holds before its first update, as a pure function of (seed, key). See docs/design.md for
-the formula.
-"""
+"""Initial values: what a row holds before its first update, from (seed, key) alone. docs/design.md has the formula."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,11 +91,6 @@ class InitialTable:
 
     @classmethod
     def of(cls, initials: Sequence[Initial], dtype: DTypeLike = np.float32) -> "InitialTable":
-        """Pack the initialisers, one per table.
-
-        >>> InitialTable.of([Uniform(1.0), Constant(3.0)]).kind.tolist()
-        [0, 2]
-        """
         kinds, scales = [], []
         for initial in initials:
             match initial:
@@ -122,7 +115,6 @@ class InitialTable:
 
 @remember
 def normal_quantiles() -> NDArray[np.float32]:
-    """Return the midpoints of 65,536 equal slices of the standard normal distribution."""
     inverse = NormalDist().inv_cdf
     values = np.array([inverse((i + 0.5) / QUANTILES) for i in range(QUANTILES)], np.float32)
     values.flags.writeable = False  # shared by all callers
@@ -130,7 +122,7 @@ def normal_quantiles() -> NDArray[np.float32]:
 
 
 def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """Return the initial weights of some keys, all with one initialiser; for tests and examples."""
+    """For tests and examples: the initial weights of some keys, all with one initialiser."""
     keys = np.asarray(keys, np.int64)
     table = InitialTable.of([initial], dtype)
     tables = int(table_of(keys.max(initial=0))) + 1
@@ -151,12 +143,7 @@ def mix(z: np.uint64) -> np.uint64:
 
 @kernel
 def fill(keys, slots, cache, dim, seed, kind, scale, quantiles, state_value, lo, hi):
-    """Write the initial records of keys[lo:hi] to cache[slots[lo:hi]]: initial weights, then the optimizer's initial
-    state.
-
-    keys int64 [n]; slots int32 [n]; cache [slots, width >= dim]; seed a non-negative int; kind, scale and quantiles
-    from InitialTable; state_value fills every column from dim on.
-    """
+    """Write the initial records of keys[lo:hi] to cache[slots[lo:hi]]; `state_value` fills the columns from dim on."""
     number = cache.dtype.type  # float32 times int or float64 would stay float64 until stored
     state = number(state_value)
     width = cache.shape[1]

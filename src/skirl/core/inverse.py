@@ -14,30 +14,15 @@ LEAST = 1.1
 """The least ratio of a feature's ids to those of its distinct bags for which sharing pays."""
 
 
-def pays(ids: int, left: int, samples: int, least: float = LEAST) -> bool:
-    """Return whether it pays to share the bags of a feature. Copying a bag to a sample costs about as much as an id.
-
-    >>> pays(100, 50, 40), pays(100, 95, 2), pays(100, 50, 60)
-    (True, False, False)
-    """
-    return ids >= least * left and ids - left >= samples
+def pays(ids: int, left: int, samples: int) -> bool:
+    """Return whether it pays to share the bags of a feature: copying a bag to a sample costs about as much as an id."""
+    return ids >= LEAST * left and ids - left >= samples
 
 
-@dataclass(slots=True)
-class BankPart:
-    """Some of a bank's positions, pooled separately."""
-
-    at: list[slice]
-    """Slices of the bank's positions."""
-    offsets: np.ndarray
-    """int32 [bags + 1]: where each bag starts among these positions."""
-
-    def of(self, positions: np.ndarray) -> np.ndarray:
-        """Return the entries of these positions from an array with an entry for each of the bank's, or an empty one."""
-        if not len(positions):
-            return positions
-        parts = [positions[at] for at in self.at]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts or [positions[:0]])
+def taken(array: np.ndarray, at: Sequence[slice]) -> np.ndarray:
+    """Return the entries at some of a bank's positions, of an array that is empty or has an entry for each."""
+    parts = [array[each] for each in at] if len(array) else [array]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass(slots=True)
@@ -56,13 +41,12 @@ class Shared:
     """int64 [features + 1]: each feature's first bag among all of the bank's, as in `BankIds.offsets`."""
     inverse: list[np.ndarray | None]
     """By feature: int32 [batch], the bag of each sample among the feature's; None if it is plain."""
-    parts: tuple[BankPart, BankPart] | None = None
-    """The positions of plain features, and those of shared bags. The first part has a bag for every feature and sample,
-    empty if the feature is shared."""
+    parts: Sequence[tuple[list[slice], np.ndarray]] = ()
+    """Of plain features, and of shared bags: their positions among the bank's, and where each bag starts among these, int32
+    [bags + 1]. The first part has a bag for every feature and sample, empty if the feature is shared."""
 
     @classmethod
     def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":
-        """Build from the features of a bank."""
         columns = [f for f, each in enumerate(inverse) if each is not None]
         begins = np.concatenate([[0], np.cumsum([sizes[f] for f in columns])]).astype(np.int32)
         bag = np.empty((batch, len(columns)), np.int32)
@@ -73,17 +57,14 @@ class Shared:
 
     @property
     def bags(self) -> int:
-        """Number of shared bags."""
         return int(self.begins[-1])
 
     @property
     def samples(self) -> int:
-        """Number of the output's rows for samples: one for each sample and feature."""
         return self.batch * self.features
 
     @property
     def rows(self) -> int:
-        """Number of all rows of the output: those for samples, then the shared bags."""
         return self.samples + self.bags
 
     @property
@@ -97,29 +78,26 @@ class Shared:
         return np.concatenate([np.tile(mask & self.plain, self.batch), behind])
 
     def rows_of_bags(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, by feature: the output row of its first bag, the distance from one bag's row to the next, its bags."""
+        """Return, by feature: the output row of its first bag, the distance from one bag's row to the next, its
+        bags."""
         row, step = np.arange(self.features), np.full(self.features, self.features)
         row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
         return row, step, np.diff(self.first)
 
     def divide(self, offsets: np.ndarray) -> None:
-        """Set `parts`, given the offsets of all bags."""
         plain, once = np.zeros(self.samples + 1, np.int32), np.zeros(self.bags + 1, np.int32)
         _divide(offsets, self.first, self.plain, self.batch, plain, once)
         at = [slice(low, high) for low, high in pairwise(offsets[self.first].tolist())]
         self.parts = (
-            BankPart([of for of, each in zip(at, self.inverse) if each is None], plain),
-            BankPart([of for of, each in zip(at, self.inverse) if each is not None], once),
+            ([of for of, each in zip(at, self.inverse) if each is None], plain),
+            ([of for of, each in zip(at, self.inverse) if each is not None], once),
         )
 
 
 @kernel
 def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, scale):
-    """Fill offsets, bag_of and scale. Return whether every bag has exactly one id.
-
-    By feature: `first`, its first bag in `starts`; `row`, the output row of that bag; `step`, the distance from one bag's
-    row to the next; `sizes`, the number of its bags.
-    """
+    """Fill offsets, bag_of and scale. Return whether every bag has exactly one id. By feature: its first bag in
+    `starts`, the output row of that bag, the distance from one bag's row to the next, and the number of its bags."""
     one = weights.dtype.type(1)
     n = bags = odd = 0
     offsets[0] = 0
@@ -158,8 +136,7 @@ def _divide(offsets, first, is_plain, batch, of_plain, of_shared):
                 of_shared[at] = shared
 
 
-class BadIds(ValueError):
-    """Raised for ids that cannot be looked up; the message says which, where, and what is allowed."""
+class BadIds(ValueError): ...
 
 
 @dataclass(slots=True)
@@ -167,27 +144,22 @@ class Inverse:
     """The bag of each sample, by feature. A plain batch has no inverse: each sample has a bag of its own."""
 
     batch: int
-    """The number of samples."""
     first: np.ndarray
     """int64 [features + 1]: each feature's first bag."""
     of: tuple[np.ndarray | None, ...]
     """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
 
-    def used(self) -> np.ndarray | None:
-        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used."""
+    def without_unused(self) -> "tuple[np.ndarray, Inverse | None] | None":
+        """Return a mask, bool [bags], of the bags that some sample uses, and the inverse over these; its None means a plain
+        batch. None if all are used."""
         used = np.ones(int(self.first[-1]), np.bool_)
         for place, array in enumerate(self.of):
             if array is not None:
                 own = used[self.first[place] : self.first[place + 1]]
                 own[:] = False
                 own[array] = True
-        return None if used.all() else used
-
-    def only(self, used: np.ndarray) -> "Inverse | None":
-        """Drop the bags that no sample uses and renumber the rest. Return None if that leaves a plain batch.
-
-        - `used`: bool [bags], as `used()` returns it.
-        """
+        if used.all():
+            return None
         ends = np.concatenate([[0], np.cumsum(used)])
         first = ends[self.first]
         of: list[np.ndarray | None] = []
@@ -197,7 +169,7 @@ class Inverse:
                 bags = int(first[place + 1] - first[place])
                 array = None if bags == self.batch and _look(array, bags)[1] else array
             of.append(array)
-        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
+        return used, None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
 
     def with_empty(self, features: int) -> "Inverse":
         """Append features whose samples each have a bag of their own."""
@@ -208,21 +180,14 @@ class Inverse:
 
 def is_shared(sparse: Any) -> bool:
     """Return whether samples of a batch may share bags, without looking at the bags."""
-    return bool(getattr(sparse, "variable_stride_per_key", bool)()) or (
-        getattr(sparse, "inverse_indices_or_none", lambda: None)() is not None
-    )
+    if isinstance(groups := getattr(sparse, "groups", None), dict):  # a KeyedJagged
+        return bool(groups)
+    return any(getattr(sparse, name, bool)() for name in ("variable_stride_per_key", "inverse_indices_or_none"))
 
 
 def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
-    """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain batch.
-
-    >>> from skirl import KeyedJagged
-    >>> ids = KeyedJagged(["a", "b"], torch.arange(4), lengths=torch.tensor([2, 1, 1]), strides=[1, 2],
-    ...                   inverse={"a": torch.tensor([0, 0])})
-    >>> found = inverse_of(ids, ids.keys(), 3)
-    >>> found.batch, found.first.tolist(), found.of[0].tolist(), found.of[1]
-    (2, [0, 1, 3], [0, 0], None)
-    """
+    """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain
+    batch."""
     given = _given(sparse)
     if given is None:
         return None
@@ -252,31 +217,15 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
             arrays[key] = _array(name, tensor)
         wrong, own = _look(arrays[key], stride)
         if wrong >= 0:
-            raise _no_such(name, tensor, wrong, stride)
+            raise no_such(name, tensor, wrong, stride)
         of.append(None if own and stride == batch else arrays[key])
     if all(each is None for each in of):
         return None
     return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
 
 
-def by_feature(groups: Mapping[tuple[str, ...], torch.Tensor], bags: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Return the inverse by feature, int64. On the CPU, raise if a sample has a bag that does not exist."""
-    found = {}
-    for names, inverse in groups.items():
-        there = bags[names[0]]
-        if inverse.device.type == "cpu" and ((inverse < 0) | (inverse >= there)).any():
-            wrong = int(((inverse < 0) | (inverse >= there)).int().argmax())
-            raise _no_such(names[0], inverse, wrong, there)
-        found.update(dict.fromkeys(names, inverse.to(torch.int64)))
-    return found
-
-
 def grouped(inverses: Mapping[str, np.ndarray | None]) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return inverses by the features that have the same one. None: each sample has its own bag.
-
-    >>> [*grouped({"a": np.array([0, 0]), "b": None, "c": np.array([0, 0])})]
-    [('a', 'c')]
-    """
+    """Return inverses by the features that have the same one. None: each sample has its own bag."""
     groups: dict[bytes, tuple[list[str], np.ndarray]] = {}
     for name, inverse in inverses.items():
         if inverse is not None:
@@ -284,31 +233,18 @@ def grouped(inverses: Mapping[str, np.ndarray | None]) -> dict[tuple[str, ...], 
     return {tuple(names): torch.from_numpy(inverse) for names, inverse in groups.values()}
 
 
-def _no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds:
-    """Return the error for a sample whose bag does not exist."""
+def no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds:
     return BadIds(
         f"the inverse of feature {name!r} gives bag {inverse[sample]} for sample {sample}, but there are {there} bags: "
         "number bags from 0"
     )
 
 
-def check_samples(low: int, high: int, there: int) -> None:
-    """Raise unless a batch of `there` samples has samples `low` to `high - 1`."""
-    if not 0 <= low <= high <= there:
-        raise ValueError(f"samples({low}, {high}) of a batch of {there}: pass 0 <= low <= high <= {there}")
-
-
 def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
-    """Raise if the numbers of bags do not match the features and the offsets."""
-    if len(strides) != len(keys):
+    if len(strides) != len(keys) or any(stride < 0 for stride in strides) or sum(strides) != bags:
         raise BadIds(
-            f"strides has {len(strides)} entries for {len(keys)} features: pass how many bags each feature has"
-        )
-    if any(stride < 0 for stride in strides):
-        raise BadIds(f"strides has {min(strides)}: pass how many bags each feature has")
-    if sum(strides) != bags:
-        raise BadIds(
-            f"strides add up to {sum(strides)}, but there are {bags} bags: pass how many bags of lengths each feature has"
+            f"strides are {list(strides)} for {len(keys)} features and {bags} bags: pass how many bags of lengths each "
+            "feature has"
         )
 
 
@@ -316,15 +252,14 @@ def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -
     """Return the inverse by tuples of features. Raise if its form is wrong; its values may be on a GPU."""
     groups = {(names,) if isinstance(names, str) else tuple(names): of for names, of in inverse.items()}
     named = [name for names in groups for name in names]
-    if wrong := [name for name in named if name not in bags]:
-        raise ValueError(f"the inverse names feature {wrong[0]!r}: there are {', '.join(map(repr, bags))}")
-    if (twice := [name for name in named if named.count(name) > 1]) or len(groups) < len(inverse):
-        twice = twice or named
-        raise ValueError(f"the inverse names feature {twice[0]!r} twice: put each feature in only one group")
+    if not {*named} <= {*bags} or len({*named}) < len(named) or len(groups) < len(inverse):
+        raise ValueError(
+            f"the inverse names features {', '.join(map(repr, named))}: there are {', '.join(map(repr, bags))}, name each "
+            "once at most"
+        )
     for names, tensor in groups.items():
-        of = {name: bags[name] for name in names}
-        if len(set(of.values())) > 1:
-            each = ", ".join(f"{name}: {stride}" for name, stride in of.items())
+        if len({bags[name] for name in names}) > 1:
+            each = ", ".join(f"{name}: {bags[name]}" for name in names)
             raise ValueError(
                 f"features of one group have different numbers of bags ({each}): group only features that have the same "
                 "bags"

@@ -2,20 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from skirl.core.inverse import by_feature, check_groups, check_samples, check_strides, inverse_of
-
-Theirs = TypeVar("Theirs")
+from skirl.core.inverse import check_groups, check_strides, inverse_of, no_such
 
 
 class KeyedJagged:
     """Ids of several features, any number per sample: values ordered by (feature, sample, place in the bag).
 
-    It has those methods of TorchRec's KeyedJaggedTensor that skirl calls. Wherever skirl takes one of the two, it takes
-    the other, and any class with these methods.
+    Wherever skirl takes it, it takes TorchRec's KeyedJaggedTensor, and any class with `keys`, `values`, `offsets` and
+    `weights_or_none`.
 
     Samples that have the same ids of a feature may share one bag: `strides` then gives the number of bags of each
     feature, and `inverse` the bag of each sample. TorchRec calls this a batch of variable stride.
@@ -32,11 +30,6 @@ class KeyedJagged:
       not named have a bag per sample; with None, the default, all do. A bag that no sample uses is neither looked up
       nor trained.
 
-    >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
-    >>> sparse.offsets().tolist()
-    [0, 1, 2, 4, 5]
-    >>> sparse.stride()
-    2
     >>> shared = KeyedJagged(["user", "clicked"], torch.tensor([7, 8, 1, 2]), lengths=torch.tensor([1, 1, 2]),
     ...                      strides=[2, 1], inverse={"clicked": torch.tensor([0, 0])})
     >>> shared, shared.expanded().values().tolist()
@@ -63,13 +56,11 @@ class KeyedJagged:
         self._offsets = offsets
         self._weights = weights
         self.groups: dict[tuple[str, ...], torch.Tensor] = {}
-        """The inverse by features that change together."""
         self._strides: list[int] | None = None
         if inverse or strides is not None:
             self._share(strides, inverse or {})
 
     def _share(self, strides: Sequence[int] | None, inverse: Mapping[Any, torch.Tensor]) -> None:
-        """Take the inverse. Check only its form, since its values may be on a GPU."""
         if strides is None or not inverse:
             raise ValueError(
                 f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "
@@ -81,12 +72,7 @@ class KeyedJagged:
 
     @classmethod
     def of(cls, sparse: Any) -> "KeyedJagged":
-        """Convert from any class with the methods of a KeyedJaggedTensor.
-
-        **Arguments**
-
-        - `sparse`: the ids; TorchRec's batches of variable stride are taken too.
-        """
+        """Convert from any class with the methods of a KeyedJaggedTensor, also of variable stride."""
         if isinstance(sparse, cls):
             return sparse
         keys, offsets = list(sparse.keys()), sparse.offsets()
@@ -105,9 +91,6 @@ class KeyedJagged:
 
         - `keys`: the names of the features.
         - `ids`: `[batch, features]`, a column for each name.
-
-        >>> KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2], [3, 4]])).values().tolist()
-        [1, 3, 2, 4]
         """
         batch, features = ids.shape
         if features != len(keys):
@@ -147,18 +130,13 @@ class KeyedJagged:
         lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
         return cls(list(bags), torch.cat([*parts, torch.empty(0, dtype=torch.int64)]), lengths=lengths)
 
-    # Contents
-
     def keys(self) -> list[str]:
-        """Return the names of the features."""
         return self._keys
 
     def values(self) -> torch.Tensor:
-        """Return all ids, feature after feature."""
         return self._values
 
     def offsets(self) -> torch.Tensor:
-        """Return where each bag starts, feature after feature, and where the last one ends."""
         if self._offsets is None:
             assert self._lengths is not None
             self._offsets = torch.zeros(self._lengths.numel() + 1, dtype=torch.int64, device=self._lengths.device)
@@ -166,17 +144,14 @@ class KeyedJagged:
         return self._offsets
 
     def lengths(self) -> torch.Tensor:
-        """Return the number of ids in each bag."""
         if self._lengths is None:
             self._lengths = self.offsets().diff()
         return self._lengths
 
     def weights_or_none(self) -> torch.Tensor | None:
-        """Return a weight for each id, or None if there are no weights."""
         return self._weights
 
     def stride(self) -> int:
-        """Return the number of samples."""
         for inverse in self.groups.values():
             return len(inverse)
         return (self.offsets().numel() - 1) // max(1, len(self._keys))
@@ -185,40 +160,8 @@ class KeyedJagged:
         """Return the number of bags of each feature."""
         return [self.stride()] * len(self._keys) if self._strides is None else self._strides
 
-    def stride_per_key_per_rank(self) -> list[list[int]]:
-        """Return the number of bags of each feature in TorchRec's form: a list of one rank each. Empty if plain."""
-        return [] if self._strides is None else [[stride] for stride in self._strides]
-
-    def variable_stride_per_key(self) -> bool:
-        """Return whether samples share bags."""
-        return bool(self.groups)
-
-    def inverse_indices_or_none(self) -> tuple[list[str], torch.Tensor] | None:
-        """Return the inverse in TorchRec's form: all features' names and int64 `[features, batch]`. None if plain."""
-        if not self.groups:
-            return None
-        of = dict.fromkeys(self._keys, torch.arange(self.stride(), device=self._values.device)) | self._by_feature()
-        return self._keys, torch.stack(list(of.values()))
-
-    def inverse_indices(self) -> tuple[list[str], torch.Tensor]:
-        """Return what `inverse_indices_or_none` returns; ValueError if plain."""
-        if (found := self.inverse_indices_or_none()) is None:
-            raise ValueError("this batch has no inverse indices: each sample has a bag of its own")
-        return found
-
-    # Conversions
-
     def select(self, features: Sequence[str]) -> "KeyedJagged":
-        """Return some of the features, in the order given.
-
-        **Arguments**
-
-        - `features`: names of features of this batch.
-
-        >>> ids = KeyedJagged(["a", "b", "c"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 2, 1]))
-        >>> ids.select(["c", "a"]).values().tolist(), ids.select(["c", "a"]).lengths().tolist()
-        ([4, 1], [1, 1])
-        """
+        """Return some of the features, in the order given."""
         features = list(features)
         missing = [name for name in features if name not in self._keys]
         if missing or not features:
@@ -240,72 +183,15 @@ class KeyedJagged:
         options: dict[str, Any] = {"strides": [strides[place] for place in places], "inverse": kept} if kept else {}
         return KeyedJagged(features, values, lengths=lengths, weights=weights, **options)
 
-    def permute(self, indices: Sequence[int]) -> "KeyedJagged":
-        """Return the features at these indices, in the order given.
-
-        **Arguments**
-
-        - `indices`: indices into `keys()`.
-        """
-        return self.select([self._keys[place] for place in indices])
-
-    def split(self, segments: Sequence[int]) -> "list[KeyedJagged]":
-        """Split into batches of consecutive features.
-
-        **Arguments**
-
-        - `segments`: number of features of each batch; they must add up to all features.
-        """
-        if sum(segments) != len(self._keys) or min(segments, default=0) < 1:
-            raise ValueError(
-                f"segments are {list(segments)} for {len(self._keys)} features: pass counts that add up to that"
-            )
-        ends = [sum(segments[: i + 1]) for i in range(len(segments))]
-        return [self.select(self._keys[end - count : end]) for end, count in zip(ends, segments, strict=True)]
-
-    @staticmethod
-    def concat(parts: "Sequence[KeyedJagged]") -> "KeyedJagged":
-        """Concatenate the features of several batches of the same samples.
-
-        **Arguments**
-
-        - `parts`: the batches; either all have weights or none has.
-        """
-        sizes, weighted = [part.stride() for part in parts], [part.weights_or_none() is not None for part in parts]
-        if len(set(sizes)) != 1 or len(set(weighted)) != 1:
-            raise ValueError(
-                f"batches have {', '.join(map(str, sizes))} samples, and {sum(weighted)} of {len(parts)} have weights: pass "
-                "features of the same samples, all with weights or all without"
-            )
-        groups = {names: inverse for part in parts for names, inverse in part.groups.items()}
-        strides = [stride for part in parts for stride in part.stride_per_key()]
-        return KeyedJagged(
-            [name for part in parts for name in part._keys],
-            torch.cat([part.values() for part in parts]),
-            lengths=torch.cat([part.lengths() for part in parts]),
-            weights=torch.cat([part._weights for part in parts]) if weighted[0] else None,  # type: ignore[misc]
-            strides=strides if groups else None,
-            inverse=groups or None,
-        )
-
     def to(self, device: str | torch.device, non_blocking: bool = False) -> "KeyedJagged":
-        """Return the batch on a device.
-
-        **Arguments**
-
-        - `device`: the device.
-        - `non_blocking`: as in `torch.Tensor.to`.
-        """
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def unweighted(self) -> "KeyedJagged":
-        """Return the same ids without weights."""
         return KeyedJagged(
             self._keys, self._values, offsets=self.offsets(), strides=self._strides, inverse=self.groups or None
         )
 
     def pin_memory(self) -> "KeyedJagged":
-        """Return the batch in pinned memory."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def expanded(self) -> "KeyedJagged":
@@ -313,13 +199,10 @@ class KeyedJagged:
         return self.with_bags(self._by_feature()) if self.groups else self
 
     def samples(self, low: int, high: int) -> "KeyedJagged":
-        """Return samples `low` to `high - 1`, with only the bags that they use.
-
-        **Arguments**
-
-        - `low`, `high`: the first sample, and the one after the last.
-        """
-        check_samples(low, high, self.stride())
+        """Return samples `low` to `high - 1`, with only the bags that they use."""
+        there = self.stride()
+        if not 0 <= low <= high <= there:
+            raise ValueError(f"samples({low}, {high}) of a batch of {there}: pass 0 <= low <= high <= {there}")
         at = torch.arange(low, high, device=self._values.device)
         bags: dict[str, torch.Tensor] = dict.fromkeys(self._keys, at)
         groups, inverse = {}, self._by_feature()
@@ -334,25 +217,17 @@ class KeyedJagged:
         parts = dict(zip(self._keys, self.lengths().split(self.stride_per_key()), strict=True))
         return {name: part[of[name]] if name in of else part for name, part in parts.items()}
 
-    def into(self, kind: Callable[..., Theirs]) -> Theirs:
-        """Convert to TorchRec's class.
-
-        **Arguments**
-
-        - `kind`: the class, `torchrec.KeyedJaggedTensor`.
-        """
-        options: dict[str, Any] = {}
-        if self.groups:
-            options["stride_per_key_per_rank"] = self.stride_per_key_per_rank()
-            options["inverse_indices"] = self.inverse_indices()
-        return kind(keys=self._keys, values=self._values, lengths=self.lengths(), weights=self._weights, **options)
-
     def _first_bags(self) -> list[int]:
         return list(accumulate(self.stride_per_key(), initial=0))
 
     def _by_feature(self) -> dict[str, torch.Tensor]:
-        """Return the inverse of each feature that has one, int64."""
-        return by_feature(self.groups, dict(zip(self._keys, self.stride_per_key())))
+        found, bags = {}, dict(zip(self._keys, self.stride_per_key()))
+        for names, inverse in self.groups.items():
+            there = bags[names[0]]
+            if inverse.device.type == "cpu" and ((inverse < 0) | (inverse >= there)).any():
+                raise no_such(names[0], inverse, int(((inverse < 0) | (inverse >= there)).int().argmax()), there)
+            found.update(dict.fromkeys(names, inverse.to(torch.int64)))
+        return found
 
     def with_bags(
         self,

@@ -8,19 +8,13 @@ MAX_TABLES = 1 << 15  # keys stay non-negative
 
 
 def table_of(keys: Any) -> Any:
-    """Return the table of a key, or of each key of an array.
-
-    >>> table_of(key_of(3, 7)), row_of(key_of(3, 7))
-    (3, 7)
-    """
+    """Return the table of a key, or of each key of an array."""
     return keys >> ROW_BITS
 
 
 def row_of(keys: Any) -> Any:
-    """Return the row of a key inside its table, or of each key of an array."""
     return keys & (MAX_ROWS - 1)
 
 
 def key_of(table: Any, rows: Any) -> Any:
-    """Return the key of a row of a table, or the keys of arrays of rows and tables."""
     return table << ROW_BITS | rows

@@ -32,7 +32,6 @@ class Distinct(NamedTuple):
 
     @property
     def bags(self) -> int:
-        """Number of distinct bags."""
         return len(self.offsets) - 1
 
     @property
@@ -48,19 +47,13 @@ class Distinct(NamedTuple):
         """Copy the entry of each bag, `[bags, ...]`, to its samples: `[batch, ...]`.
 
         Backward sums over the samples of a bag in ascending order, starting from 0.
-
-        **Arguments**
-
-        - `per_bag`: an entry of any shape for each bag.
         """
         return per_bag if self.plain else expand(per_bag, self.inverse)
 
 
 class Expand(torch.autograd.Function):
-    """Copies the entries of bags to samples. Backward sums by bag, over samples in ascending order, starting from 0.
-
-    at: int64, the entry that each sample gets.
-    """
+    """Copies entries of bags, by index `at`, to samples. Backward sums by bag, over samples in ascending order,
+    starting from 0."""
 
     @staticmethod
     def forward(ctx: Any, per_bag: Tensor, at: Tensor) -> Tensor:
@@ -82,27 +75,17 @@ class Expand(torch.autograd.Function):
 
 
 def own(inverse: Tensor, bags: int) -> bool:
-    """Return whether every sample i has bag i."""
     return bags == len(inverse) and torch.equal(inverse, torch.arange(bags, device=inverse.device))
 
 
 def expand(per_bag: Tensor, at: Tensor) -> Tensor:
-    """Copy the entries of bags to samples: `per_bag[at]`, with a backward that repeats bit for bit on every device.
-
-    - `per_bag`: `[bags, ...]`.
-    """
+    """Return `per_bag[at]`, with a backward that repeats bit for bit on every device."""
     return cast(Tensor, Expand.apply(per_bag, at))
 
 
 def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
     """Pad rows of all samples, `[ids, dim]`, with zeros to `[batch, longest, dim]`. Return these and a mask of rows.
-
-    offsets: int [batch + 1], where each sample begins.
-
-    >>> rows, mask = padded(torch.tensor([[1.0], [2.0], [3.0]]), np.array([0, 1, 1, 3]))
-    >>> rows.squeeze(2).tolist(), mask.tolist()
-    ([[1.0, 0.0], [0.0, 0.0], [2.0, 3.0]], [[True, False], [False, False], [True, True]])
-    """
+    offsets: int [batch + 1], where each sample begins."""
     lengths = np.diff(offsets)
     longest = int(lengths.max(initial=0))
     mask = np.arange(longest) < lengths[:, None]
@@ -115,10 +98,8 @@ def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
 class OncePerBag(nn.Module):
     """Runs an encoder once for each distinct bag, and gives each sample the result of its bag.
 
-    An encoder returns the same result for all samples that share a bag, and a batch with an inverse says which samples
-    do. In a plain batch each sample has a bag of its own, and the encoder runs as it would without this. The result is
-    as if it ran for every sample, except for the rounding of matrix products. In backward, the gradients of a bag are
-    summed over its samples in ascending order, starting from 0.
+    The result is as if it ran for every sample, except for the rounding of matrix products. In backward, the gradients of
+    a bag are summed over its samples in ascending order, starting from 0.
 
     Layers that look at other samples or draw random numbers mean something else over distinct bags. They are refused
     unless allowed by name. Calls of `torch.nn.functional.dropout` inside `forward` are not detected.
@@ -140,10 +121,6 @@ class OncePerBag(nn.Module):
     >>> encoder = OncePerBag(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
     >>> encoder(rows(ids).distinct("seen")).shape
     torch.Size([5, 8])
-    >>> OncePerBag(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1)))
-    Traceback (most recent call last):
-    ValueError: OncePerBag: layer 1 is Dropout(p=0.1, inplace=False), which draws for each sample, but would draw once for \
-all samples of a bag here: take it out, or pass allow=("dropout",)
     """
 
     def __init__(self, module: nn.Module, *, takes: Takes = "rows", allow: Collection[Kind] = ()) -> None:
@@ -162,12 +139,7 @@ all samples of a bag here: take it out, or pass allow=("dropout",)
         self.takes = takes
 
     def forward(self, *features: Distinct) -> Any:
-        """Run the encoder on distinct bags and return its result with a row for each sample.
-
-        **Arguments**
-
-        - `features`: `out.distinct(name)` of each feature; all must have the same inverse.
-        """
+        """Run the encoder on `out.distinct(name)` of each feature, all of one inverse. Return a row for each sample."""
         first = self._checked(features)
         inputs: list[Tensor] = []
         for feature in features:
@@ -175,7 +147,6 @@ all samples of a bag here: take it out, or pass allow=("dropout",)
         return _mapped(self.module(*inputs), first)
 
     def _checked(self, features: Sequence[Distinct]) -> Distinct:
-        """Return the first feature. Raise if any is not a `Distinct` or has another inverse."""
         for feature in features or (None,):
             if not isinstance(feature, Distinct):
                 what = "nothing" if feature is None else type(feature).__name__

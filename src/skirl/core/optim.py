@@ -1,10 +1,6 @@
-"""Row optimizers: their rules, parameters, and the layout of a row's record (weight, then state).
-
-A rule computes one number of a row, or all at once: its new weight and state, from the gradient `g` and the optimizer's
-numbers `n`. Kernels of all devices are compiled from it; `core/reference.py` says the same in other words. Numbers come
-first in a product: `n[0] * g`. Beside +, - and * it may call `root`, `divide`, `above` and `zero`, which round once on every
-device.
-"""
+"""Row optimizers: rules, parameters, and the layout of a record (weight, then state). Kernels of all devices are
+compiled from a rule. Numbers come first in a product: `n[0] * g`. Beside +, - and * it may call `root`, `divide`,
+`above` and `zero`, which round once on every device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -19,10 +15,9 @@ from skirl.core import OptimizerName
 
 
 class Rule(NamedTuple):
-    """How a row is updated."""
-
     step: Callable[..., Any]
-    """step(w, g, *states, n), or step(w, g, s, square, n) where the state is one number: `square` is the mean of g * g."""
+    """step(w, g, *states, n), or step(w, g, s, square, n) where the state is one number: `square` is the mean of g *
+    g."""
     states: int
     """Number of states that are as long as the weight: up to 2."""
     one: bool
@@ -30,12 +25,10 @@ class Rule(NamedTuple):
 
 
 def root(x: Any) -> Any:
-    """Return the square root."""
     return np.sqrt(x)
 
 
 def divide(a: Any, b: Any) -> Any:
-    """Return a / b."""
     return a / b
 
 
@@ -45,7 +38,6 @@ def above(a: Any, b: Any, then: Any, other: Any) -> Any:
 
 
 def zero(like: Any) -> Any:
-    """Return 0 of the same type."""
     return np.zeros_like(like)
 
 
@@ -105,7 +97,8 @@ class RowOptimizer:
     update: ClassVar[Callable[..., Any]]
     """The rule: see `Rule`."""
     states: ClassVar[tuple[str, ...]] = ()
-    """Names of the parts of a record after the weight."""
+    weight_follows_state: ClassVar[bool] = False
+    """True if a row's weight follows from its state and the learning rate: a new rate alone would change it."""
     lr: float
     clip: float | None = None
     _: KW_ONLY
@@ -113,12 +106,10 @@ class RowOptimizer:
 
     @property
     def name(self) -> str:
-        """The name used in errors and exports."""
         return type(self).__name__
 
     @property
     def rule(self) -> Rule:
-        """How it updates a row."""
         one = self.state_width(2) == 1
         return Rule(type(self).update, 0 if one else len(self.state_names), one)
 
@@ -128,13 +119,7 @@ class RowOptimizer:
         return self.states
 
     @property
-    def clip_norm(self) -> float:
-        """`clip` as the kernels take it: inf for no clipping."""
-        return inf if self.clip is None else float(self.clip)
-
-    @property
     def initial_state(self) -> float:
-        """The initial value of every number in a row's state."""
         return 0.0
 
     @property
@@ -142,29 +127,14 @@ class RowOptimizer:
         """True if an update depends on how many its table has had. A row's state then needs that count."""
         return False
 
-    @property
-    def weight_follows_state(self) -> bool:
-        """True if a row's weight follows from its state and the learning rate: a new rate alone would change it."""
-        return False
-
     def state_width(self, dim: int) -> int:
-        """Return how many numbers of state a row has."""
         return len(self.state_names) * dim
 
     def width(self, dim: int) -> int:
-        """Return how many numbers a record has.
-
-        >>> SGD().width(64), RowwiseAdagrad().width(64), Adagrad().width(64), Adam().width(64)
-        (64, 65, 128, 192)
-        """
         return dim + self.state_width(dim)
 
     def unpack(self, dim: int) -> dict[str, slice]:
-        """Return the slice of each part of a record.
-
-        >>> Adam().unpack(8)
-        {'weight': slice(0, 8, None), 'exp_avg': slice(8, 16, None), 'exp_avg_sq': slice(16, 24, None)}
-        """
+        """Return the slice of each part of a record, by name: first the weight."""
         parts = {"weight": slice(0, dim)}
         each = self.state_width(dim) // max(1, len(self.state_names))
         for i, name in enumerate(self.state_names):
@@ -172,16 +142,17 @@ class RowOptimizer:
         return parts
 
     def numbers(self, lr: float, weight_decay: float, step: int) -> tuple[float, ...]:
-        """Return the numbers that the kernels need for one update of one table: clip, weight decay, and the rule's own.
-
-        >>> SGD(clip=2.0).numbers(lr=0.5, weight_decay=0.0, step=7)
-        (2.0, 0.0, 0.5)
-        """
+        """Return what the kernels need for one update of one table: clip, weight decay, and the rule's own numbers."""
         # A table without a gradient may still be at step 0. Its numbers are never read, but must not divide by zero.
-        return self.clip_norm, float(weight_decay), *self.own_numbers(float(lr), max(step, 1))
+        return (
+            inf if self.clip is None else float(self.clip),
+            float(weight_decay),
+            *self.own_numbers(float(lr), max(step, 1)),
+        )
 
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return the `numbers` of several tables, [tables, COLUMNS] in the dtype of the rows, rounded once from float64."""
+        """Return the `numbers` of several tables, [tables, COLUMNS] in the dtype of the rows, rounded once from
+        float64."""
         return padded([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
 
     def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
@@ -204,22 +175,15 @@ class SGD(RowOptimizer):
     """w = w - lr * g, as in torch.optim.SGD. Without momentum there is no state: a record is the weight alone.
 
     With momentum m: b = m * b + g; w = w - lr * b, or w - lr * (g + m * b) with nesterov. A record is twice the weight.
-    b and w change only if the row is in the batch, as in torch.optim.SGD with one parameter per row, when rows outside
-    the batch have no gradient. (With a sparse gradient, torch's own moves every row that has ever had one.)
+    b and w change only if the row is in the batch. (With a sparse gradient, torch's own moves every row that ever had one.)
 
     **Arguments**
 
     - `lr`: the learning rate, until a scheduler changes it; 0.01 is only a first try.
-    - `clip`: a row's summed gradient is scaled down to this norm; None, the default of all row optimizers, leaves
-      gradients as they are. The norm is that of one row, never of the whole model, whose rows are not all at hand.
-    - `weight_decay`: L2, as in torch: `weight_decay * w` is added to the gradient, after `clip`; 0 for none, as in
-      torch. With every row optimizer, only the rows of the batch decay.
-    - `momentum`: m above, 0 or more and below 1; 0 as in torch.
-    - `nesterov`: look one step of momentum ahead; False as in torch. Needs momentum.
-
-    >>> SGD(lr=-1)
-    Traceback (most recent call last):
-    ValueError: SGD: lr is -1, set it to a finite number, 0 or more
+    - `clip`: a row's summed gradient is scaled down to this norm, that of one row and never of the model; None for none.
+    - `weight_decay`: L2 as in torch: `weight_decay * w` is added to the gradient after `clip`. Only rows of the batch decay.
+    - `momentum`: m above, 0 or more and below 1.
+    - `nesterov`: look one step of momentum ahead.
     """
 
     lr: float = 0.01
@@ -259,11 +223,9 @@ class Adagrad(RowOptimizer):
     **Arguments**
 
     - `lr`: the learning rate; 0.01 as in torch.
-    - `lr_decay`: how fast the learning rate falls with the table's updates; 0 as in torch, since a scheduler does this
-      for all tables at once.
+    - `lr_decay`: how fast the learning rate falls with the table's updates.
     - `eps`: keeps the division finite; 1e-10 as in torch.
-    - `initial_accumulator_value`: where each sum of squares starts; 0 as in torch. Above 0 it makes the first steps
-      smaller.
+    - `initial_accumulator_value`: where each sum of squares starts.
     - `clip`, `weight_decay`: as for SGD.
     """
 
@@ -300,9 +262,7 @@ class RowwiseAdagrad(RowOptimizer):
 
     - `lr`: the learning rate; 0.01 as in FBGEMM.
     - `eps`: keeps the division finite; 1e-8 as in FBGEMM.
-    - `weight_decay`: L2: `weight_decay * w` is added to the gradient first; 0 for none. FBGEMM's CUDA kernel does the
-      same; its CPU operator (1.8.0) ignores the parameter. Only rows of the batch decay.
-    - `clip`: as for SGD.
+    - `clip`, `weight_decay`: as for SGD. FBGEMM's CUDA kernel decays in the same way; its CPU operator (1.8.0) does not.
     """
 
     update = staticmethod(rowwise_adagrad)
@@ -331,14 +291,9 @@ class Adam(RowOptimizer):
     **Arguments**
 
     - `lr`: the learning rate; 0.001 as in torch.
-    - `betas`: how slowly the two moments change, each 0 or more and below 1; (0.9, 0.999) as in torch.
-    - `eps`: keeps the division finite; 1e-8 as in torch.
-    - `clip`: as for SGD.
-    - `weight_decay`: as for SGD: L2 as in torch.optim.Adam, not decoupled as in AdamW. (SparseAdam has none.)
-
-    >>> Adam(betas=(0.9, 1.0))
-    Traceback (most recent call last):
-    ValueError: Adam: betas is (0.9, 1.0), set both to 0 or more and below 1
+    - `betas`: how slowly the two moments change, each 0 or more and below 1.
+    - `eps`: keeps the division finite.
+    - `clip`, `weight_decay`: as for SGD: L2 as in torch.optim.Adam, not decoupled as in AdamW.
     """
 
     update = staticmethod(adam)
@@ -374,37 +329,24 @@ class FTRL(RowOptimizer):
 
     **Arguments**
 
-    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. It is fixed: w follows from z, n and lr, so a new lr
-      alone would move rows, and schedules are refused. n slows each number down anyway.
+    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. Schedules are refused: w follows from z, n and lr, so a new
+      lr alone would move rows.
     - `beta`: the larger it is, the smaller the first steps; 1 as in the paper.
     - `l1`: the larger it is, the more numbers are exactly 0; 0 for none.
     - `l2`: pulls numbers towards 0 from the first step on, without entering z; 0 for none.
-    - `clip`: as for SGD.
-    - `weight_decay`: as for SGD, added to the gradient; the paper has `l2` instead.
+    - `clip`, `weight_decay`: as for SGD; the paper has `l2` instead.
     """
 
     update = staticmethod(ftrl)
     states: ClassVar[tuple[str, ...]] = ("z", "n")
+    weight_follows_state: ClassVar[bool] = True
     lr: float = 0.1
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
 
-    @property
-    def weight_follows_state(self) -> bool:
-        return True
-
     def follows(self, weight: NDArray[Any], z: NDArray[Any], n: NDArray[Any]) -> bool:
-        """Return whether weights follow from this state with this lr, beta, l1 and l2. Skip those without gradients.
-
-        **Arguments**
-
-        - `weight`, `z`, `n`: arrays of one shape, with an entry for each number of the rows.
-
-        >>> z, n = np.array([0.5]), np.array([4.0])
-        >>> FTRL(lr=0.1).follows(np.array([-0.5 / 30]), z, n), FTRL(lr=0.2).follows(np.array([-0.5 / 30]), z, n)
-        (True, False)
-        """
+        """Return whether weights follow from this state with this lr, beta, l1 and l2. Skip those without gradients."""
         weight, z, n = (np.asarray(part, np.float64) for part in (weight, z, n))
         of_state = (np.sign(z) * self.l1 - z) / ((self.beta + np.sqrt(n)) / self.lr + self.l2)
         of_state[np.abs(z) <= self.l1] = 0
@@ -426,13 +368,7 @@ ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = dict(zip(get_args(Optim
 
 
 def row_optimizer(name: str) -> Callable[..., RowOptimizer]:
-    """Return the function that makes the row optimizer of this name, as written in flags or in files.
-
-    >>> row_optimizer("rowwise-adagrad") is row_optimizer("RowwiseAdagrad")
-    True
-    >>> row_optimizer("sgd-momentum")(lr=0.1)
-    SGD(lr=0.1, clip=None, weight_decay=0.0, momentum=0.9, nesterov=False)
-    """
+    """Return the function that makes the row optimizer of this name, as written in flags or in files."""
     for short, make in ROW_OPTIMIZERS.items():
         if name in (short, make().name):
             return make

@@ -33,14 +33,7 @@ _TO_BUCKET = np.uint64(64 - _BUCKET_BITS)
 
 @dataclass(frozen=True)
 class Placement:
-    """The site of every row. Each site has a range of the hash, as wide as its share of all weights.
-
-    >>> keys = np.array([0, 1, 2, 3, 1 << 48])
-    >>> Placement.even(4).site_of(keys).tolist(), Placement.even(2).site_of(keys).tolist()
-    ([3, 2, 2, 0, 2], [1, 1, 1, 0, 1])
-    >>> Placement((6, 2)) == Placement((3, 1)), Placement((3, 1)).site_of(keys).tolist()
-    (True, [1, 0, 0, 0, 0])
-    """
+    """The site of every row. Each site has a range of the hash, as wide as its share of all weights."""
 
     weights: tuple[int, ...]
     use: Use = "ranks"
@@ -57,12 +50,11 @@ class Placement:
 
     @classmethod
     def even(cls, sites: int, use: Use = "ranks") -> "Placement":
-        """Spread rows evenly. With twice as many sites, each range is split in two."""
+        """With twice as many sites, each range is split in two."""
         return cls((1,) * sites, use)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Placement":
-        """Build from the object that `facts` returns."""
         return cls(tuple(facts["weights"]), facts["use"])
 
     @property
@@ -72,12 +64,10 @@ class Placement:
 
     @property
     def digest(self) -> str:
-        """A hash of the facts, 32 hexadecimal digits."""
         return blake2b(json.dumps(self.facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     @property
     def sites(self) -> int:
-        """Number of sites."""
         return len(self.weights)
 
     @property
@@ -99,18 +89,13 @@ class Placement:
         return salt, np.where(low == high, ~low, low).astype(np.int32), lasts
 
     def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the site of each key."""
         out = np.empty(len(keys), np.int32)
         args: Any = (read_only(keys), *self.arrays, out)
         _sites(*args)
         return out
 
     def meets(self, site: int, other: "Placement") -> list[int]:
-        """Return the sites of another placement that may have rows of this one's `site`.
-
-        >>> Placement.even(2).meets(1, Placement.even(4)), Placement.even(3).meets(1, Placement.even(2))
-        ([2, 3], [0, 1])
-        """
+        """Return the sites of another placement that may have rows of this one's `site`."""
         if self.use != other.use:
             return list(range(other.sites))
         low, high = self.ranges[site]
@@ -119,20 +104,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class Shard:
-    """A predicate on keys: whether they are at one site of each of several placements. It can be sent to another process.
-
-    >>> keys = np.array([0, 1, 2, 3, 1 << 48])
-    >>> Shard.at(Placement.even(2), 0)(keys).tolist()
-    [False, False, False, True, False]
-    >>> keys[Shard.at(Placement.even(2), 1).within(Placement.even(2, "sites"), 1)(keys)].tolist()
-    [1, 2, 281474976710656]
-    """
+    """A predicate on keys: whether they are at one site of each of several placements. It can be sent to another
+    process."""
 
     sites: tuple[tuple[Placement, int], ...]
 
     @classmethod
     def at(cls, placement: Placement, site: int) -> "Shard":
-        """Return the rows at one site."""
         return cls(((placement, site),))
 
     @classmethod
@@ -142,7 +120,6 @@ class Shard:
 
     @property
     def facts(self) -> list[tuple[dict[str, Any], int]]:
-        """The whole shard, in a form for another process."""
         return [(placement.facts, site) for placement, site in self.sites]
 
     def within(self, placement: Placement, site: int) -> "Shard":
@@ -150,7 +127,6 @@ class Shard:
         return Shard((*self.sites, (placement, site)))
 
     def __call__(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return True for each key that is there."""
         return np.logical_and.reduce([placement.site_of(keys) == site for placement, site in self.sites])
 
 
@@ -169,14 +145,5 @@ def site_in(key, salt, guess, lasts):
 
 @kernel
 def _sites(keys, salt, guess, lasts, out):
-    """Fill out with sites, with `site_in` inlined for speed. Unsigned indices save a check for negative ones."""
     for i in range(len(keys)):
-        hashed = mix(np.uint64(keys[i]) + salt)
-        known = guess[hashed >> _TO_BUCKET]
-        if known < 0:
-            out[i] = ~known
-            continue
-        at = np.uint32(known)
-        while lasts[at] < hashed:
-            at += np.uint32(1)
-        out[i] = at
+        out[i] = site_in(keys[i], salt, guess, lasts)

@@ -19,11 +19,7 @@ class Positions:
 
     @classmethod
     def of(cls, batch: "Positions | np.ndarray") -> "Positions":
-        """Build from an array of keys; a new part begins wherever the table changes.
-
-        >>> Positions.of(np.array([5, 6, 1 << 48 | 7])).parts[:, :3].tolist()
-        [[0, 0, 2], [1, 2, 3]]
-        """
+        """Build from an array of keys; a new part begins wherever the table changes."""
         if isinstance(batch, Positions):
             return batch
         keys = np.asarray(batch, np.int64)
@@ -35,7 +31,6 @@ class Positions:
 
     @classmethod
     def joined(cls, batches: "list[Positions]") -> "Positions":
-        """Concatenate the positions of several micro-batches."""
         if len(batches) == 1:
             return batches[0]
         parts, shift = [], 0
@@ -48,7 +43,6 @@ class Positions:
         return int((self.parts[:, 2] - self.parts[:, 1]).sum())
 
     def keys(self) -> np.ndarray:
-        """Return the key of each position, int64."""
         keys = np.empty(len(self), np.int64)
         _keys(self.values, self.parts, keys)
         return keys

@@ -30,15 +30,7 @@ bag of each sample."""
 
 
 class Reference:
-    """Tables that keep all their rows in one dict: key -> record, [weight | state] as the optimizer lays it out.
-
-    >>> reference = Reference([Table("t", rows=10, dim=2, init=Constant(1.0))], SGD(lr=0.5))
-    >>> reference.forward({"t": ([3, 3, 4], [0, 2, 3], None)})["t"].tolist()
-    [[2.0, 2.0], [1.0, 1.0]]
-    >>> reference.backward({"t": np.ones((2, 2), np.float32)})
-    >>> reference.rows[3].tolist(), reference.rows[4].tolist()
-    ([0.0, 0.0], [0.5, 0.5])
-    """
+    """Tables that keep all their rows in one dict: key -> record, [weight | state] as the optimizer lays it out."""
 
     def __init__(
         self,
@@ -49,9 +41,7 @@ class Reference:
     ) -> None:
         self.tables = list(tables)
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * len(self.tables)
-        """One for each table."""
         self.frozen: set[int] = set()
-        """Tables that are looked up but not trained."""
         self.seed = seed
         self.dtype = np.dtype(dtype)
         self.rows: dict[int, Row] = {}
@@ -62,10 +52,8 @@ class Reference:
     def forward(
         self, batch: Mapping[str, Bags], *, accumulate: bool = False, evaluate: bool = False
     ) -> dict[str, NDArray[Any]]:
-        """Return the pooled output of each feature in the batch, [batch, dim].
-
-        accumulate: this is another micro-batch of the step that the last forward began. evaluate: change nothing.
-        """
+        """Return the pooled output of each feature in the batch, [batch, dim]. accumulate: this is another micro-batch
+        of the step that the last forward began. evaluate: change nothing."""
         if not evaluate:
             self._pending = [*self._pending, batch] if accumulate else [batch]
         out = {}
@@ -88,12 +76,10 @@ class Reference:
 
     @np.errstate(all="ignore")
     def backward(self, *grads: Mapping[str, NDArray[Any] | None], lr: float | None = None, shards: int = 1) -> None:
-        """Update the rows of the last step from the gradients of its outputs, one mapping per micro-batch.
-
-        If a feature's gradient is missing or None, its positions do not count; a row with no position that counts stays
-        as it is. lr: the learning rate of all tables in this step; None uses those of the optimizers. shards: number of
-        shards that the micro-batches form, the same number in each; the step's gradient is the mean over the shards.
-        """
+        """Update the rows of the last step from the gradients of its outputs, one mapping per micro-batch. Positions of
+        a feature whose gradient is missing or None do not count; a row with no position that counts stays as it is. lr:
+        the learning rate of all tables in this step; None uses those of the optimizers. shards: number of shards, of
+        equal size."""
         if len(grads) != len(self._pending):
             raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")
         for t, table in enumerate(self.tables):
@@ -101,7 +87,6 @@ class Reference:
                 continue
             optimizer = self.optimizers[t] if lr is None else replace(self.optimizers[t], lr=lr)
             sums: dict[int, dict[int, Row]] = {}
-            """The sums of each row, by leaf of the tree."""
             updated = False
             each = len(grads) // shards
             width = 1  # number of leaves of a shard
@@ -141,7 +126,6 @@ class Reference:
                 terms.setdefault(keys[place], []).append(term)
 
     def _sum(self, terms: list[Row | None], dim: int) -> Row:
-        """Sum each run of 256 positions, starting from zero; then sum those sums, starting from zero."""
         total: Row = np.zeros(dim, self.dtype)
         for begin in range(0, len(terms), 256):
             part: Row = np.zeros(dim, self.dtype)
@@ -223,7 +207,6 @@ def _quantiles() -> Row:
 
 
 def _mix(z: int) -> int:
-    """Apply the finaliser of splitmix64, in Python's integers."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
     return z ^ (z >> 31)

@@ -1,6 +1,4 @@
-"""Tables, banks and keys. A key is an int64 that names a row: the table in the upper 16 bits, the row in the lower 48.
-Ids wider than 48 bits go through a vocabulary first. The tables of one dim and one kind of record share a bank.
-"""
+"""Tables, banks and features. The tables of one dim and one kind of record share a bank."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -76,18 +74,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Feature:
-    """One id feature, and where it looks up its rows."""
-
     name: str
     table: int
-    """Index of its table among all tables."""
     column: int
     """Index of this feature among those of its bank, and so in the stacked output."""
 
 
 @dataclass(frozen=True)
 class Bank:
-    """The tables of one dim and one kind of row optimizer: their records are alike, so they share a cache and a planner."""
+    """The tables of one dim and one kind of row optimizer: their records are alike, so they share a cache and a
+    planner."""
 
     dim: int
     tables: tuple[int, ...]
@@ -96,14 +92,7 @@ class Bank:
 
 @dataclass(frozen=True)
 class Schema:
-    """All tables of a collection, resolved: features in table order, tables of one dim and one record in one bank.
-
-    >>> schema = Schema.of([Table("a", 10, 4), Table("b", 20, 8), Table("c", 30, 4, features=("c1", "c2"))])
-    >>> [(bank.dim, [f.name for f in bank.features]) for bank in schema.banks]
-    [(4, ['a', 'c1', 'c2']), (8, ['b'])]
-    >>> [bank.tables for bank in Schema.of(schema.tables, records=["adam", "adam", "sgd"]).banks]
-    [(0,), (2,), (1,)]
-    """
+    """All tables of a collection, resolved: features in table order, tables of one dim and one record in one bank."""
 
     tables: tuple[Table, ...]
     banks: tuple[Bank, ...]
@@ -115,7 +104,6 @@ class Schema:
         records: Sequence[Hashable] | None = None,
         banks: Sequence[tuple[int, ...]] | None = None,
     ) -> "Schema":
-        """Check a list of tables and resolve it."""
         tables = tuple(tables)
         if not tables:
             raise ValueError("no tables given: pass at least one skirl.Table")

@@ -1,7 +1,5 @@
 """The order in which the shards of a step are summed: one binary tree over them, whichever trainer computes which.
-
-Leaves are numbered 0, 1, 2, ... from the left. A leaf with nothing to add is skipped; its sibling moves up unchanged.
-"""
+Leaves are numbered from the left. A leaf with nothing to add is skipped; its sibling moves up unchanged."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -10,43 +8,24 @@ T = TypeVar("T")
 
 
 def check_shards(shards: int) -> None:
-    """Raise if a number of shards is not a power of two.
-
-    >>> check_shards(6)
-    Traceback (most recent call last):
-    ValueError: shards is 6: set it to a power of two, such as 4 or 8
-    """
     if shards < 1 or shards & (shards - 1):
         below = 1 << max(0, shards.bit_length() - 1) if shards > 0 else 1
         raise ValueError(f"shards is {shards}: set it to a power of two, such as {below} or {2 * below}")
 
 
 def leaves(micros: int, shards: int = 1) -> list[int]:
-    """Return the leaf of each micro-batch of a step. Each shard has a subtree of its own.
-
-    >>> leaves(4), leaves(6, shards=2)
-    ([0, 1, 2, 3], [0, 1, 2, 4, 5, 6])
-    """
+    """Return the leaf of each micro-batch of a step. Each shard has a subtree of its own."""
     each = micros // shards
     return [leaves_of(range(shard, shard + 1), each).start + i for shard in range(shards) for i in range(each)]
 
 
 def leaves_of(shards: range, micros: int) -> range:
-    """Return the leaves of some shards.
-
-    >>> leaves_of(range(1, 3), 3)
-    range(4, 12)
-    """
     width = 1 << max(0, micros - 1).bit_length()
     return range(shards.start * width, shards.stop * width)
 
 
 def block_of(rank: int, size: int, shards: int) -> range:
-    """Return the contiguous shards of a rank. All ranks have the same number if `size` divides `shards`.
-
-    >>> [block_of(rank, 3, 8) for rank in range(3)]
-    [range(0, 2), range(2, 5), range(5, 8)]
-    """
+    """Return the contiguous shards of a rank. All ranks have the same number if `size` divides `shards`."""
     return range(rank * shards // size, (rank + 1) * shards // size)
 
 
@@ -101,34 +80,21 @@ class TreeSum(Generic[T]):
 
 
 class BlockSum(Generic[T]):
-    """The sums of a block of leaves, one for each whole subtree in it: all that other ranks need.
-
-    >>> sums = BlockSum(range(1, 4), lambda left, right: f"({left}+{right})")
-    >>> for leaf in (1, 2, 3):
-    ...     sums.take(leaf, str(leaf))
-    >>> sums.totals()
-    [(1, '1'), (2, '(2+3)')]
-    """
+    """The sums of a block of leaves, one for each whole subtree in it: all that other ranks need."""
 
     def __init__(self, block: range, add: Callable[[T, T], T]) -> None:
         self._trees = [(part, TreeSum(add)) for part in subtrees(block.start, block.stop)]
 
     def take(self, leaf: int, part: T) -> None:
-        """Add the part of a leaf to the right of all previous ones."""
         next(sums for leaves, sums in self._trees if leaf in leaves).take(leaf, part)
 
     def totals(self) -> list[tuple[int, T]]:
-        """Return the first leaf and the sum of each subtree; subtrees without parts are left out."""
         found = [(leaves.start, sums.total()) for leaves, sums in self._trees]
         return [(leaf, total) for leaf, total in found if total is not None]
 
 
 def tree_sum(parts: Iterable[tuple[int, T]], add: Callable[[T, T], T]) -> T | None:
-    """Return the sum of parts over the tree, or None if there are no parts.
-
-    >>> tree_sum([(1, 2.0), (6, 3.0)], lambda left, right: left + right)
-    5.0
-    """
+    """Return the sum of parts over the tree, or None if there are no parts."""
     sums = TreeSum(add)
     for leaf, part in parts:
         sums.take(leaf, part)

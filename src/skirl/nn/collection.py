@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -69,17 +69,14 @@ class Collection(nn.Module):
         self._looking = threading.Lock()
 
     def _engine_of(self, tables: Sequence[Table], **options: Any) -> Engine:
-        """Make the engine, which holds and moves the rows."""
         return Engine(tables, **options)
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables, as given."""
         return self.engine.schema.tables
 
     @property
     def grad_scaler(self) -> Any:
-        """The training loop's GradScaler, for mixed precision."""
         return self.current.grad_scaler
 
     @grad_scaler.setter
@@ -113,20 +110,10 @@ class Collection(nn.Module):
         )
 
     def part(self, *features: str, pooled: Pooling | None = None) -> "Part":
-        """Return some of the features as a module for use inside the model; the rows stay in this collection.
-
-        Parts share tables: if one module takes bags and another sequences, a step looks up the rows once, sums their
-        gradients and updates the rows once. Pass each part the batch as it was yielded.
-
-        - `pooled`: for an `EmbeddingCollection`: "sum" or "mean" returns bags, [batch, dim]; None, one row per id.
-
-        >>> import skirl
-        >>> items = EmbeddingCollection(
-        ...     [Table("item", 1000, 4, features=("seen", "bought"))], optimizer=skirl.SGD(lr=0.1), cache=100)
-        >>> ids = skirl.KeyedJagged(["seen", "bought"], torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 0, 0, 1]))
-        >>> items.part("bought", pooled="mean")(ids), items.part("seen")(ids)
-        (Output(bought: [2, 4]), Output(seen: [2, 4]))
-        """
+        """Return some of the features as a module for use inside the model; the rows stay in this collection. Parts
+        share tables: a step looks up the rows once, sums their gradients and updates the rows once. Pass each part the
+        batch as it was yielded. `pooled`, for an `EmbeddingCollection`: "sum" or "mean" returns bags, [batch, dim];
+        None, one row per id."""
         return Part(self, features, pooled)
 
     @property
@@ -162,7 +149,7 @@ class Collection(nn.Module):
         return out.only(sparse.keys())
 
     def _look_up(self, sparse: Sparse, micro: Ids, same_weights: bool) -> Output:
-        """Gather all features of the current batch. Later lookups of this step reuse the result."""
+        """Gather all features of the current batch."""
         current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
         assert current.work is not None
         if weights is not None and (_wants_grad(sparse) or not same_weights):
@@ -186,31 +173,25 @@ class Collection(nn.Module):
         with self._looking:
             resolver, found = self.engine.resolver, []
             for bank, part in enumerate(resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks):
-                keys, place = distinct(part.keys)
+                keys, place = distinct(part.positions.keys())
                 found.append(FoundRows(part, weights_of_all(self.engine, keys, bank), place))
             return found
-
-    def _pooled(self, bank: int, found: FoundRows) -> tuple[Tensor, Tensor | None]:
-        out = self.engine.banks[bank].pool_rows(found.rows, found.ids, found.place)
-        return shaped(out, self.engine, bank, found.ids)
 
     def _peek(self, sparse: Sparse) -> Output:
         """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident."""
         if not self.engine.store.ready:
             raise RuntimeError("no checkpoint is loaded: call skirl.load(FOLDER, model=...) before rows are looked up")
         self.current.drain()
+        engine, outputs, bags = self.engine, list[Tensor](), list[Tensor | None]()
         found = self.looked_up(sparse)
-        banks = [self._pooled(bank, part) for bank, part in enumerate(found)]
-        outputs, bags = [out for out, _ in banks], [bags for _, bags in banks]
+        for bank, part in enumerate(found):
+            flat = engine.banks[bank].pool_rows(part.rows, part.ids, part.place)
+            out, shared = shaped(flat, engine, bank, part.ids)
+            outputs.append(out)
+            bags.append(shared)
         return Output(self.engine.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
 
-    def state_dict_of_rows(self) -> dict[str, Any]:
-        """Return the store's identity, its generation and the step, which `state_dict` holds instead of the rows."""
-        store = self.engine.store
-        return {"identity": store.identity, "generation": store.generation, "steps": self.engine.counters.steps}
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Leave out the anchor, which is not state."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[f"{prefix}anchor"]
 
@@ -218,12 +199,13 @@ class Collection(nn.Module):
         super()._load_from_state_dict({f"{prefix}anchor": self.anchor, **state_dict}, prefix, *args, **options)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what names the store, for state_dict; the rows stay in the store."""
-        return self.state_dict_of_rows()
+        """Return what names the store, its moment and the step, for state_dict; the rows stay in the store."""
+        store = self.engine.store
+        return {"identity": store.identity, "generation": store.generation, "steps": self.engine.counters.steps}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Raise, for load_state_dict, unless the rows are those that the state was saved with."""
-        here = self.state_dict_of_rows()
+        here = self.get_extra_state()
         for field, meaning in (
             ("identity", "another store's rows"),
             ("generation", "rows of another moment"),
@@ -244,18 +226,9 @@ class Collection(nn.Module):
         )
 
     def rows(self, table: str, ids: RowIds) -> Tensor:
-        """Return the weights of rows by id, `[n, dim]`, as the executed steps left them. Nothing becomes resident.
-
-        In a lookahead, rows are as after the last `backward`. A row that was never used has its initial value. With
-        several trainers, all must call this at once for the same table, each with the ids that it wants.
-
-        >>> import skirl
-        >>> tables = [Table("item", 10, 2, init=skirl.Constant(1.0))]
-        >>> embeddings = EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.5), cache=5)
-        >>> embeddings(skirl.KeyedJagged.one_hot(["item"], torch.tensor([[3]])))["item"].sum().backward()
-        >>> embeddings.rows("item", [3, 4]).tolist()
-        [[0.5, 0.5], [1.0, 1.0]]
-        """
+        """Return the weights of rows by id, `[n, dim]`, as after the last `backward`. Nothing becomes resident. A row
+        that was never used has its initial value. With several trainers, all must call this at once for the same table,
+        each with the ids that it wants."""
         self.engine.check()
         self.current.drain()
         return weights_of(self.engine, table, ids)
@@ -263,13 +236,9 @@ class Collection(nn.Module):
     def set_rows(
         self, table: str, ids: RowIds, values: np.ndarray | Tensor, *, state: Literal["keep", "reset"] = "keep"
     ) -> None:
-        """Replace the weights of rows. Refused while a lookahead iterates, since its rows are already on their way.
-
-        This ends a step that has had no backward yet; its backward is then refused. With several trainers, all must
-        call this at once with the same ids and values.
-
-        - `values`: `[n, dim]`, in the dtype of the rows.
-        """
+        """Replace the weights of rows by `[n, dim]` values in their dtype. Refused while a lookahead iterates, since
+        its rows are on their way. This ends a step that has had no backward yet; its backward is then refused. With
+        several trainers, all must call this at once with the same ids and values."""
         self.engine.check()
         if self.lookahead is not None and self.lookahead.iterating:
             raise RuntimeError("a lookahead is iterating over these embeddings: set rows before its loop, or after it")
@@ -279,11 +248,9 @@ class Collection(nn.Module):
         self.forget()
 
     def extra_repr(self) -> str:
-        """Return what repr shows."""
         return described(self.engine)
 
     def flush(self) -> None:
-        """Write every resident row to the store."""
         self.engine.check()
         self.current.drain()
         self.engine.flush()
@@ -304,7 +271,6 @@ class Collection(nn.Module):
         self.alone.forget()
 
     def opened(self, loop: Loop | None) -> None:
-        """Note that a lookahead begins or ends; called by the lookahead."""
         self.current.opened(loop)
         self.alone.forget()
 
@@ -344,7 +310,6 @@ class Part(nn.Module):
 
     @uncompiled
     def forward(self, sparse: Sparse) -> Output:
-        """Look up the part's features. Parts of one collection share a lookup, and their gradients make one update."""
         if missing := set(self.features) - set(sparse.keys()):
             have = ", ".join(map(repr, sparse.keys())) or "none"
             raise BadIds(
@@ -354,34 +319,19 @@ class Part(nn.Module):
         return self.of(sparse).only(self.features).pooling(self.pooled)
 
     def extra_repr(self) -> str:
-        """Return what repr shows."""
         return ", ".join([*map(repr, self.features), *([] if self.pooled is None else [f"pooled={self.pooled!r}"])])
 
 
 def described(engine: Engine) -> str:
-    """Describe tables, row optimizers, cache and store for repr, with a line per table; many tables are abridged."""
     lines, rules = [], engine.optimizers
     for number, table in enumerate(engine.schema.tables):
         features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
         pooling = f", {table.pooling}" if engine.pooled else ""
-        rule = f", {_named(rules[number])}" if len(rules.all) > 1 else ""
+        rule = f", {rules[number]}" if len(rules.all) > 1 else ""
         frozen = ", frozen" if engine.frozen[number] else ""
         lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
-    if len(lines) > _MOST_LINES:
-        left = len(lines) - _MOST_LINES + 1
-        lines[_MOST_LINES - 3 : -2] = [f"... {left:,} more tables ..."]
     last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
-    return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={_named(rules[0])}, {last}"])
-
-
-_MOST_LINES = 12
-
-
-def _named(rule: RowOptimizer) -> str:
-    """Describe a row optimizer by its learning rate and its other arguments that differ from the defaults."""
-    values = {field.name: (getattr(rule, field.name), field.default) for field in fields(rule)}
-    given = [f"{name}={value!r}" for name, (value, default) in values.items() if name == "lr" or value != default]
-    return f"{type(rule).__name__}({', '.join(given)})"
+    return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={rules[0]}, {last}"])
 
 
 def _wants_grad(sparse: Sparse) -> bool:
@@ -416,11 +366,8 @@ def refuse_copies(model: nn.Module) -> None:
 
 
 class TablePlace(NamedTuple):
-    """The place of a table in a model."""
-
     engine: Engine
     number: int
-    """Index of the table in the engine."""
 
     @property
     def table(self) -> Table:
@@ -470,19 +417,17 @@ class EmbeddingBagCollection(Collection):
 
     - `tables`: the tables; those of one dim and one kind of row optimizer share a part of the cache.
     - `optimizer`: how rows are trained: a row optimizer, or one for each pattern of table names, such as `{"user_*":
-      skirl.Adam(), "*": skirl.SGD()}`; the first pattern that matches counts. Rows are not Parameters, so
-      `clip_grad_norm_(model.parameters())` skips them, with a warning; to bound the gradient of each row, set `clip`
-      here.
+      skirl.Adam(), "*": skirl.SGD()}`; the first pattern that matches counts. Rows are not Parameters:
+      `clip_grad_norm_(model.parameters())` skips them; to bound the gradient of each row, set `clip` here.
     - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with a unit ("4GiB"), or "auto":
       half of the free memory. The results are the same, bit for bit. `skirl size` shows what your data needs.
-    - `store`: where all other rows are: "memory", which needs no folder; "disk:FOLDER"; "rpc://HOST:PORT", memory
-      nodes; a list of these with weights, "disk:a,disk:b*2"; "checkpoint", the checkpoint that is loaded, read-only; or a
-      `skirl.store.Store`.
-    - `device`: what computes on the rows: "cpu", which every machine has, "cuda" or "cuda:N".
-    - `seed`: fixes the rows' initial values, 0 so that runs repeat. A store with rows refuses another.
-    - `dtype`: dtype of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded stochastically.
+    - `store`: where all other rows are: "memory"; "disk:FOLDER"; "rpc://HOST:PORT", memory nodes; a list of these with
+      weights, "disk:a,disk:b*2"; "checkpoint", the checkpoint that is loaded, read-only; or a `skirl.store.Store`.
+    - `device`: what computes on the rows: "cpu", "cuda" or "cuda:N".
+    - `seed`: fixes the rows' initial values. A store with rows refuses another.
+    - `dtype`: dtype of the rows: float32, float64; on a GPU also bfloat16 or float16, rounded stochastically.
     - `resume`: continue with the rows that the store already has. By default, a store with rows is refused.
-    - `grad_scaler`: the loop's `torch.amp.GradScaler`, for mixed precision; None if it has none: a step of one is refused.
+    - `grad_scaler`: the loop's `torch.amp.GradScaler`, if it has one.
     """
 
 

@@ -50,11 +50,9 @@ class CurrentStep:
     ) -> None:
         self.engine = engine
         self.loop: Loop | None = None
-        """The lookahead over these rows, while it is open."""
         self.work: Work | None = None
         self.micro = 0
         self.out: Any = None
-        """What was looked up for the current micro-batch."""
         self._same = same
         self.dense = DenseGradients()
         self._optimizer = optimizer
@@ -75,18 +73,15 @@ class CurrentStep:
             self._same.settle(wait=True)
 
     def expect(self, work: Work, micro: int) -> None:
-        """The next forward is of this micro-batch."""
         self._leave()
         self.work, self.micro = work, micro
 
     def _leave(self) -> None:
-        """The micro-batch is not in the loop any more."""
         self.out = None  # it holds the graph of its lookup
         if self.work is not None:
             self._same.leave(self.work.micros[self.micro])
 
     def enter(self) -> Ids:
-        """Its forward runs now."""
         if self.work is None:
             raise RuntimeError(
                 "no batch is current: run forward on the batch that the lookahead yielded last, inside its loop"
@@ -108,7 +103,6 @@ class CurrentStep:
 
     @property
     def returned_now(self) -> bool:
-        """Whether the micro-batch in the loop had its backward."""
         return self.work is not None and self.work.micros[self.micro].returned
 
     def finish(self, apply: bool = True) -> None:
@@ -136,12 +130,10 @@ class CurrentStep:
             self.finish()
 
     def drain(self) -> None:
-        """Wait until rows that have left the cache are in the store."""
         if self.loop is not None:
             self.loop.drain()
 
     def require(self, work: Work) -> None:
-        """Refuse a backward that comes too late."""
         if work is not self.work:
             raise RuntimeError(
                 "backward of a batch that is not current any more: its rows may have left the cache. Call backward "
@@ -154,7 +146,6 @@ class CurrentStep:
 
     @property
     def trains(self) -> bool:
-        """Whether any rows are trained by a forward that begins now."""
         return self.anchor.requires_grad and not self.engine.frozen.all()
 
     def returned(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None = None) -> None:
@@ -192,11 +183,9 @@ class CurrentStep:
             raise
 
     def _unscale(self, work: Work) -> bool:
-        """Divide the loss scale out; False when a gradient is not finite and the step is to be skipped.
-
-        The anchor's gradient says which, so that `scaler.step(embeddings.optimizer)` lets the scaler know as well: rows
-        may overflow where no dense gradient does, and would be skipped for ever at a scale that nobody lowers.
-        """
+        """Divide the loss scale out; False when a gradient is not finite and the step is to be skipped. The anchor's
+        gradient says which, so that `scaler.step(embeddings.optimizer)` tells the scaler: rows may overflow where no
+        dense gradient does."""
         self._optimizer.anchor.grad = torch.zeros_like(self._optimizer.anchor)
         assert self.grad_scaler is not None
         inverse = 1.0 / self.grad_scaler.get_scale()
@@ -214,12 +203,8 @@ class CurrentStep:
 def _keep_shared(
     engine: Engine, work: Work, bank: int, micro: int, grad: torch.Tensor | None, of_bags: torch.Tensor | None
 ) -> None:
-    """Keep the gradient of a micro-batch whose samples share bags.
-
-    - `grad`: gradient of the output, [batch * features, dim]; None: it has none.
-    - `of_bags`: gradient of the shared bags themselves, [shared bags, dim], if the loop used them; None: they have
-      none.
-    """
+    """Keep the gradient of a micro-batch whose samples share bags: that of the output, [batch * features, dim], and
+    that of the shared bags themselves, [shared bags, dim], if the loop used them."""
     shared, rows, dim = work.micros[micro].banks[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
     assert shared is not None
     into = work.room(bank, micro, dim, engine.device.empty)
@@ -258,7 +243,7 @@ _IN_FLIGHT = 4
 
 
 class StepByStep:
-    """The steps of one collection without a lookahead. Successive steps share a plan until something invalidates it."""
+    """The steps of one collection without a lookahead. They share a plan until something invalidates it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -266,7 +251,6 @@ class StepByStep:
         self._steps = 0
 
     def forget(self) -> None:
-        """Drop the plan, since something else has replaced or moved rows."""
         self._planner = None
 
     def step(self, ids: Ids) -> Work:
@@ -333,5 +317,4 @@ class StepByStep:
 
 
 def _needs(micro: Ids) -> list[int]:
-    """Return the number of distinct rows of each bank."""
-    return [len(distinct(ids.keys)[0]) for ids in micro.banks]
+    return [len(distinct(ids.positions.keys())[0]) for ids in micro.banks]

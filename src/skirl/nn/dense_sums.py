@@ -18,14 +18,12 @@ from skirl.peers.base import Peers
 from skirl.peers.dense import OfAllTrainers, Summing
 
 _open: "WeakSet[DenseSums]" = WeakSet()
-"""Those of the lookaheads that are open in this process."""
+"""Of the lookaheads that are open in this process."""
 
 
 class DenseSums:
-    """What the backward of each micro-batch leaves in `weight.grad` is taken from there, until the step is complete.
-
-    So a loop may call `step()` and `zero_grad()` for each micro-batch: there is nothing to step by, but after the last one.
-    """
+    """Takes what the backward of each micro-batch leaves in `weight.grad` until the step is complete, so that a loop
+    may call `step()` and `zero_grad()` for each micro-batch: only after the last one is there anything to step by."""
 
     def __init__(
         self,
@@ -46,13 +44,10 @@ class DenseSums:
         self._missing: set[nn.Parameter] = set()
         """Weights that the backward of the micro-batch has not reached yet."""
         self._summing: Summing | None = None
-        """The sum of the step in the loop, once it is on its way."""
         block = range(1 + leaves(shards * accumulate, shards)[-1]) if self._others is None else self._others.mine
         self._sums: BlockSum[list[Tensor | None]] = BlockSum(block, add_lists)
         self._thread = 0
-        """The loop's."""
         self._micro: int | None = None
-        """In the loop."""
         self._reached: set[str] = set()
         """What a backward that is under way has brought gradients: weights of the model, and others."""
         self._returned = False
@@ -63,13 +58,11 @@ class DenseSums:
         """What the step's gradients are, once they are in place, and as long as they are kept: each with its version."""
 
     def open(self) -> None:
-        """Look after gradients from now on."""
         self._thread = threading.get_ident()
         _hear_of_steps()
         _open.add(self)
 
     def close(self) -> None:
-        """The loop is over: gradients of a step that is not complete are dropped."""
         _open.discard(self)
         for hook in self._hooks.values():
             hook.remove()
@@ -78,7 +71,6 @@ class DenseSums:
         self._sums.totals()
 
     def begin(self, micro: int) -> None:
-        """A micro-batch comes into the loop."""
         if micro == 0:
             self._sums.totals()
             self._find_weights()
@@ -87,7 +79,6 @@ class DenseSums:
         self._missing = {weight for weight in self._weights if weight.requires_grad}
 
     def leave(self) -> None:
-        """It leaves the loop."""
         if self._micro is not None and not self._ends_step:
             self._take()
         elif self._others is not None and self._micro is not None and not self._returned:
@@ -99,7 +90,6 @@ class DenseSums:
         return self._micro is not None and self._micro + 1 == len(self._leaves)
 
     def _find_weights(self) -> None:
-        """Those of the model, as far as they are trained now."""
         weights = [w for w in self._model.parameters() if not nn.parameter.is_lazy(w) and w.numel()]
         self._weights = [w for w in weights if w.requires_grad or w.grad is not None]
         for weight in self._weights:
@@ -107,7 +97,6 @@ class DenseSums:
                 self._hooks[weight] = weight.register_post_accumulate_grad_hook(self._accumulated)
 
     def _accumulated(self, weight: Tensor) -> None:
-        """Called in a backward, for each weight of the model that it has brought a gradient."""
         if self._micro is not None:
             if (self._returned and "model" not in self._reached) or self._summing is not None:
                 raise RuntimeError(
@@ -120,17 +109,14 @@ class DenseSums:
                 self._begin()
 
     def _may_begin(self) -> bool:
-        """Whether dense gradients may leave in the midst of a backward, so that they travel while rows are summed.
-
-        On a GPU they stay behind the rows: what all ranks give to its streams has to come in one order.
-        """
+        """Whether dense gradients may travel while rows are summed. On a GPU they stay behind the rows: what all ranks
+        give to its streams has to come in one order."""
         return self._others is not None and self._ends_step and all(
             weight.is_cpu and len(weight._post_accumulate_grad_hooks or ()) == 1  # no other one changes the gradient
             for weight in self._hooks
         )  # fmt: skip
 
     def _begin(self) -> None:
-        """Send the dense gradients of the step on their way."""
         assert self._others is not None
         self._take()
         self._summing = self._others.start(self._weights, self._sums.totals())
@@ -142,7 +128,6 @@ class DenseSums:
             self._reached.add(what)
 
     def _ended(self) -> None:
-        """A backward is over."""
         reached, before = set(self._reached), self._looked_up
         self._reached.clear()
         self._looked_up = sum(c.current.returned_now for c in self._collections)
@@ -159,7 +144,6 @@ class DenseSums:
             self._returned = True
 
     def _take(self) -> None:
-        """Take the gradients of the micro-batch in the loop."""
         assert self._micro is not None
         grads = [weight.grad for weight in self._weights]
         if self._micro == 0:
@@ -176,7 +160,6 @@ class DenseSums:
         self._sums.take(self._leaves[self._micro], grads)
 
     def _check_cleared(self) -> None:
-        """Refuse gradients that were added to those of the step before."""
         before, self._reduced = self._reduced, {}
         for weight, (grad, version) in before.items():
             if weight.grad is not None and weight.grad is grad() and weight.grad._version == version + 1:
@@ -202,7 +185,6 @@ class DenseSums:
                 self._reduced[weight] = ref(grad), grad._version
 
     def _mean_of_all(self) -> list[Tensor | None]:
-        """Where several have some each."""
         for collection in self._collections:  # in the order of the others, whose rows had a backward
             collection.current.update_together()
         if self._summing is None:
@@ -212,7 +194,6 @@ class DenseSums:
         return summing.wait()
 
     def _mean_here(self, totals: list[tuple[int, list[Tensor | None]]]) -> list[Tensor | None]:
-        """Where one trainer has all shards."""
         total = tree_sum(totals, add_lists) or []
         # From 0, so that no -0.0 tells which shards had no gradient.
         return [None if grad is None else grad.mul_(self._times).add_(0.0) for grad in total]
@@ -236,8 +217,6 @@ class DenseSums:
 
 @cache
 def _hear_of_steps() -> None:
-    """Hear of each optimizer's steps, from now on."""
-
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for sums in list(_open):
             sums.before_step(optimizer)

@@ -1,8 +1,5 @@
 """Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `swap` for TorchRec's EmbeddingBagCollection inside a model.
-
-Options that moving rows cannot support are refused, not ignored. TorchRec is recognized by the names of its methods and
-never imported, so any of its releases will do.
-"""
+TorchRec is recognized by the names of its methods and never imported, so any of its releases will do."""
 
 import sys
 from typing import Any, Literal
@@ -29,34 +26,17 @@ class EmbeddingBag(nn.Module):
 
     **Arguments**
 
-    - `num_embeddings`, `embedding_dim`: number of rows, and length of a row.
-    - `max_norm`, `norm_type`: refused unless left at torch's defaults, since they change rows during the lookup. To
-      bound gradients, use the optimizer's `clip`.
-    - `scale_grad_by_freq`: True is refused; for frequent ids use Adagrad.
-    - `mode`: "mean" as in torch, or "sum"; "max", which is not a sum of rows, is refused.
-    - `sparse`: has no effect, since gradients of rows are never dense.
-    - `_weight`: rows to start from, `[num_embeddings, embedding_dim]`, all of which are then stored; None uses `init`.
-    - `include_last_offset`: as in torch: whether `offsets` has one more entry, the number of ids.
-    - `padding_idx`: as in torch: an id that is neither looked up nor trained, and does not count in a mean.
-    - `device`: where the cache is; None is the CPU.
-    - `dtype`: dtype of the rows; None is float32.
-    - `optimizer`: how backward updates rows. It has no default, since nothing else trains the rows.
-    - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
-      table.
-    - `store`: where the other rows are: "memory", which needs no setup, "disk:FOLDER" or a `skirl.store.Store`.
-    - `seed`: fixes the initial values, 0 so that runs repeat.
-    - `init`: how rows are initialized, or an array or a file of all initial values, as for `skirl.Table`; None is
-      `Normal(1.0)`, as in torch.
-    - `resume`: accept a store that already holds rows. False refuses it, so that no run starts from another's rows
-      unnoticed.
+    - all up to `dtype`: as in torch. `max_norm`, `norm_type` and `scale_grad_by_freq` are refused unless left at torch's
+      defaults, and so is the mode "max"; `sparse` has no effect. Rows of `_weight` are all stored.
+    - `optimizer`: how backward updates rows.
+    - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB").
+    - `store`, `seed`, `resume`: as for `EmbeddingBagCollection`.
+    - `init`: how rows are initialized, as for `skirl.Table`; None is `Normal(1.0)`, as in torch.
 
     >>> import skirl
     >>> bag = EmbeddingBag(1000, 4, mode="sum", optimizer=skirl.SGD(lr=0.1), cache=10)
     >>> bag(torch.tensor([1, 2, 4, 5]), torch.tensor([0, 3])).shape
     torch.Size([2, 4])
-    >>> EmbeddingBag(1000, 4, mode="max", optimizer=skirl.SGD(lr=0.1), cache=10)
-    Traceback (most recent call last):
-    ValueError: mode is 'max': set it to 'sum' or 'mean'
     """
 
     def __init__(
@@ -112,14 +92,7 @@ class EmbeddingBag(nn.Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> "EmbeddingBag":
-        """Start from these rows, which are not trained further unless `freeze` is False, as in torch.
-
-        **Arguments**
-
-        - `embeddings`: the rows, `[num_embeddings, embedding_dim]`.
-        - `freeze`: look up rows without training them; True as in torch. `requires_grad_(True)` unfreezes them later.
-        - `options`: further keyword arguments of the class.
-        """
+        """Start from these rows, which are not trained further unless `freeze` is False, as in torch."""
         rows, dim = embeddings.shape
         bag = cls(rows, dim, _weight=embeddings, **options)
         bag.requires_grad_(not freeze)
@@ -127,18 +100,13 @@ class EmbeddingBag(nn.Module):
 
     @property
     def optimizer(self) -> Any:
-        """The torch optimizer that holds the rows' learning rate, for torch's schedulers."""
+        """For torch's schedulers."""
         return self.rows.optimizer
 
     def sparse(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> KeyedJagged:
-        """Return the ids of a batch in the form that a lookahead needs.
-
-        **Arguments**
-
-        - `input`, `offsets`, `per_sample_weights`: as `forward` takes them.
-        """
+        """Return the ids of a batch in the form that a lookahead needs; arguments as for `forward`."""
         if per_sample_weights is not None and self.mode != "sum":
             raise ValueError(
                 f"per_sample_weights need mode='sum', and mode is {self.mode!r}: set mode to 'sum', or leave the weights out"
@@ -176,18 +144,10 @@ class EmbeddingBag(nn.Module):
         return KeyedJagged(["weight"], ids, offsets=ends, weights=weights)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """Look up and pool, as torch's module does: `[bags, embedding_dim]`.
-
-        **Arguments**
-
-        - `input`: ids, `[bags, ids]`, or one-dimensional with `offsets`.
-        - `offsets`: where each bag starts in a one-dimensional input; None for one of two dimensions, a bag a row.
-        - `per_sample_weights`: one weight per id, in the shape of `input`, only with mode "sum"; None weighs all alike.
-        """
+        """Look up and pool, as torch's module does: `[bags, embedding_dim]`."""
         return self.rows(self.sparse(input, offsets, per_sample_weights))["weight"]
 
     def extra_repr(self) -> str:
-        """Return what repr shows, in the style of torch's module."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
@@ -214,7 +174,7 @@ class Swapped(nn.Module):
             for config in configs
         ]  # fmt: skip
         self._weighted = bool(theirs.is_weighted())
-        self._output = getattr(sys.modules[type(theirs).__module__], "KeyedTensor", None)
+        self._output = sys.modules[type(theirs).__module__].KeyedTensor
         self._dims = [config.embedding_dim for config in configs for _ in config.feature_names]
         self.rows = EmbeddingBagCollection(tables, dtype=_DTYPES[kinds.pop()], **options)
         state = theirs.state_dict()
@@ -229,38 +189,9 @@ class Swapped(nn.Module):
         return KeyedJagged.of(features).unweighted()
 
     def forward(self, features: Sparse) -> Any:
-        """Look up a batch and return a KeyedTensor, with its features in TorchRec's order."""
         out = self.rows(self.sparse(features))
         values = torch.cat([out[name] for name in self.features], dim=1)
-        if self._output is None:
-            return Keyed(self.features, self._dims, values)
         return self._output(keys=self.features, length_per_key=self._dims, values=values)
-
-
-class Keyed:
-    """The methods of a KeyedTensor that models call, for use if TorchRec's own class cannot be found."""
-
-    def __init__(self, keys: list[str], lengths: list[int], values: Tensor) -> None:
-        self._keys, self._lengths, self._values = keys, lengths, values
-
-    def keys(self) -> list[str]:
-        """Return the names of the features."""
-        return self._keys
-
-    def values(self) -> Tensor:
-        """Return the outputs of all features side by side, [batch, sum of dims]."""
-        return self._values
-
-    def length_per_key(self) -> list[int]:
-        """Return the dim of each feature."""
-        return self._lengths
-
-    def to_dict(self) -> dict[str, Tensor]:
-        """Return the output of each feature by name."""
-        return dict(zip(self._keys, self._values.split(self._lengths, dim=1), strict=True))
-
-    def __getitem__(self, key: str) -> Tensor:
-        return self.to_dict()[key]
 
 
 def swap(
@@ -280,14 +211,8 @@ def swap(
     **Arguments**
 
     - `model`: the model; if it is itself the collection, the new module is returned.
-    - `optimizer`: how backward updates rows: one for all tables, or one for each pattern of their names; required, as
-      TorchRec's own collections also leave it to the caller.
-    - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
-      model.
-    - `store`: where the other rows are: "memory", which needs no setup, "disk:FOLDER" or a `skirl.store.Store`.
-    - `seed`: fixes the initial values of rows that are not copied, 0 so that runs repeat.
-    - `resume`: use the rows that the store already holds, instead of the collection's; False refuses a store that is
-      not empty.
+    - `optimizer`, `cache`, `store`, `seed`: as for `EmbeddingBagCollection`; `seed` for rows that are not copied.
+    - `resume`: use the rows that the store already holds, instead of the collection's.
     """
     found = [(name, module) for name, module in model.named_modules() if _is_theirs(module)]
     if len(found) != 1:

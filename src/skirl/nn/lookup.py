@@ -1,6 +1,8 @@
 """A forward: ids of the step looked up, or what an earlier forward has looked up."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,6 @@ from skirl.nn.current_step import Ticket
 
 @dataclass(slots=True)
 class FoundRows:
-    """The rows of one bank for a batch."""
-
     ids: BankIds
     rows: np.ndarray
     """Records, or only their weights."""
@@ -34,10 +34,8 @@ def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tenso
 
 
 class Lookup(torch.autograd.Function):
-    """Forward: gather and pool each bank. Backward: hand their gradients to the current step.
-
-    The outputs are two per bank: its output and its shared bags, which are None for most banks.
-    """
+    """Forward: gather and pool each bank; returns two a bank, its output and its shared bags or None. Backward: hand
+    their gradients to the current step."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tickets: list[Ticket]) -> tuple[Tensor | None, ...]:
@@ -115,47 +113,28 @@ class Whole(torch.autograd.Function):
         return grad, None
 
 
-class Unbind(torch.autograd.Function):
-    """The features one by one. Records which of them got a gradient."""
+class Cut(torch.autograd.Function):
+    """The features of these columns one by one, or their shared bags: stretches of rows of these sizes, or without sizes
+    the second dimension. Backward records which of them got a gradient, which counts for all ids of its feature."""
 
     @staticmethod
-    def forward(ctx: Any, bank: Tensor, ticket: Ticket) -> tuple[Tensor, ...]:
-        ctx.ticket, ctx.shape = ticket, bank.shape
+    def forward(
+        ctx: Any, bank: Tensor, ticket: Ticket, columns: Sequence[int], sizes: list[int] | None = None
+    ) -> tuple[Tensor, ...]:
+        ctx.ticket, ctx.shape, ctx.columns, ctx.sizes = ticket, bank.shape, columns, sizes
         ctx.set_materialize_grads(False)
-        return tuple(bank.unbind(1))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        samples, features, dim = ctx.shape
-        out = ctx.ticket.engine.device.empty(samples * features, dim).view(ctx.shape)
-        for column, grad in enumerate(grads):
-            out[:, column] = 0 if grad is None else grad  # autograd may add the gradient of the stacked output
-            if grad is not None:  # a gradient of the stacked output makes every feature live
-                ctx.ticket.live[column] = True
-        return out, None
-
-
-class Split(torch.autograd.Function):
-    """Unpooled features one by one, or shared bags. A gradient counts for all ids of its feature.
-
-    columns: the columns of these features.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, bank: Tensor, ticket: Ticket, sizes: list[int], columns: list[int]) -> tuple[Tensor, ...]:
-        ctx.ticket, ctx.shape, ctx.sizes, ctx.columns = ticket, bank.shape, sizes, columns
-        ctx.set_materialize_grads(False)
-        return tuple(bank.split(sizes))
+        return tuple(bank.unbind(1) if sizes is None else bank.split(sizes))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        out = ctx.ticket.engine.device.empty(*ctx.shape)
-        for column, part, grad in zip(ctx.columns, out.split(ctx.sizes), grads, strict=True):
+        *rows, dim = ctx.shape
+        out = ctx.ticket.engine.device.empty(prod(rows), dim).view(ctx.shape)
+        parts = out.unbind(1) if ctx.sizes is None else out.split(ctx.sizes)
+        for column, part, grad in zip(ctx.columns, parts, grads, strict=True):
             if grad is None:
-                part.zero_()
-            else:
+                part.zero_()  # autograd may add the gradient of the stacked output
+            else:  # a gradient of the stacked output makes every feature live
                 part.copy_(grad)
                 ctx.ticket.live[column] = True
         return out, None, None, None

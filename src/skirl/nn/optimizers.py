@@ -20,20 +20,15 @@ _CLIPPING = "torch.nn.utils.clip_grad"
 
 
 class Anchor(nn.Parameter):
-    """Makes backward run if no other Parameter precedes the lookup; `requires_grad_` reaches it.
-
-    Its gradient is empty too, and gone when backward returns: `torch.autograd.grad` can ask for it, but no norm
-    includes it.
-    """
+    """Makes backward run if no other Parameter precedes the lookup; `requires_grad_` reaches it. Its gradient is empty
+    too, and gone when backward returns: `torch.autograd.grad` can ask for it, but no norm includes it."""
 
     clips = False
-    """True if the row optimizers of all tables clip gradients themselves."""
     said = False
     """True once the user has been warned that clipping gradients skips rows."""
 
     @classmethod
     def of(cls, nothing: Tensor, *, clips: bool) -> "Anchor":
-        """Make an anchor from an empty tensor."""
         anchor = cls(nothing)
         anchor.clips = clips
         anchor.register_post_accumulate_grad_hook(_forget)
@@ -78,7 +73,6 @@ _SCALING, _DEEPEST = "torch.amp.grad_scaler", 8
 
 @cache
 def watch() -> None:
-    """Watch the steps of all optimizers from now on."""
     register_optimizer_step_pre_hook(_steps)
     register_optimizer_step_post_hook(_has_stepped)
 
@@ -141,11 +135,8 @@ def _scaled() -> bool:
 
 
 class DenseGradients:
-    """What became of the dense gradients that the step before left behind, as its optimizers are known once they stepped.
-
-    One weight that was stepped or cleared is enough to be content: a GradScaler skips steps, and of several optimizers one
-    may rest.
-    """
+    """What became of the dense gradients that the step before left behind. One weight that was stepped or cleared is
+    enough to be content: a GradScaler skips steps, and of several optimizers one may rest."""
 
     def __init__(self) -> None:
         watch()
@@ -199,7 +190,6 @@ class DenseGradients:
         self._smallest = self._kept[0][0].detach().clone() if self._kept else None
 
     def _accumulated(self) -> bool:
-        """Whether a backward added to gradients that were left, and to nothing else."""
         added = False
         for weight, version, known, grad_version in self._kept:
             grad = weight.grad

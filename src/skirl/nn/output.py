@@ -13,17 +13,11 @@ from skirl.core.ids import BadIds, BankIds
 from skirl.core.once import Distinct, expand, padded
 from skirl.core.tables import Pooling, Schema
 from skirl.nn.current_step import Ticket
-from skirl.nn.lookup import Split, Unbind, Whole
+from skirl.nn.lookup import Cut, Whole
 
 
 def pooled(flat: Tensor, offsets: np.ndarray, mode: Pooling) -> Tensor:
-    """Sum or average the rows of all samples, `[ids, dim]`, by sample: `[batch, dim]`, zeros for a sample without ids.
-
-    offsets: int [batch + 1], where each sample begins.
-
-    >>> pooled(torch.tensor([[1.0], [2.0], [4.0]]), np.array([0, 1, 1, 3]), "mean").squeeze(1).tolist()
-    [1.0, 0.0, 3.0]
-    """
+    """Sum or average the rows of all samples, `[ids, dim]`, by sample, zeros for a sample without ids."""
     lengths = torch.from_numpy(np.diff(offsets).astype(np.int64)).to(flat.device)
     # Sums in order, so that a run repeats bit for bit on a GPU. The lengths need no check.
     sums = torch.segment_reduce(flat, "sum", lengths=lengths, initial=0.0, unsafe=True)
@@ -34,10 +28,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def uncompiled(method: Method) -> Method:
-    """Keep torch.compile out of a method, since its effects on rows are not part of a graph.
-
-    With torch.compiler.disable as the decorator, importing skirl would import the compiler, which takes 1.3 s.
-    """
+    """Keep torch.compile out of a method, since its effects on rows are not part of a graph. torch.compiler.disable as
+    a decorator would import the compiler, which takes 1.3 s."""
 
     @wraps(method)
     def called(*args: Any) -> Any:
@@ -68,12 +60,10 @@ class Output(Mapping[str, Tensor]):
         self._schema = schema
         self._banks = banks
         self._bags = bags
-        """The shared bags of each bank."""
         self._tickets = tickets
         self._ids = ids
         self._split: dict[int, tuple[Tensor, ...]] = {}
         self._once: dict[int, dict[int, Tensor]] = {}
-        """By bank and feature: the shared bags."""
         self._copied: dict[tuple[int, int], Tensor] = {}
         """By bank and feature: the rows of shared bags for all samples, which only an unpooled output copies."""
         self._unpooled = not ids[0].pooled
@@ -109,12 +99,8 @@ class Output(Mapping[str, Tensor]):
         return again
 
     def only(self, names: Collection[str]) -> Self:
-        """Return the output of some features from the same lookup.
-
-        **Arguments**
-
-        - `names`: the features; names of features that the collection does not have are skipped.
-        """
+        """Return the output of some features from the same lookup. Names that the collection does not have are
+        skipped."""
         chosen = [name for name in self._schema.features if name in names]
         if len(chosen) == len(self._schema.features):
             return self
@@ -127,7 +113,7 @@ class Output(Mapping[str, Tensor]):
         return part
 
     def pooling(self, mode: Pooling | None) -> Self:
-        """Return the same lookup with its rows pooled by sample."""
+        """Return the same lookup with the rows of each sample summed or averaged."""
         part = copy(self)
         part._mode = mode
         return part
@@ -145,10 +131,6 @@ class Output(Mapping[str, Tensor]):
         """Return the distinct bags of a feature, to compute something once per bag and then copy it to the samples.
 
         A feature without an inverse has a bag for each sample.
-
-        **Arguments**
-
-        - `name`: the feature.
 
         >>> import skirl, torch
         >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
@@ -195,7 +177,7 @@ class Output(Mapping[str, Tensor]):
             if ids.folded is not None:
                 sizes, columns = np.diff(ids.folded.begins).tolist(), ids.folded.columns.tolist()
             assert rows is not None
-            parts = Split.apply(rows, self._tickets[bank], sizes, columns) if self._tickets else rows.split(sizes)
+            parts = Cut.apply(rows, self._tickets[bank], columns, sizes) if self._tickets else rows.split(sizes)
             self._once[bank] = dict(zip(columns, parts, strict=True))
         return self._once[bank]
 
@@ -216,7 +198,8 @@ class Output(Mapping[str, Tensor]):
             return self._copied[bank, column]
         if bank not in self._split:
             rows, tickets = self._banks[bank], self._tickets
-            self._split[bank] = rows.unbind(1) if tickets is None else Unbind.apply(rows, tickets[bank])
+            columns = range(rows.shape[1])
+            self._split[bank] = rows.unbind(1) if tickets is None else Cut.apply(rows, tickets[bank], columns)
         return self._split[bank][column]
 
     @uncompiled
@@ -236,48 +219,18 @@ class Output(Mapping[str, Tensor]):
 
     @uncompiled
     def padded(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return a feature's rows padded with zeros, [batch, longest, dim], and a mask of the rows, [batch, longest].
-
-        `longest` is the number of ids of the batch's longest sample. No gradient flows from the padding.
-
-        **Arguments**
-
-        - `name`: the feature.
-
-        >>> import skirl, torch
-        >>> embeddings = skirl.EmbeddingCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
-        >>> out = embeddings(skirl.KeyedJagged(["item"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 0, 1])))
-        >>> out["item"].shape, out.padded("item")[0].shape, out.nested("item").shape[0]
-        (torch.Size([3, 2]), torch.Size([3, 2, 2]), 3)
-        """
+        """Return a feature's rows padded with zeros, [batch, longest, dim], and a mask of the rows, [batch,
+        longest]."""
         return padded(self[name], self._offsets(name))
 
     @uncompiled
     def nested(self, name: str) -> Tensor:
-        """Return a feature's rows as a nested tensor of torch's jagged layout, [batch, (ids of a sample), dim].
-
-        **Arguments**
-
-        - `name`: the feature.
-        """
+        """Return a feature's rows as a nested tensor of torch's jagged layout, [batch, (ids of a sample), dim]."""
         flat, offsets = self[name], self._offsets(name)
         lengths, begins = np.diff(offsets), torch.from_numpy((offsets - offsets[0]).astype(np.int64))
         return torch.nested.nested_tensor_from_jagged(
             flat, begins.to(flat.device), min_seqlen=int(lengths.min(initial=0)), max_seqlen=int(lengths.max(initial=0))
         )
-
-    @uncompiled
-    def pooled(self, name: str, mode: Pooling = "sum") -> Tensor:
-        """Return a feature's rows summed or averaged by sample, [batch, dim], for a table with both bags and sequences.
-
-        **Arguments**
-
-        - `name`: the feature.
-        - `mode`: "sum", the default, or "mean".
-        """
-        if mode not in ("sum", "mean"):
-            raise ValueError(f"mode is {mode!r}: set it to 'sum' or 'mean'")
-        return pooled(self[name], self._offsets(name), mode)
 
     def _offsets(self, name: str) -> np.ndarray:
         """Return where each sample of a feature begins among its rows."""
@@ -292,7 +245,6 @@ class Output(Mapping[str, Tensor]):
         return np.concatenate([[0], np.cumsum(np.diff(self._offsets_of_bags(bank, column))[inverse])])
 
     def _expanded(self, bank: int, column: int, rows: Tensor) -> Tensor:
-        """Copy the rows of shared bags to all samples."""
         inverse = self._inverse(bank, column)
         if inverse is None:
             return rows

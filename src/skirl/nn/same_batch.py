@@ -24,41 +24,9 @@ _CHANGED = _HERE + (
 )
 
 
-class KnownIds:
-    """Ids that were found equal to a batch's, as tensors that nothing has written to since."""
-
-    def __init__(self) -> None:
-        self._known: tuple[Ids, list[tuple[Tensor, int]]] | None = None
-
-    def keep(self, sparse: Sparse, ids: Ids) -> None:
-        """Remember that these ids are those of the batch."""
-        self._known = ids, [(tensor, tensor._version) for tensor in _tensors(sparse)]
-
-    def has(self, sparse: Sparse, ids: Ids) -> bool:
-        """Return whether these ids are known to be those of the batch."""
-        known = self._known
-        if (
-            known is None
-            or ids.values is not known[0].values
-            or sparse.weights_or_none() is not None
-            or is_shared(sparse)
-        ):
-            return False
-        return tuple(sparse.keys()) == ids.keys and all(
-            tensor is same and tensor._version == version
-            for tensor, (same, version) in zip(_tensors(sparse), known[1], strict=True)
-        )
-
-
-def _tensors(sparse: Sparse) -> tuple[Tensor, Tensor]:
-    return sparse.values(), sparse.offsets()
-
-
 class SameBatch:
-    """Checks that forwards of one collection get the batch in the loop.
-
-    Ids on a GPU are compared there without waiting for it, so a mismatch is raised in a later step.
-    """
+    """Checks that forwards of one collection get the batch in the loop. Ids on a GPU are compared there without
+    waiting, so a mismatch is raised in a later step."""
 
     def __init__(self, features: Sequence[str]) -> None:
         self._features = frozenset(features)
@@ -66,11 +34,7 @@ class SameBatch:
         self._pending: list[tuple[Tensor, Any, str]] = []
         """Comparisons running on a GPU: whether ids differ, the event after it, and the text of the error."""
 
-    known: "KnownIds | None" = None
-    """Comparisons shared with other collections over the same batches: a sweep's variants look up the same tensors."""
-
     def leave(self, ids: Ids) -> None:
-        """Note that this batch has left the loop."""
         self._before = ids.hashes
 
     def check(self, sparse: Sparse, ids: Ids, coming: Callable[[], Iterable[Ids]]) -> bool:
@@ -83,12 +47,8 @@ class SameBatch:
                 "collection swapped for one of TorchRec's that is not weighted takes skirl.lookahead(sparse=SWAPPED.sparse)"
             )
         if sparse.values().device.type == "cpu" or weights is not None or ids.inverse is not None or is_shared(sparse):
-            if self.known is not None and self.known.has(sparse, ids):
-                return True
             # Ids with the batch's hashes are also well-formed: only others need the checks of `capture`.
             if weights is None and (alike := _alike(sparse, ids)) and hashes_of(alike) == ids.hashes:
-                if self.known is not None:
-                    self.known.keep(sparse, ids)
                 return True
             return self._compare(capture(sparse, (), copy=False), ids, coming)
         self._compare_there(sparse, ids)
@@ -115,7 +75,6 @@ class SameBatch:
         raise ValueError(_CHANGED.format(name=wrong))
 
     def _compare_there(self, sparse: Sparse, ids: Ids) -> None:
-        """Compare on the device of the ids, without waiting for the result."""
         self.settle()
         there, keys = sparse.values().device, list(sparse.keys())
         mine = [i for i, name in enumerate(keys) if name in self._features]
@@ -163,5 +122,4 @@ def _alike(sparse: Sparse, ids: Ids) -> Ids | None:
 
 
 def _other_ids(given: Hashes, known: Hashes) -> str | None:
-    """Return the first feature whose ids differ from the known ones, or None."""
     return next((name for name, (ids, _) in given.items() if name not in known or known[name].ids != ids), None)

@@ -1,6 +1,6 @@
-"""The planner of one bank: batches of ids in, Steps out. The window is the batches that entered and are not planned yet; a
-use is one distinct row of one of them, its place the index of the use. A stretch is adjacent tables that one thread
-works on: the same batches give the same Steps with any number of threads."""
+"""The planner of one bank: batches of ids in, Steps out. A use is one distinct row of a batch in the window, its place
+the index of the use. A stretch is adjacent tables that one thread works on; Steps do not depend on the number of
+threads."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle import loops
 from skirl.oracle.distinct import BatchRows, Finder
-from skirl.oracle.policies.base import make_policy
+from skirl.oracle.policies import base as policies
 from skirl.oracle.row_states import EVICTED, RowStates
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
@@ -49,17 +49,7 @@ class BatchTooLarge(ValueError):
 
 
 class BankPlanner:
-    """Plans one bank.
-
-    >>> from skirl import Table
-    >>> schema = Schema.of([Table("a", 100, 4)])
-    >>> planner = BankPlanner(schema, 0, capacity=2, depth=2, seen=Seen(schema))
-    >>> for ids in ([1, 2], [3, 3], [1, 1]):
-    ...     planner.enter(np.array(ids))
-    >>> steps = [planner.plan() for _ in range(3)]
-    >>> [(s.new_keys.tolist(), s.evict_keys.tolist(), s.fetches) for s in steps]
-    [([1, 2], [], 0), ([3], [2], 0), ([], [], 0)]
-    """
+    """Plans one bank. Its window is the batches that entered and are not planned yet."""
 
     def __init__(
         self,
@@ -76,19 +66,14 @@ class BankPlanner:
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
     ) -> None:
-        """Set up; nothing is planned yet.
-
-        Evicted rows can be forwarded for `hold` steps (4 is right for a `prefetch` of 2), `hold_rows` of them at a time.
-        `depth` sizes arrays and changes no Step.
-        """
+        """Evicted rows can be forwarded for `hold` steps (4 is right for a `prefetch` of 2), `hold_rows` of them at a
+        time. `depth` sizes arrays and changes no Step."""
         self.capacity = capacity
         self.entered = 0
         self.planned = 0
         self.window_rows = 0
-        """Number of distinct rows of the window."""
         tables = schema.banks[bank].tables
         self.dim = schema.banks[bank].dim
-        """The dim of its tables."""
         self._schema = schema
         self._seen = seen
         self._threads = max(1, min(threads, len(tables)))
@@ -98,12 +83,11 @@ class BankPlanner:
         self._finder = Finder(schema, bank)
         self._tables = self._finder.tables
         self._whole = np.array([0, len(self._tables)])
-        """The borders of a single stretch."""
         self._in_set = np.flatnonzero(seen.base[self._tables] < 0)
         """Tables whose rows `Seen` keeps in its set."""
         self._rows: RowStates | None = None
         self._uses = Uses(depth)
-        self._policy = make_policy(policy, capacity, depth)
+        self._policy = policies.POLICIES[policy](capacity, depth)
         self._window: deque[BatchRows] = deque()
         self._cache = loops.Slots(
             np.empty(capacity, np.int64),
@@ -124,11 +108,9 @@ class BankPlanner:
         self._resident = resident, resident_next
 
     def enter(self, batch: Positions | np.ndarray, next_uses: np.ndarray | None = None) -> None:
-        """Let the next batch enter the window. After an error only `rollback` may be called.
-
-        If the whole future is known, `next_uses` gives for each distinct row, in the order of `Step.keys`, the number
-        of the next batch that uses it (`NEVER` for none). Otherwise the window links uses as batches enter.
-        """
+        """Let the next batch enter the window. After an error only `rollback` may be called. `next_uses`, if the whole
+        future is known: for each distinct row, in the order of `Step.keys`, the next batch that uses it (`NEVER` for
+        none)."""
         batch = Positions.of(batch)
         borders = self._borders(self._threads)
         distinct = self._finder.find(batch, borders, self._run)
@@ -158,7 +140,6 @@ class BankPlanner:
         self.entered += 1
 
     def plan(self) -> Step:
-        """Return the Step of the next batch of the window."""
         number = self.planned
         batch = self._window.popleft()
         rows, uses, total = self._known, self._uses, batch.total
@@ -274,7 +255,6 @@ class BankPlanner:
         return existed
 
     def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
-        """Start with rows already in the cache."""
         rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
         handles = rows.handles(keys)
         loops.adopt(keys, handles, slots, rows.arrays, self._cache)
@@ -289,7 +269,6 @@ class BankPlanner:
         self._policy.used(slots, next_uses, -1, np.full(len(keys), -1, np.int32))
 
     def _held(self) -> loops.Held:
-        """Return the steps whose evictions are known."""
         lines, begin = [], 0
         for step, first, keys in self._left:
             lines.append((step, first, begin))
@@ -308,10 +287,8 @@ class BankPlanner:
             self._hold_from += 1
 
     def _forget(self, number: int) -> None:
-        """Forget rows that left more than `hold` steps ago and that the window does not use.
-
-        If such a row comes again, its write-back is known to be older than the last `hold` steps, without any record of it.
-        """
+        """Forget rows that left more than `hold` steps ago and that the window does not use. If such a row comes again,
+        its write-back is known to be older, without any record of it."""
         while self._left and self._left[0][0] < number - self._hold:
             _, begin, keys = self._left.popleft()
             self._known.release(keys, begin)

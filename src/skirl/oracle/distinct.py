@@ -1,7 +1,5 @@
-"""The distinct rows of a batch, table by table, and which of them each position has.
-
-The order is guaranteed: the rows of a table are in the order of their last position in the batch.
-"""
+"""The distinct rows of a batch, table by table, and which of them each position has. The rows of a table are in the
+order of their last position in the batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,21 +38,11 @@ class BatchRows:
 
     @property
     def positions(self) -> int:
-        """Number of positions."""
         return int(self.at[-1])
 
     @property
     def total(self) -> int:
-        """Number of distinct rows."""
         return int(self.first[-1])
-
-
-class OutOfRange(ValueError):
-    """A row that its table does not have. `value` is the index in `Positions.values`."""
-
-    def __init__(self, value: int) -> None:
-        super().__init__(f"the id at {value} is outside its table")
-        self.value = value
 
 
 class Finder:
@@ -62,7 +50,6 @@ class Finder:
 
     def __init__(self, schema: Schema, bank: int) -> None:
         self.tables = np.array(schema.banks[bank].tables, np.int64)
-        """The bank's tables, in its order."""
         self._local = np.full(len(schema.tables), -1, np.int64)
         self._local[self.tables] = np.arange(len(self.tables))
         self._rows = np.array([schema.tables[t].rows for t in self.tables], np.int64)
@@ -73,9 +60,8 @@ class Finder:
     def find(
         self, batch: Positions, borders: np.ndarray | None = None, run: Callable[..., None] | None = None
     ) -> BatchRows:
-        """Find the distinct rows, in this thread or by `run(kernel, borders, *args)`, which calls the kernel for every
-        stretch of tables between `borders`.
-        """
+        """Find the distinct rows, in this thread or by `run(kernel, borders, *args)` for stretches of tables between
+        `borders`."""
         if borders is None or run is None:
             borders, run = self._whole, lambda kernel, *args: kernel(*args, 0, 1)
         parts, tables = np.empty((len(batch.parts), 4), np.int64), len(self.tables)
@@ -97,16 +83,15 @@ class Finder:
         first = np.empty(tables + 1, np.int64)
         outside = _count(at, low, bad, first)
         if outside >= 0:
-            raise OutOfRange(outside)
+            raise ValueError(f"the id at {outside} is outside its table")
         return BatchRows(parts, part_at, at, self._found, low, first, row_of)
 
 
 @kernel
 def _find(borders, marks, values, parts, first, at, rows, found, low, row_of, bad, none, lo, hi):
     """Find rows for stretches lo..hi of tables. Positions are read from the last one on, and rows written from the end.
-
-    Indices are unsigned or known not to be negative. Otherwise each would be checked for wrapping around from the end.
-    """
+    Indices are unsigned or known not to be negative. Otherwise each would be checked for wrapping around from the
+    end."""
     places = marks.shape[1]
     bits = 0
     while (1 << bits) < places:
@@ -178,10 +163,8 @@ def _count(at, low, bad, first):
 
 @kernel
 def _by_table(parts, local, out, first, at):
-    """Sort parts by table, stably, into out; first and at must be zeros. Return the most positions of any table.
-
-    Parts of tables outside the bank, whose index is -1, are put before the first table; the planner refuses them.
-    """
+    """Sort parts by table, stably, into out; first and at must be zeros. Return the most positions of any table. Parts
+    of tables outside the bank, whose index is -1, are put before the first table; the planner refuses them."""
     for part in parts:
         t = local[part[0]]
         first[t + 1] += 1

@@ -1,6 +1,5 @@
 """The two halves of a step of several trainers: what a trainer reads, and what it is asked for as an owner of rows. An
-owner joins the requests of all, in rank order, into a batch that `BankPlanner` plans like any other. Its positions are
-requests, each a distinct row of a trainer."""
+owner joins the requests of all, in rank order, into a batch to plan, whose positions are requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +21,8 @@ NARROW = 1 << 31
 
 @dataclass(slots=True)
 class Reads:
-    """The rows that one trainer reads of one bank in one step.
-
-    It reads from a buffer of its distinct rows, ordered by owner, then by table, then by their last position.
-    """
+    """The rows that one trainer reads of one bank in one step, from a buffer ordered by owner, then table, then last
+    position."""
 
     place: np.ndarray
     """int32 [ids]: the index in the buffer of every id's row."""
@@ -48,21 +45,11 @@ class Requests:
 
 
 def row_type(schema: Schema, bank: int) -> type[np.int32] | type[np.int64]:
-    """Return the integer type for row numbers of a bank."""
     return np.int32 if all(schema.tables[t].rows <= NARROW for t in schema.banks[bank].tables) else np.int64
 
 
 class Asking:
-    """The trainer's half, for one bank.
-
-    >>> from skirl import Table
-    >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
-    >>> reads, asked = Asking(schema, 0, Placement.even(2)).of(Positions.of(np.array([1, 3, 1, 1 << 48 | 5])))
-    >>> reads.place.tolist(), reads.ask.tolist()
-    ([1, 0, 1, 2], [0, 1, 3])
-    >>> [(part.rows.tolist(), part.counts.tolist()) for part in asked]
-    [([3], [1, 0]), ([1, 5], [1, 1])]
-    """
+    """The trainer's half, for one bank."""
 
     def __init__(self, schema: Schema, bank: int, placement: Placement) -> None:
         self._finder = Finder(schema, bank)
@@ -87,16 +74,8 @@ class Asking:
 
 
 def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
-    """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's begins.
-
-    The second is int32 [trainers + 1]. `Step.slots` has one slot for each request.
-
-    >>> seven = Requests(np.array([7]), np.array([1, 0], np.int32))
-    >>> two = [Requests(np.array([7, 2]), np.array([1, 1], np.int32)), seven]
-    >>> batch, serve = joined(np.array([0, 1]), two)
-    >>> batch.keys().tolist() == [7, 1 << 48 | 2, 7], serve.tolist()
-    (True, [0, 2, 3])
-    """
+    """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's
+    begins, int32 [trainers + 1]. `Step.slots` has one slot for each request."""
     parts, serve = np.empty((len(asked) * len(tables), 4), np.int64), np.empty(len(asked) + 1, np.int32)
     count = _parts(tables, np.concatenate([part.counts for part in asked]), parts, serve)
     return Positions(np.concatenate([part.rows for part in asked]), parts[:count]), serve
@@ -104,10 +83,8 @@ def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np
 
 @kernel
 def _by_owner(tables, found, low, first, salt, guess, lasts, counts, ask, rows, moved):
-    """Order distinct rows by owner. `counts` comes as zeros. `moved` gets the new index of each row, in the order of tables.
-
-    Owners and places are unsigned. Otherwise each would be checked for wrapping around from the end.
-    """
+    """Order distinct rows by owner. `counts` comes as zeros. `moved` gets the new index of each row, in the order of
+    tables. Owners and places are unsigned. Otherwise each would be checked for wrapping around from the end."""
     owner, owners = np.empty(len(moved), np.uint32), len(counts)
     of_table = np.empty(owners, np.int32)
     for t in range(len(tables)):

@@ -1,6 +1,6 @@
-"""The kernels of planning: link a batch's uses when it enters; move rows out and in and hand slots on when it is planned.
-
-Kernels with `borders, ..., lo, hi` touch nothing but the bank's tables lo..hi, so stretches run in parallel."""
+"""The kernels of planning: link a batch's uses when it enters; move rows out and in and hand slots on when it is
+planned. Kernels with `borders, ..., lo, hi` touch nothing but the bank's tables lo..hi, so stretches run in
+parallel."""
 
 from typing import NamedTuple, Self
 
@@ -15,8 +15,6 @@ NEVER = np.int32(2**31 - 1)
 
 
 class Slots(NamedTuple):
-    """The simulated cache."""
-
     row: np.ndarray
     """int64 [slots]: a row's key. For a hashed row, it has the row's handle in the low bits instead of the row number."""
     next: np.ndarray
@@ -39,7 +37,6 @@ class Moves(NamedTuple):
 
     @classmethod
     def of(cls, most: int) -> Self:
-        """Return room for so many rows of each kind."""
         kinds = [np.int64, np.int32] * 3 + [np.int64, np.int32]
         return cls(*(np.empty(most, kind) for kind in kinds))
 
@@ -54,12 +51,10 @@ class Held(NamedTuple):
 
 @kernel
 def link(borders, tables, rows, found, low, first, place, uses, state, cache, called, counts, lo, hi):
-    """Write a batch's uses, from `place` on, and link each to the row's previous use.
-
-    first [tables + 1]: the number of each table's first use. Handles of rows outside of small tables are there already.
-    Scratch: state [uses]. Out: called [uses], in each table's stretch: slots of resident rows that the window did not
-    use before; counts [tables, 2]: how many these are, and how many rows are new to the window.
-    """
+    """Write a batch's uses, from `place` on, and link each to the row's previous use. Handles of rows outside of small
+    tables are there already. Out: called [uses], in each table's stretch: slots of resident rows that the window did
+    not use before; counts [tables, 2]: how many these are, and how many rows are new to the window. Scratch: state
+    [uses]."""
     base, handle, after, slot = rows.base, uses.handle, uses.next, uses.slot
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
@@ -102,7 +97,6 @@ def link(borders, tables, rows, found, low, first, place, uses, state, cache, ca
 
 @kernel
 def close_up(first, counts, called):
-    """Close the gaps between the stretches of `called`. Return how many slots it has, and how many rows are fresh."""
     n = fresh = 0
     for t in range(len(counts)):
         for i in range(first[t], first[t] + counts[t, 0]):
@@ -115,9 +109,7 @@ def close_up(first, counts, called):
 @kernel
 def scan(borders, tables, rows, first, place, uses, keys, missing, counts, lo, hi):
     """Write the keys of a batch's rows, and which of its uses have no slot, in each table's stretch of `missing`.
-
-    counts [tables]: how many uses have no slot.
-    """
+    counts [tables]: how many uses have no slot."""
     base, entry_key, handle, slot = rows.base, rows.key, uses.handle, uses.slot
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
@@ -170,11 +162,9 @@ def arrive(
     tables, rows, first, counts, missing, place, uses, keys, cache, n_free, bits, base, existed, held, hold_from, long_ago,
     moves,
 ):  # fmt: skip
-    """Give each missing row a slot and a source, in the order of the batch.
-
-    bits, base: those of `Seen`. existed [uses], for tables whose rows it keeps in its set: whether a row exists. Returns
-    how many rows are fetched, forwarded and new, and the step whose write-back fetches wait for.
-    """
+    """Give each missing row a slot and a source, in the order of the batch. bits, base: those of `Seen`; existed
+    [uses]: whether a row that it keeps in its set exists. Return how many rows are fetched, forwarded and new, and the
+    step whose write-back fetches wait for."""
     handle, slot, slot_row, free, steps = uses.handle, uses.slot, cache.row, cache.free, held.steps
     fetch_keys, fetch_slots, new_keys, new_slots = moves.fetch_keys, moves.fetch_slots, moves.new_keys, moves.new_slots
     f = w = n = 0
@@ -242,9 +232,7 @@ def arrive(
 @kernel
 def use(borders, tables, rows, first, place, uses, cache, slots, next_uses, lasts, counts, lo, hi):
     """Hand every row's slot on to its next use, or put it in the row's state. counts [tables]: rows without a next use.
-
-    Scratch: lasts [uses]. Out: slots, that of each row; next_uses, the number of the next batch that uses it.
-    """
+    Scratch: lasts [uses]. Out: slots, that of each row; next_uses, the number of the next batch that uses it."""
     handle, after, slot, slot_next = uses.handle, uses.next, uses.slot, cache.next
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
@@ -283,7 +271,6 @@ def last_uses(tables, rows, first, place, uses, out):
 
 @kernel
 def adopt(keys, handles, slots, rows, cache):
-    """Record rows that are in the cache before the first batch."""
     for i in range(len(keys)):
         s, h, table = slots[i], handles[i], keys[i] >> ROW_BITS
         cache.next[s] = -1

@@ -1,10 +1,10 @@
-"""How a planner is set: depth, policy, hold; and how far it looks."""
+"""How a planner is set, and how far it looks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from skirl.oracle.policies.base import check_policy
+from skirl.oracle.policies import base as policies
 
 Depth = int | Literal["auto", "epoch"]
 
@@ -46,7 +46,8 @@ class Plan:
             raise ValueError(f"window_bytes is {self.window_bytes}: set it to 1 or more")
         if self.threads < 1:
             raise ValueError(f"threads is {self.threads}: set it to 1 or more")
-        check_policy(self.policy)
+        if self.policy not in policies.POLICIES:
+            raise ValueError(f"policy is {self.policy!r}: set it to one of {', '.join(policies.POLICIES)}")
 
     @property
     def most_bytes(self) -> float:
@@ -76,17 +77,7 @@ class Vote(NamedTuple):
     """Number of steps for which it takes as much memory as it may, or cannot take the next batch."""
 
 
-def agreed(votes: Sequence[Vote]) -> Vote:
-    """Return the vote on all owners' windows together: full if all have enough rows, or one has no memory left.
-
-    >>> agreed([Vote(rows=3, memory=0), Vote(rows=1, memory=2)])
-    Vote(rows=1, memory=2)
-    """
-    return Vote(min(vote.rows for vote in votes), max(vote.memory for vote in votes))
-
-
 def is_full(plan: Plan, window: int, planned: int, vote: Vote) -> bool:
-    """Return whether a window of `window` batches is full, after `planned` steps."""
     if not window:
         return False
     if vote.memory > 0:
@@ -100,12 +91,9 @@ def is_full(plan: Plan, window: int, planned: int, vote: Vote) -> bool:
 
 
 def due(plan: Plan, window: int, planned: int, votes: Sequence[Vote]) -> int:
-    """Return how many steps are planned before the next batch enters.
-
-    >>> due(Plan(ramp=False), 9, 0, [Vote(3, 0), Vote(2, 0)]), due(Plan(ramp=False), 9, 0, [Vote(3, 0), Vote(0, 1)])
-    (2, 1)
-    """
-    rows, memory = agreed(votes)
+    """Return how many steps are planned before the next batch enters: while all owners' windows have enough rows, or one
+    has no memory left."""
+    rows, memory = min(vote.rows for vote in votes), max(vote.memory for vote in votes)
     steps = 0
     while is_full(plan, window - steps, planned + steps, Vote(rows - steps, memory - steps)):
         steps += 1

@@ -1,7 +1,5 @@
-"""The planner of a model: all banks of all its collections, and how far to read ahead.
-
-"auto" reads until the window has four times as many distinct rows as the cache. The window depends only on the data.
-"""
+"""The planner of a model: all banks of all its collections, and how far to read ahead. "auto" reads until the window
+has four times as many distinct rows as the cache; the window depends only on the data."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,6 @@ from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
 Batch = Positions | np.ndarray
-"""One bank's part of a batch: its ids, or its keys."""
 
 
 def bank_planners(
@@ -32,7 +29,6 @@ def bank_planners(
     residents: Sequence[Resident] | None = None,
     resident_next: Sequence[np.ndarray] | None = None,
 ) -> list[BankPlanner]:
-    """Return a planner for each bank of a collection."""
     return [
         BankPlanner(
             schema,
@@ -56,19 +52,7 @@ Item = TypeVar("Item")
 
 
 class Planner(Generic[Item]):
-    """Plans all banks of a model together.
-
-    >>> from skirl import Table
-    >>> schema, plan = Schema.of([Table("a", 100, 4)]), Plan(depth=2)
-    >>> planner = Planner(bank_planners(schema, [4], plan, Seen(schema)), plan)
-    >>> planner.add("batch 0", [np.array([1, 2])], 0)
-    >>> planner.next() is None  # the window is not full: batch 1 may still come
-    True
-    >>> planner.end()
-    >>> item, steps = planner.next()
-    >>> item, steps[0].new_keys.tolist()
-    ('batch 0', [1, 2])
-    """
+    """Plans all banks of a model together."""
 
     def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, first: int = 0, may_stop: bool = False) -> None:
         self.banks = list(banks)
@@ -86,20 +70,17 @@ class Planner(Generic[Item]):
 
     @property
     def window(self) -> int:
-        """Number of batches that entered and are not planned yet."""
         return len(self._entered)
 
     @property
     def rest(self) -> list[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]]:
-        """Batches that were added and have not entered, as they were given."""
+        """Batches that were added and have not entered."""
         return list(self._inbox)
 
     def add(self, item: Item, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """Add a batch."""
         self._inbox.append((item, banks, nbytes, next_uses))
 
     def end(self) -> None:
-        """Announce that no more batches will come."""
         self._ended = True
 
     def next(self) -> tuple[Item, list[Step]] | None:
@@ -144,7 +125,6 @@ class Planner(Generic[Item]):
         self._bytes += nbytes
 
     def _from_first(self, next_uses: np.ndarray) -> np.ndarray:
-        """Return numbers of batches as this planner's banks count them."""
         if not self.first:
             return next_uses
         return np.where(next_uses == NEVER, NEVER, next_uses - self.first).astype(next_uses.dtype)

@@ -1,7 +1,7 @@
 """Planning divided by key over several trainers, and the letters that they exchange about it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +14,6 @@ from skirl.oracle.options import Plan, Vote, due
 
 BATCH, END, ERROR = 0, 1, 2
 HEAD = 4
-"""Words before what is asked for."""
-_MOST = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -27,19 +25,13 @@ class Letter:
     number: int
     """Number of batches that it told of before."""
     vote: Vote
-    banks: list[Requests] = field(default_factory=list)
-    """The rows that it requests, if it is a batch."""
+    banks: Sequence[Requests] = ()
     text: str = ""
-    """The text, if it is an error."""
 
 
 class Letters:
-    """Writes and reads letters about batches of these banks.
-
-    A letter begins with its kind, the number of the batch and the sender's vote (2 words). For a batch, the row counts of
-    every table of every bank follow, then the rows, bank after bank. For an error, its text follows. A row is one word, or
-    two in a bank with a table of more than 2**31 rows.
-    """
+    """Letters begin with kind, number and vote (2 words). For a batch, the row counts of all tables of all banks follow,
+    then the rows, as one word, or two in a bank with a table of more than 2**31 rows. For an error, its text follows."""
 
     def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:
         ends = HEAD + np.cumsum([0, *(len(schema.banks[bank].tables) for schema, bank in banks)])
@@ -47,57 +39,38 @@ class Letters:
         self._types = [row_type(schema, bank) for schema, bank in banks]
 
     def write(self, letter: Letter) -> np.ndarray:
-        """Return a letter as int32."""
-        if letter.kind == BATCH:
-            return self.write_batch(letter.number, letter.vote, [letter.banks])[0]
-        head = _head(letter.kind, letter.number, letter.vote)
-        if letter.kind == END:
-            return head
-        text = letter.text.encode()
-        return np.concatenate([head, np.array([len(text)], np.int32), _padded(np.frombuffer(text, np.uint8))])
-
-    def write_batch(self, number: int, vote: Vote, asked: Sequence[Sequence[Requests]]) -> list[np.ndarray]:
-        """Return the letters about one batch to several trainers, which differ in what they ask for."""
-        head = _head(BATCH, number, vote)
-        return [
-            np.concatenate([head, *(part.counts for part in banks), *(part.rows.view(np.int32) for part in banks)])
-            for banks in asked
-        ]
+        rows, memory = (min(vote, 2**31 - 1) for vote in letter.vote)
+        parts = [np.array([letter.kind, letter.number, rows, memory], np.int32)]
+        parts += [part.counts for part in letter.banks]
+        parts += [part.rows.view(np.int32) for part in letter.banks]
+        if letter.kind == ERROR:
+            text = letter.text.encode()
+            padded = text.ljust(-(-len(text) // 4) * 4, b"\0")
+            parts += [np.array([len(text)], np.int32), np.frombuffer(padded, np.int32)]
+        return np.concatenate(parts)
 
     def read(self, words: np.ndarray) -> Letter:
-        """Return the letter in these words."""
         kind, number, *vote = words[:HEAD].tolist()
         letter = Letter(kind, number, Vote(*vote))
         if kind == ERROR:
             letter.text = words[HEAD + 1 :].tobytes()[: words[HEAD]].decode()
         elif kind == BATCH:
-            at = self._counts[-1].stop
+            banks, at = list[Requests](), self._counts[-1].stop
             for place, of_rows in zip(self._counts, self._types, strict=True):
                 counts = words[place]
                 count = sum(counts.tolist())  # np.sum takes longer for so few
                 begin, at = at, at + count * np.dtype(of_rows).itemsize // 4
                 rows = words[begin:at]
-                letter.banks.append(Requests(rows if of_rows is np.int32 else rows.copy().view(of_rows), counts))
+                banks.append(Requests(rows if of_rows is np.int32 else rows.copy().view(of_rows), counts))
+            letter.banks = banks
         return letter
-
-
-def _head(kind: int, number: int, vote: Vote) -> np.ndarray:
-    return np.array([kind, number, min(vote.rows, _MOST), min(vote.memory, _MOST)], np.int32)
-
-
-def _padded(part: np.ndarray) -> np.ndarray:
-    """Return an array as int32, padded with zeros."""
-    out = np.zeros(-(-part.nbytes // 4), np.int32)
-    out.view(part.dtype)[: len(part)] = part
-    return out
 
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 """Gives each rank one array of int32, by rank, and returns what each rank gave. Their sizes are sent along."""
 
 
-class FailedElsewhere(RuntimeError):
-    """Another rank cannot go on, for the reason that it gave."""
+class FailedElsewhere(RuntimeError): ...
 
 
 @dataclass(slots=True)
@@ -120,26 +93,21 @@ class Route:
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.number = 0
-        """Number of batches exchanged."""
         self.due: int | None = None
         """Number of steps that all owners plan before the last batch to come enters, as `decide` has found. None: each
         planner decides for itself."""
         self.ended = False
         """True once the pass is over and no rank exchanges any more."""
         self.dropped = 0
-        """Number of batches of this rank that are left out because another rank had no more."""
         self.alike = False
         """True if all ranks have asked this one for the same rows in the same order, in every batch so far."""
         self.requests = 0
-        """Number of rows that all ranks have asked this one for."""
         self.failure: BaseException | None = None
         """Why this rank cannot go on. All hear of it at the next exchange, and end."""
 
     def batch(self, banks: Sequence[Positions], vote: Vote) -> Joined | None:
-        """Exchange this rank's ids of the next batch, by bank. Return None if another rank had no more, which ends the pass.
-
-        `vote` is this owner's vote on its window, which the batch has not entered.
-        """
+        """Exchange this rank's ids of the next batch, by bank. Return None if another rank had no more, which ends the
+        pass. `vote` is this owner's vote on its window, which the batch has not entered."""
         return Joined(list(banks), [], [], [])
 
     def end(self, vote: Vote) -> None:
@@ -167,7 +135,6 @@ class SharedRoute(Route):
         super().__init__(rank)
         banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
         self.planned = 0
-        """Number of steps planned, as counted by `step_planned`."""
         self.due = 0
         self.alike = placement.sites > 1
         self._size = placement.sites
@@ -208,7 +175,8 @@ class SharedRoute(Route):
         else:
             halves = [asking.of(part) for asking, part in zip(self._asking, banks, strict=True)]
             self._reads = [reads for reads, _ in halves]
-            return self._letters.write_batch(self.number, vote, list(zip(*(asked for _, asked in halves), strict=True)))
+            asked = zip(*(asked for _, asked in halves), strict=True)
+            return [self._letters.write(Letter(BATCH, self.number, vote, banks)) for banks in asked]
         return [self._letters.write(letter)] * self._size
 
     def answer(self, given: Sequence[np.ndarray]) -> Joined | None:
@@ -227,7 +195,7 @@ class SharedRoute(Route):
             self.ended = True
             self.dropped += letters[self.rank].kind == BATCH
             return None
-        asked: list[tuple[Requests, ...]] = list(zip(*(letter.banks for letter in letters), strict=True))
+        asked = list(zip(*(letter.banks for letter in letters), strict=True))
         both = [joined(tables, parts) for tables, parts in zip(self._tables, asked, strict=True)]
         self.number += 1
         self.alike = self.alike and all(np.array_equal(words[HEAD:], given[0][HEAD:]) for words in given[1:])

@@ -18,8 +18,6 @@ MOST_IN_ARRAY = 1 << 26
 
 
 class RowArrays(NamedTuple):
-    """The arrays of row states, for kernels; their meaning is that of the fields of `RowStates`."""
-
     base: np.ndarray
     key: np.ndarray
     dense: np.ndarray
@@ -34,14 +32,8 @@ class RowStates:
         -1 - slot           resident, and not used in the window
         -2**30 - 1 - number evicted: the number of that eviction, modulo 2**30
 
-    States of small tables are in one array, row after row; a hash index finds those of all other rows. A handle is the
-    index of a state, in the array or among the hashed ones.
-
-    >>> from skirl import Table
-    >>> schema = Schema.of([Table("a", 100, 4), Table("b", 10**9, 4)])
-    >>> rows = RowStates(schema, (0, 1), room=1000)
-    >>> rows.handles(np.array([5, 1 << 48 | 123456789, 7])).tolist()
-    [5, 0, 7]
+    Those of small tables are in one array, row after row; a hash index finds all others. A handle is the index of a state,
+    in the array or among the hashed ones.
     """
 
     def __init__(self, schema: Schema, tables: tuple[int, ...], room: int) -> None:
@@ -56,7 +48,6 @@ class RowStates:
         self.dense = zeros(used)
         self.hashed = np.zeros(0, np.int32)
         self.key = np.empty(0, np.int64)
-        """The key of each hashed row."""
         self.index = HashIndex()
         self.free = np.empty(0, np.int32)
         self.n_free = 0
@@ -95,10 +86,8 @@ class RowStates:
         return out
 
     def name(self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
-        """Write the handles of a batch's distinct rows that are outside of small tables. Make those that are missing.
-
-        Table t's rows are found[low[t]:], and their handles go to out[first[t]:first[t + 1]].
-        """
+        """Write the handles of a batch's distinct rows that are outside of small tables; make those that are missing.
+        Table t's rows are found[low[t]:], and their handles go to out[first[t]:first[t + 1]]."""
         if self.any_hashed:
             self.reserve(len(out))
             args: Any = (tables, self.base, found, low, first, *self._named, out)
@@ -106,7 +95,6 @@ class RowStates:
 
     @property
     def _named(self) -> tuple[Any, ...]:
-        """The arrays by which handles are found."""
         return self.key, self.index.keys, self.index.values, self.free, self.n_free
 
     def _added(self, count: int) -> None:
@@ -124,7 +112,6 @@ class RowStates:
 
     @property
     def hashed_rows(self) -> int:
-        """Number of rows in the hash index."""
         return len(self.key) - self.n_free
 
 

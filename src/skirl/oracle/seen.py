@@ -1,7 +1,5 @@
-"""Which rows exist: one bit per row, so that a row's first use needs no request to the store.
-
-Tables of more than 2**33 rows have a set of keys instead, since their bits would not fit into the address space.
-"""
+"""Which rows exist: one bit per row, so that a row's first use needs no request to the store. Tables of more than 2**33
+rows have a set of keys instead, since their bits would not fit into the address space."""
 
 from collections.abc import Iterable
 
@@ -13,24 +11,11 @@ from skirl.tools.hash_index import EMPTY, HashIndex
 from skirl.tools.jit import kernel
 
 MOST_IN_BITS = 1 << 33
-"""Most rows of a table that has bits."""
 _PIECE = 1 << 16
 """Words read at a time. Zero pages that are only read stay unbacked."""
 
 
 class Seen:
-    """The set of rows that exist, over all tables.
-
-    >>> from skirl import Table
-    >>> seen = Seen(Schema.of([Table("a", 100, 4), Table("b", 1 << 48, 4)]))
-    >>> seen.add(np.array([5, 99, 1 << 48 | 12345678901234]))
-    >>> seen.has(np.array([5, 6, 99, 1 << 48 | 12345678901234])).tolist()
-    [True, False, True, True]
-    >>> seen.discard(np.array([5]))
-    >>> len(seen)
-    2
-    """
-
     def __init__(self, schema: Schema) -> None:
         self._tables = schema.tables
         small = np.array([t.rows <= MOST_IN_BITS for t in schema.tables])
@@ -54,7 +39,7 @@ class Seen:
             self.set.put(large, np.zeros(len(large), np.int32))
 
     def add_all(self, table: int) -> None:
-        """Record that every row of a table exists. The table has at most `MOST_IN_BITS` rows."""
+        """Record that every row of a table of at most `MOST_IN_BITS` rows exists."""
         whole, rest = divmod(self._tables[table].rows, 64)
         begin = int(self.base[table])
         self.bits[begin : begin + whole] = ~np.uint64(0)
@@ -62,7 +47,6 @@ class Seen:
             self.bits[begin + whole] = np.uint64((1 << rest) - 1)
 
     def include(self, other: "Seen") -> None:
-        """Record that all rows of `other` exist."""
         for begin in range(0, len(self.bits), _PIECE):
             part = other.bits[begin : begin + _PIECE]
             if part.any():
@@ -80,7 +64,6 @@ class Seen:
         self.set.drop(self._in_set(keys))
 
     def has(self, keys: np.ndarray) -> np.ndarray:
-        """Return for each row whether it exists."""
         out = _test(self.bits, self.base, keys)
         if self.any_in_set:
             large = self.base[table_of(keys)] < 0
@@ -91,7 +74,6 @@ class Seen:
         return keys[self.base[table_of(keys)] < 0] if self.any_in_set else keys[:0]
 
     def rebuild(self, held: Iterable[np.ndarray]) -> None:
-        """Start again from the rows that a store holds, as `Store.held` yields their keys."""
         self.bits = np.zeros_like(self.bits)
         self.set = HashIndex()
         for keys in held:

@@ -1,7 +1,4 @@
-"""The Step: everything that happens to one bank's rows in one training step, decided when its batch was planned.
-
-Fetch, compute and write-back read it and look up nothing else.
-"""
+"""The Step: everything that happens to one bank's rows in one training step, decided when its batch was planned."""
 
 from dataclasses import dataclass
 
@@ -29,11 +26,9 @@ class Step:
     evict_keys: np.ndarray
     """int64: rows that leave before this step computes. They are written back."""
     evict_slots: np.ndarray
-    """int32: the slots they leave."""
     fetch_keys: np.ndarray
     """int64: rows to read from the store."""
     fetch_slots: np.ndarray
-    """int32: the slots they go to."""
     fetch_after: int
     """The read may start once the write-backs of all steps up to this one are in the store; -1: at once."""
     forward_step: np.ndarray
@@ -41,13 +36,10 @@ class Step:
     forward_index: np.ndarray
     """int32: the index of each in that step's `evict_keys`."""
     forward_slots: np.ndarray
-    """int32: the slots they go to."""
     forward_keys: np.ndarray
-    """int64: their keys."""
     new_keys: np.ndarray
     """int64: rows used for the first time ever. They are made on the device."""
     new_slots: np.ndarray
-    """int32: the slots they go to."""
     hold_from: int
     """Rows evicted by steps before this one are no longer forwarded: their buffers may be reused once written."""
 
@@ -57,7 +49,6 @@ class Step:
         return len(self.fetch_keys) + len(self.forward_keys)
 
     def count_from(self, first: int) -> None:
-        """Count steps from `first` instead of 0."""
         self.number += first
         self.fetch_after += first
         self.forward_step += first

@@ -12,8 +12,6 @@ AT_ONCE = 1 << 26
 
 
 class UseArrays(NamedTuple):
-    """The arrays of uses, for kernels; their meaning is that of the fields of `Uses`."""
-
     handle: np.ndarray
     next: np.ndarray
     slot: np.ndarray
@@ -22,31 +20,15 @@ class UseArrays(NamedTuple):
 
 
 class Uses:
-    """The uses of all batches of the window.
-
-    Those of one batch are adjacent, in blocks whose size is a power of two. A use is three int32: the row's handle, the
-    place of the row's next use, and the row's slot once it is known. The slot of a use not yet planned:
-
-        slot >= 0   the row is there
-        -1          not known: an earlier use comes first, or the row is nowhere
-        < -EVICTED  it was evicted: the number of the eviction, as in the row's state
-
-    >>> uses = Uses(depth=2)
-    >>> uses.take(5, number=0), uses.take(20, number=1)
-    (0, 16)
-    >>> uses.batch[16 >> uses.bits]
-    np.int32(1)
-    >>> uses.give(0, 5)
-    >>> uses.take(3, number=2)
-    0
-    """
+    """The uses of all batches of the window. Those of one batch are adjacent, in blocks whose size is a power of two.
+    The slot of a use that is not planned: 0 or more, the row is there; -1, not known: an earlier use comes first, or
+    the row is nowhere; < -EVICTED, it was evicted: the number of the eviction, as in the row's state."""
 
     def __init__(self, depth: int) -> None:
         self.bits = 0
         """Size of a block, as a power of two. The first batch that has any uses fixes it."""
         self.handle = self.next = self.slot = np.empty(0, np.int32)
         self.batch = np.empty(0, np.int32)
-        """The number of each block's batch."""
         self._depth = depth
         self._free: list[tuple[int, int]] = []
         """Stretches of free blocks, in order: (first, end)."""
@@ -57,7 +39,6 @@ class Uses:
         return UseArrays(self.handle, self.next, self.slot, self.batch, self.bits)
 
     def take(self, count: int, number: int) -> int:
-        """Return the place of the first of `count` uses of batch `number`."""
         if not count:
             return 0
         if not self.bits:
@@ -83,7 +64,6 @@ class Uses:
         return -(-count >> self.bits)
 
     def _add(self, first: int, end: int) -> None:
-        """Free a stretch of blocks. Stretches that touch become one."""
         i = bisect.bisect(self._free, (first, end))
         if i < len(self._free) and self._free[i][0] == end:
             end = self._free.pop(i)[1]

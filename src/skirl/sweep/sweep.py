@@ -17,7 +17,6 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection
-from skirl.nn.same_batch import KnownIds
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
@@ -146,9 +145,6 @@ class Sweep:
                     contender.model, contender.dense = make_variant(contender, make_model)
                     contender.embeddings.current.dense.of = [contender.dense] if contender.dense is not None else []
             check_apart(self.variants)
-            known = KnownIds()
-            for contender in self.variants:
-                contender.embeddings.same.known = known
         except BaseException:
             for contender in self.variants:
                 contender.embeddings.close()

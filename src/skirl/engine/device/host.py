@@ -7,7 +7,7 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
-from skirl.core.inverse import Shared
+from skirl.core.inverse import Shared, taken
 from skirl.engine.buffers import HostBuffer, Reused, Staging, empty
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
 from skirl.engine.kernels import choice, cpu
@@ -117,12 +117,11 @@ class HostRows(BankRows):
             offsets = ids.offsets[:0] if ids.one_each else ids.offsets
             self._pool(rows, place, offsets, self.facts.features, ids.scale, out.numpy())
             return out
-        assert shared.parts is not None
-        plain, once = shared.parts
+        (plain, of_plain), (once, of_once) = shared.parts
         samples, bags = out[: shared.samples].numpy(), out[shared.samples :].numpy()
-        if plain.at:
-            self._pool(rows, plain.of(place), plain.offsets, shared.features, plain.of(ids.scale), samples)
-        self._pool(rows, once.of(place), once.offsets, 1, once.of(ids.scale), bags)
+        if plain:
+            self._pool(rows, taken(place, plain), of_plain, shared.features, taken(ids.scale, plain), samples)
+        self._pool(rows, taken(place, once), of_once, 1, taken(ids.scale, once), bags)
         self._run(cpu.expand, shared.batch, bags, shared.bag, shared.columns, shared.features, samples)
         return out
 

@@ -1,17 +1,13 @@
-"""The interface of an eviction policy, which decides which resident rows leave when a batch needs room.
-
-A policy sees slots, never keys. Once a step, three methods tell it what happens, with whole arrays.
-"""
+"""The interface of an eviction policy, which decides which resident rows leave when a batch needs room. It sees slots,
+never keys."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from skirl.oracle.policies.lfu import LFU
-from skirl.oracle.policies.lru import LRU
+from skirl.oracle.policies.compared import LFU, LRU, TTL
 from skirl.oracle.policies.minimum import Minimum
-from skirl.oracle.policies.ttl import TTL
 
 
 class Policy(Protocol):
@@ -37,21 +33,3 @@ class Policy(Protocol):
 
 POLICIES: dict[str, Callable[[int, int], Policy]] = {"lfu": LFU, "lru": LRU, "min": Minimum, "ttl": TTL}
 """By name. Each takes the number of slots, and the depth of the window."""
-
-
-def check_policy(name: str) -> None:
-    """Raise if no policy has this name.
-
-    >>> check_policy("fifo")
-    Traceback (most recent call last):
-        ...
-    ValueError: policy is 'fifo': set it to one of lfu, lru, min, ttl
-    """
-    if name not in POLICIES:
-        raise ValueError(f"policy is {name!r}: set it to one of {', '.join(POLICIES)}")
-
-
-def make_policy(name: str, capacity: int, depth: int) -> Policy:
-    """Return the policy of that name for a cache of `capacity` slots."""
-    check_policy(name)
-    return POLICIES[name](capacity, depth)

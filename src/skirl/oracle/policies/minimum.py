@@ -112,7 +112,6 @@ def _last_known(next_uses):
 
 @kernel
 def _extend(lists, pieces, free, held, which):
-    """Add a piece to the end of a list."""
     piece = free[0]
     free[0] = pieces[piece, 0]
     free[1] -= 1
@@ -129,7 +128,6 @@ def _extend(lists, pieces, free, held, which):
 
 @kernel
 def _drop(lists, pieces, free, held, which):
-    """Empty a list."""
     if lists[which, 0] >= 0:
         pieces[lists[which, 2], 0] = free[0]
         free[0] = lists[which, 0]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.oracle.policies.lfu import smallest
+from skirl.oracle.policies.compared import smallest
 
 
 @given(first=st.lists(st.integers(-3, 3), max_size=40), count=st.integers(0, 45), seed=st.integers(0, 99))
