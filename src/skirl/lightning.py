@@ -1,6 +1,4 @@
-"""Support for Lightning: `skirl.lightning.Rows` is a callback that gives the trainer a lookahead over its loader, and
-adds rows to its checkpoints.
-"""
+"""Support for Lightning: `Rows` is a callback that gives the trainer a lookahead, and adds rows to its checkpoints."""
 
 import logging
 import os
@@ -8,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 try:
@@ -51,9 +50,7 @@ class Rows(Callback):
         self.options = options
         self.trainer: Any = None
         self.ahead: Lookahead | None = None
-        """The lookahead, during `fit`."""
         self.passing: Pass | None = None
-        """The lookahead's pass over this epoch."""
         self._made_with: tuple[Any, int] | None = None
         self._accumulate = accumulate
         self._place: dict[str, Any] | None = None
@@ -74,7 +71,6 @@ class Rows(Callback):
 
     @property
     def accumulate(self) -> int:
-        """Number of micro-batches per step."""
         return self._accumulate or self.trainer.accumulate_grad_batches
 
     def begin(self, loader: "_First") -> Pass:
@@ -110,9 +106,13 @@ class Rows(Callback):
         nowhere = {"step": 0, "epochs": 0, "batches": 0, "accumulate": self.accumulate, "loader": None, "start": None}
         return self._place or nowhere
 
-    def resume(self, place: dict[str, Any]) -> None:
-        """Let the next pass continue where a checkpoint, whose rows have just been loaded, was saved."""
-        self._place, self._resumes = place, True
+    def data(self) -> SimpleNamespace:
+        """The run's position for `skirl.save` and `skirl.load`, even if there is no lookahead (any more)."""
+
+        def resume(place: dict[str, Any]) -> None:
+            self._place, self._resumes = place, True
+
+        return SimpleNamespace(state_dict=lambda: self.place, load_state_dict=resume)
 
     def close(self, apply: bool = True) -> None:
         """End the lookahead. A step with only some of its micro-batches is discarded, as for the dense parameters."""
@@ -122,7 +122,6 @@ class Rows(Callback):
             self._place = ahead.state_dict()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lightning's hook: from here on, checkpoints are written and read with rows."""
         collections_of(pl_module)
         if trainer.world_size > 1:
             raise ValueError(f"skirl trains in one process, and the trainer has {trainer.world_size}: set devices=1")
@@ -131,7 +130,6 @@ class Rows(Callback):
         trainer.strategy.checkpoint_io = WithRows(files.files if isinstance(files, WithRows) else files, self)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's hook: give collections the trainer's GradScaler, and warn that gradient_clip_val skips rows."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         for collection in collections_of(pl_module).values():
             if scaler is not None and collection.grad_scaler is None:
@@ -145,21 +143,20 @@ class Rows(Callback):
                 collection.anchor.said = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's hook: keep a resumed step from being saved again after the next micro-batch."""
+        """Keep a resumed step from being saved again after the next micro-batch."""
         if self._resumes:
             for callback in trainer.checkpoint_callbacks:
                 if hasattr(callback, "_last_global_step_saved"):
                     callback._last_global_step_saved = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Lightning's hook: raise if there is no lookahead, since rows would then be updated after each micro-batch."""
         if self.passing is None:
             raise ValueError(
                 "the trainer has a loader that skirl does not know: call trainer.fit(model, rows.loader(loader))"
             )
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Lightning's hook: end the pass after the last batch, since Lightning never asks for one more."""
+        """End the pass after the last batch, since Lightning never asks for one more."""
         if self.passing is None or not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return
         if next(self.passing, self) is not self:
@@ -169,17 +166,15 @@ class Rows(Callback):
             )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's hook: end an epoch that `max_steps` or `should_stop` cut short, as Lightning does."""
+        """End an epoch that `max_steps` or `should_stop` cut short, as Lightning does."""
         if self.place["batches"]:
             self.close()
             self._place = {**self.place, "batches": 0, "loader": None}
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Lightning's hook: close the lookahead without applying its step."""
         self.close(apply=False)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lightning's hook: close the lookahead."""
         self.close()
 
 
@@ -192,13 +187,11 @@ class Batches:
         self._length = length
 
     def __getattr__(self, name: str) -> Any:
-        """Return the loader's samplers, which Lightning tells the epoch."""
-        if name in ("sampler", "batch_sampler"):
+        if name in ("sampler", "batch_sampler"):  # Lightning tells them the epoch
             return getattr(self._first.loader, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch. Raise a TypeError if it is not known."""
         return self._length if self._length is not None else len(self._first.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
@@ -211,12 +204,11 @@ class Batches:
         self._first.limit = self._count(trainer.limit_train_batches)
         return self._batches()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of batches, which Lightning asks for. The full position is saved with the rows."""
+    def state_dict(self) -> dict[str, Any]:  # Lightning asks for it; the position is saved with the rows
         return {"batches": self.rows.place["batches"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing when Lightning calls this: the rows and their position have been loaded by then."""
+        pass
 
     def _batches(self) -> Iterator[Any]:
         passing = self.rows.begin(self._first)
@@ -249,8 +241,7 @@ class _First:
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
         self.limit = 0
-        self.skip = 0
-        """Number of batches that the loader itself skips in the next pass."""
+        self.skip = 0  # batches that the loader itself skips in the next pass
 
     def __iter__(self) -> Iterator[Any]:
         skip, self.skip = self.skip, 0
@@ -272,11 +263,10 @@ class WithRows(CheckpointIO):
         self.rows = rows
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Save the rows first, then the file."""
         if "://" in str(path):
             raise CheckpointError(f"{path} is not on a file system: rows are saved to folders, set dirpath to one")
         model, where = self.rows.trainer.lightning_module, _beside(path)
-        saving = save(where, model=model, data=_Place(self.rows), keep=2)
+        saving = save(where, model=model, data=self.rows.data(), keep=2)
         for name in checkpoint["state_dict"].keys() & (now := model.state_dict()).keys():
             if name.endswith("_extra_state"):
                 checkpoint["state_dict"][name] = now[name]  # saving began a new generation of rows
@@ -284,7 +274,6 @@ class WithRows(CheckpointIO):
         self.files.save_checkpoint(checkpoint, path, storage_options=storage_options)
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """Load the file, and the rows that belong to it."""
         checkpoint = self.files.load_checkpoint(path, *args, **options)
         if _KEY not in checkpoint:
             raise CheckpointError(
@@ -292,30 +281,15 @@ class WithRows(CheckpointIO):
             )
         about = checkpoint[_KEY]
         header = folder.header(Path(os.path.realpath(path)).parent / about["rows"], about["number"])
-        load(header, model=self.rows.trainer.lightning_module, data=_Place(self.rows))
+        load(header, model=self.rows.trainer.lightning_module, data=self.rows.data())
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the file and its folder of rows."""
         self.files.remove_checkpoint(path)
         shutil.rmtree(_beside(path), ignore_errors=True)
 
     def teardown(self) -> None:
-        """Lightning's hook: pass it on."""
         self.files.teardown()
-
-
-class _Place:
-    """The run's position in the data, for `skirl.save` and `skirl.load`, even if there is no lookahead (any more)."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._rows.place
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rows.resume(state)
 
 
 def _beside(path: Any) -> Path:

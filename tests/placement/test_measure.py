@@ -90,11 +90,11 @@ SPECS = [TableSpec(f"t{n}", 400 * n + 60, 16, 32, 32.0 * n + 32, 9.0 * n + 9, op
 
 
 class Fake(Arena):
-    """A machine on which a rank takes what its tables say, and half the rounds take longer."""
+    """A machine on which a rank takes what its tables say."""
 
-    def __init__(self, noise: float) -> None:
+    def __init__(self) -> None:
         super().__init__(1 << 10, plain=True)
-        self.noise, self.turns = noise, 0
+        self.turns = 0
 
     def ready(self, lookups, piece):
         return {"t0": 1.0, "t1": 1.0, "t2": 5.0, "t3": 5.0}[lookups.spec.name]
@@ -113,12 +113,8 @@ def three_plans() -> tuple[Problem, SearchResult]:
 
 
 def test_the_best_of_three_measured_plans_is_used():
-    measured()
-
-
-def measured() -> None:
     problem, found = three_plans()
-    arena = Fake(0.0)
+    arena = Fake()
     checked = check_plans(problem, found, arena)
     ms = [[2, 10, 0], [6, 6, 0], [12, 0, 0]]
     wanted = [max(of + exchange_of(problem, plan)) for of, plan in zip(ms, [found.placed, *found.others])]
@@ -130,7 +126,7 @@ def measured() -> None:
 def test_what_is_within_the_noise_changes_nothing(monkeypatch):
     monkeypatch.setattr("skirl.placement.measure.noise_of", lambda rounds: 0.9)
     problem, found = three_plans()
-    checked = check_plans(problem, found, Fake(0.0))
+    checked = check_plans(problem, found, Fake())
     assert checked.chosen == 0 and checked.placed is found.placed
 
 

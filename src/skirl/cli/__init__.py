@@ -1,6 +1,5 @@
-"""The command `skirl`: finds the subcommand, a dataclass of flags, reads these, runs it, and reports how it ended.
-
-Its `run()` returns the result, with the reason under `failed` if it failed; `summary(result)` formats it for people."""
+"""The command `skirl`: finds the subcommand, a dataclass of flags, whose `run()` returns the result, with the reason under
+`failed` if it failed, and whose `summary(result)` formats it for people."""
 
 import difflib
 import json
@@ -39,13 +38,10 @@ COMMANDS = {
     "import": ("skirl.cli.files:Import", "make a checkpoint of the rows of a trained PyTorch model"),
     "info": ("skirl.cli.files:Info", "tell what a checkpoint, store, vocabulary, data file, run or sweep is"),
 }
-"""The class and the help of each command."""
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
-"""The command that starts other commands, written after `--`."""
 CONFIGURED = ("train", "verify", "size", "place", "sweep")
-"""Commands that take --config."""
 NO_CONFIG = f"only skirl {', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]} read flags from a file"
 CONFIG = Flag(
     name="config",
@@ -72,33 +68,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     die_with_launcher()  # before anything slow
     try:
-        try:
-            code = _main(list(sys.argv[1:] if argv is None else argv))
-        except SystemExit as left:  # from tyro, after --help or an error
-            code = left.code if isinstance(left.code, int) else 1
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            print(f"skirl: the output could not be written: {said(error)}", file=sys.stderr)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
-            return 1
-        return code
-    except BrokenPipeError:  # the reader of our output is gone; without this, the interpreter complains at exit
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(nowhere, stream.fileno())
-        return NOBODY_READS
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as left:  # after help, or of a wrong flag
+        code = left.code if isinstance(left.code, int) else 1
+    except BrokenPipeError as error:
+        return _unwritable(error)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return _unwritable(error)
+    return code
+
+
+def _unwritable(error: OSError) -> int:
+    if not isinstance(error, BrokenPipeError):
+        print(f"skirl: the output could not be written: {said(error)}", file=sys.stderr)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())  # else the interpreter complains at exit
+    return NOBODY_READS if isinstance(error, BrokenPipeError) else 1
 
 
 def _main(args: list[str]) -> int:
-    if args == ["--version"]:
-        return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
-    if args in (["-h"], ["--help"]):
-        return _print(_overview())
+    overview = OVERVIEW.format(commands="\n".join(f"  {name:<11}{says}" for name, (_, says) in COMMANDS.items()))
+    if args in (["-h"], ["--help"], ["--version"]):
+        version = args == ["--version"]
+        print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}" if version else overview)
+        return 0
     if not args or args[0] not in COMMANDS:
-        return _unknown(args)
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1) if args else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        wrong = f"{args[0]!r} is not a command{hint}" if args else "no command is named: name one of those below"
+        print(f"skirl: {wrong}\n\n{overview}", file=sys.stderr)
+        return 2
     name = args[0]
     try:
         try:
@@ -159,14 +161,15 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
     kind = _command(name)
     words: tuple[str, ...] = ()
     if name == LAUNCH:
-        args, words = _launched(args)
+        at = args.index("--") if "--" in args else len(args)
+        args, words = [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], tuple(args[at + 1 :])
     flags, example = flags_of(kind), getattr(kind, "example", None)
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
             given = read_config(path, flags, {name: flags_of(_command(name)) for name in LEFT.values()})
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
-            example = None if getattr(kind, "positional", None) in given else example
+            example = None if given.keys() & getattr(kind, "positional", ()) else example
         flags |= {CONFIG.name: CONFIG}
     elif any(arg.partition("=")[0] == f"--{CONFIG.name}" for arg in args):
         raise ValueError(f"there is no flag --{CONFIG.name}: {NO_CONFIG}")
@@ -178,12 +181,6 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
         command.words = words
         _check_launched(words)
     return command, bool(values.get("json")), bool(values.get("quiet"))
-
-
-def _launched(args: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the flags of `skirl launch`, and the words after `--`."""
-    at = args.index("--") if "--" in args else len(args)
-    return [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], tuple(args[at + 1 :])
 
 
 def _check_launched(words: tuple[str, ...]) -> None:
@@ -203,33 +200,13 @@ def _check_launched(words: tuple[str, ...]) -> None:
 
 def _config_of(args: list[str]) -> Path | None:
     """Return the path given by --config. It sets the defaults of all other flags, so it must be known before them."""
-    found = []
-    for arg, after in zip(args, [*args[1:], ""]):
-        name, _, value = arg.partition("=")
-        if name == f"--{CONFIG.name}" and (value or after):
-            found.append(Path(value or after))
-    if len(found) > 1:
-        raise ValueError(f"--config is given {len(found)} times: put all flags into one file, and name that")
-    return found[0] if found else None
+    named = [after if arg == "--config" else arg.removeprefix("--config=") for arg, after in zip(args, [*args[1:], ""])
+             if arg.partition("=")[0] == "--config"]  # fmt: skip
+    if len(named) > 1:
+        raise ValueError(f"--config is given {len(named)} times: put all flags into one file, and name that")
+    return Path(named[0]) if named and named[0] else None
 
 
 def _command(name: str) -> Any:
     module, _, owner = COMMANDS[name][0].partition(":")
     return getattr(import_module(module), owner)
-
-
-def _unknown(args: list[str]) -> int:
-    near = difflib.get_close_matches(args[0], COMMANDS, n=1) if args else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    said = f"{args[0]!r} is not a command{hint}" if args else "no command is named: name one of those below"
-    print(f"skirl: {said}\n\n{_overview()}", file=sys.stderr)
-    return 2
-
-
-def _overview() -> str:
-    return OVERVIEW.format(commands="\n".join(f"  {name:<11}{says}" for name, (_, says) in COMMANDS.items()))
-
-
-def _print(text: str) -> int:
-    print(text)
-    return 0

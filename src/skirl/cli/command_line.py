@@ -1,4 +1,4 @@
-"""Reads a command's flags from a command line and a file. tyro parses and shows help; what is wrong is one sentence."""
+"""Reads a command's flags from a command line and a file; tyro shows help. What is wrong is one sentence."""
 
 import difflib
 import json
@@ -23,52 +23,102 @@ def read_flags(
     """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
 
     `kind` is the command: `common` and `usual` are what its help shows, `hidden` what it never shows, `positional` may be
-    given without its name, `repeated` several times.
+    given without their names, `repeated` several times.
     """
-    import tyro  # 0.1 s that an overview does not need
+    positional = [name for name in getattr(kind, "positional", ()) if name in flags]
+    if any(arg in ("-h", "--help") for arg in args):
+        _show_help(prog, about, kind, flags, positional, "all" in args)
+    given, words = _split(prog, kind, flags, args)
+    values = {name: _value(prog, flags[name], texts) for name, texts in given.items()}
+    missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in given]
+    alone = [name for name in positional if name not in given]
+    if words[len(alone) :]:
+        if twice := [name for name in positional if name in given]:
+            _refuse(prog, f"{twice[0]} is given twice, with its name and without it: leave one of them out")
+        _refuse_unknown(prog, flags, words[len(alone)])
+    for name in alone[len(words) :]:
+        line = f"{prog} {' '.join(map(str.upper, positional))}"
+        if name in missing:
+            _refuse(prog, f"no {name} is named: write {line} ({_begun(flags[name].help)})")
+        if example:
+            _refuse(prog, f"say which {name}, for instance `{example}`; {prog} --help lists what else can be set")
+    for name in missing:
+        if name not in alone:
+            typed = f"{option(name)} {metavar(flags[name].type)}"
+            _refuse(prog, f"{option(name)} is missing: add {typed} ({_begun(flags[name].help)})")
+    values |= {name: _value(prog, flags[name], [word]) for name, word in zip(alone, words)}
+    return {name: values.get(name, flag.default) for name, flag in flags.items()}
 
-    of = {name: getattr(kind, name, ()) for name in ("common", "usual", "hidden")}
-    if any(arg in ("-h", "--help") or arg.startswith("--tyro-") for arg in args):
-        args, everything = [arg for arg in args if arg != "all"], "all" in args
-        if of["usual"] and not everything:
-            about += f" `{prog} --help all` lists all flags; these are the ones that are used most."
-        if (name := getattr(kind, "positional", None)) is not None:
-            about += f" {prog} {name.upper()} is the same as {prog} --{name} {name.upper()}."
-        first = [n for n in of["common"] if n in flags] + [n for n in flags if not flags[n].group]
-        few = {*first, *of["usual"]} if of["usual"] and not everything else flags
-        shown = [flags[n] for n in dict.fromkeys([*first, *flags]) if n in few and n not in of["hidden"]]
-        tyro.cli(_declared(shown, first), prog=prog, args=args, description=about)
-    words = _checked(prog, kind, flags, args, example)
-    found = tyro.cli(_declared([*flags.values()], flags), prog=prog, args=words)
-    given = {name: getattr(found, name) for name in flags}
-    return {n: flags[n].default if flags[n].type is bool and not value else value for n, value in given.items()}
+
+def _split(
+    prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the words that follow each flag, and those that follow none. Exit if a flag is unknown."""
+    given, words, taking = dict[str, list[str]](), list[str](), ""
+    for arg in args:
+        typed, equals, value = arg.partition("=")
+        if not arg.startswith("-") or re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
+            (given[taking] if taking else words).append(arg)
+            taking = taking if taking and is_list(flags[taking].type) else ""
+            continue
+        name = typed.removeprefix("--").replace("-", "_")
+        name = f"{name}_" if f"{name}_" in flags else name
+        if not typed.startswith("--") or name not in flags:
+            _refuse_unknown(prog, flags, typed)
+        before = given.pop(name, []) if name in getattr(kind, "repeated", ()) else []
+        given[name] = [*before, value] if equals else before
+        taking = "" if equals or flags[name].type is bool else name
+    return given, words
 
 
-def _declared(flags: Sequence[Flag], first: Collection[str]) -> Any:
-    """Return a dataclass by which tyro reads these flags: those in `first` directly, others in one for each group."""
-    from tyro.conf import FlagCreatePairsOff, arg  # --json, and no --no-json
+def _value(prog: str, flag: Flag, texts: Sequence[str]) -> Any:
+    typed, kind, values = option(flag.name), flag.type, []
+    if kind is bool:
+        return True if not texts else _refuse(prog, f"{typed} takes no value: write {typed} alone, or leave it out")
+    if not texts:
+        _refuse(prog, f"{typed} has no value: set it to {expected(kind)}")
+    for text in texts:
+        try:
+            values.append(read_text(kind, text))
+        except ValueError as near:
+            hint = f" (did you mean {near}?)" if str(near) else ""
+            _refuse(prog, f"{typed} is {text!r}{hint}: set it to {expected(kind)}")
+    return tuple(values) if is_list(kind) else values[0]
 
-    whole, groups = [], dict[str, list[Any]]()
-    for flag in flags:
-        (whole if flag.name in first else groups.setdefault(flag.group, [])).append(_field(flag))
+
+def _show_help(
+    prog: str, about: str, kind: Any, flags: Mapping[str, Flag], positional: Sequence[str], everything: bool
+) -> NoReturn:
+    import tyro  # 0.1 s that only help needs
+    from tyro.conf import FlagCreatePairsOff, Positional, arg  # --json, and no --no-json
+
+    usual = () if everything else getattr(kind, "usual", ())
+    if usual:
+        about += f" `{prog} --help all` lists all flags; these are the ones that are used most."
+    words = [name for name in positional if flags[name].default is MISSING]
+    if positional and not words:
+        name = positional[0]
+        about += f" {prog} {name.upper()} is the same as {prog} --{name} {name.upper()}."
+    first = [n for n in getattr(kind, "common", ()) if n in flags] + [n for n, flag in flags.items() if not flag.group]
+    whole, groups = list[Any](), dict[str, list[Any]]()
+    for name in dict.fromkeys([*first, *flags]):
+        if name in getattr(kind, "hidden", ()) or (usual and name not in {*first, *usual}):
+            continue
+        flag, default = flags[name], False if flags[name].type is bool else flags[name].default
+        hint = "" if flag.default in (None, "", (), MISSING) or flag.default is False else None  # nobody types None
+        shown = None if flag.type is bool else name.upper() if name in words else metavar(flag.type)
+        typed = name.removesuffix("_") if name.endswith("_") else None
+        told = arg(name=typed, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
+        typed_as = Positional[flag.type] if name in words else flag.type
+        made = (name, Annotated[typed_as, told], field() if default is MISSING else field(default=default))
+        (whole if name in first else groups.setdefault(flag.group, [])).append(made)
     for group, fields in groups.items():
         part = make_dataclass(group, fields, kw_only=True)
         whole.append((f"group_{group}", Annotated[part, arg(help="", name=group)], field()))
-    return FlagCreatePairsOff[make_dataclass("Flags", whole, kw_only=True)]
-
-
-def _field(flag: Flag) -> tuple[str, Any, Any]:
-    """Return a flag as a field; one that takes no value is False until it is given, whatever its default."""
-    from tyro.conf import arg
-
-    name, default = flag.name, False if flag.type is bool else flag.default
-    shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
-    hint = "" if flag.default in (None, "", ()) or flag.default is False else None  # nobody types None
-    if flag.type is bool:
-        shown, hint = None, "(set)" if flag.default is True else ""
-    typed = name.removesuffix("_") if name.endswith("_") else None
-    about = arg(name=typed, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
-    return name, Annotated[flag.type, about], field() if default is MISSING else field(default=default)
+    tyro.cli(
+        FlagCreatePairsOff[make_dataclass("Flags", whole, kw_only=True)], prog=prog, args=["--help"], description=about
+    )
+    raise AssertionError
 
 
 def metavar(kind: Any) -> str:
@@ -88,66 +138,6 @@ def metavar(kind: Any) -> str:
         elif choice is not types.NoneType:
             words.append(names[choice])
     return "|".join(words)
-
-
-# What is wrong.
-
-
-def _checked(prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str], example: str | None) -> list[str]:
-    """Return the command line for tyro, with each flag once. Exit if a flag is unknown or missing, or a value is wrong."""
-    given, words, taking = dict[str, list[str]](), list[str](), ""
-    for arg in args:
-        typed, equals, value = arg.partition("=")
-        if not arg.startswith("-") or re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
-            (given[taking] if taking else words).append(arg)
-            taking = taking if taking and is_list(flags[taking].type) else ""
-            continue
-        name = typed.removeprefix("--").replace("-", "_")
-        name = f"{name}_" if f"{name}_" in flags else name
-        if not typed.startswith("--") or name not in flags:
-            _refuse_unknown(prog, flags, typed)
-        before = given.pop(name, []) if name in getattr(kind, "repeated", ()) else []
-        given[name] = [*before, value] if equals else before
-        taking = "" if equals or flags[name].type is bool else name
-    for name, values in given.items():
-        _check_values(prog, flags[name], values)
-    missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in given]
-    alone = [name for name in missing if get_origin(flags[name].type) is Annotated]  # words without a flag
-    for name in alone[len(words) :]:
-        line = f"{prog} {' '.join(map(str.upper, alone))}"
-        _refuse(prog, f"no {name} is named: write {line} ({_begun(flags[name].help)})")
-    for name in missing:
-        if name not in alone:
-            typed = f"{option(name)} {metavar(flags[name].type)}"
-            _refuse(prog, f"{option(name)} is missing: add {typed} ({_begun(flags[name].help)})")
-    positional = getattr(kind, "positional", None)
-    if positional and len(words) == 1:
-        if positional in given:
-            _refuse(prog, f"{positional} is given twice, with its name and without it: leave one of them out")
-        given[positional], words = words, []
-    elif positional and example and not words and positional not in given:
-        _refuse(prog, f"say which {positional}, for instance `{example}`; {prog} --help lists what else can be set")
-    if words[len(alone) :]:
-        _refuse_unknown(prog, flags, words[len(alone)])
-    for name, values in given.items():
-        is_word = values and not is_list(flags[name].type)
-        words += [f"{option(name)}={values[0]}"] if is_word else [option(name), *values]
-    return words
-
-
-def _check_values(prog: str, flag: Flag, values: Sequence[str]) -> None:
-    typed, kind = option(flag.name), flag.type
-    if kind is bool and values:
-        _refuse(prog, f"{typed} takes no value: write {typed} alone, or leave it out")
-    if kind is not bool and not values:
-        _refuse(prog, f"{typed} has no value: set it to {expected(kind)}")
-    for text in values:
-        try:
-            read_text(kind, text)
-        except ValueError as near:
-            hint = f" (did you mean {near}?)" if str(near) else ""
-            wanted = expected(kind).replace("true or false", "True or False")  # as the command line has them
-            _refuse(prog, f"{typed} is {text!r}{hint}: set it to {wanted}")
 
 
 def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str) -> NoReturn:

@@ -8,8 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tyro.conf import Positional
-
 from skirl.cli.show import ShowFlags, facts, text
 from skirl.core import OptimizerName
 from skirl.data.flags import DataFlags, check_in_and_out
@@ -21,9 +19,7 @@ PART = 1 << 18
 """Bytes of text to read at a time: the rows in it may be many times as large."""
 LEAST_MEMORY = 256 << 20
 SHOWN = 12
-"""Most columns that the summary of analyze shows."""
 READ = ("samples", "seconds", "bad_rows_skipped", "first_bad_row")
-"""What is shown of every pass over files."""
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 
 
@@ -48,7 +44,6 @@ class FileFlags(ShowFlags):
         return flags.files(part_bytes)
 
     def timed(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run `work` and return the result: the flags, what the work found, and the time and memory it took."""
         started = time.monotonic()
         found = work()
         took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
@@ -65,8 +60,7 @@ class SessionFlags(FileFlags):
     user: str | None = None
     """The column of users, if no column says the session: a session ends after --gap without a row."""
     gap: str | None = None
-    """With --user: time without a row that ends a session, such as 30m. Times that are numbers are in seconds, or in the
-    schema's time_unit."""
+    """With --user: time without a row that ends a session, such as 30m; plain numbers of time count seconds."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +68,6 @@ class Vocab(FileFlags):
     """Flags of `skirl vocab`."""
 
     common: ClassVar[tuple[str, ...]] = ("data", "out", "min_count", "schema", "valid", "workers", "force")
-    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "counting": ("memory", "folder", "bad_rows"),
-        "output": ("json", "quiet"),
-    }
 
     out: str
     """The vocabulary file to write."""
@@ -90,7 +80,7 @@ class Vocab(FileFlags):
     folder: str | None = None
     """Where to write counts that do not fit in memory; next to the vocabulary file if not given."""
     force: bool = False
-    """Replace the vocabulary file if it exists. Runs that used it can then no longer be resumed."""
+    """Replace the vocabulary file if it exists; runs that used it can then no longer be resumed."""
 
     def __post_init__(self) -> None:
         if self.min_count < 1:
@@ -120,20 +110,13 @@ class Convert(SessionFlags):
     """Flags of `skirl convert`: those for one file, and those for a folder of files by session."""
 
     common: ClassVar[tuple[str, ...]] = ("data", "out", "by", "session", "rows", "vocab", "schema", "workers", "force")
-    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "session": ("user", "gap", "partition", "layout", "memory", "engine", "master"),
-        "files": ("compression", "bad_rows", "check"),
-        "output": ("json", "quiet"),
-    }
 
     out: str
     """The Parquet file to write; with --by session, the folder."""
     by: Literal["session"] | None = None
-    """Write a folder of files in which the rows of a session are contiguous; if not given, one file in the order of the
-    data."""
+    """Write a folder in which the rows of a session are contiguous; if not given, a file in the order of the data."""
     rows: str | None = None
-    """Write ids as rows of tables of this size, as for `skirl train`; fingerprints are written if neither this nor
-    --vocab is given."""
+    """Write ids as rows of tables of this size, as for `skirl train`; without it and --vocab, fingerprints are written."""
     vocab: str | None = None
     """Write ids as rows of this vocabulary."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
@@ -149,8 +132,7 @@ class Convert(SessionFlags):
     engine: Literal["local", "spark"] = "local"
     """With --by session: what sorts the rows, DuckDB in this process or Apache Spark."""
     master: str | None = None
-    """With --engine spark: where Spark runs, such as local[4], spark://HOST:7077 or sc://HOST; Spark's own default if not
-    given."""
+    """With --engine spark: where Spark runs, such as local[4], spark://HOST:7077 or sc://HOST."""
     check: bool = False
     """Read the data and what was written once more, and compare all rows by their hashes, in any order."""
 
@@ -207,7 +189,6 @@ class Convert(SessionFlags):
         return Sessions(**{name: getattr(self, name) for name in names}, as_rows=self._as_rows)
 
     def _checked(self) -> dict[str, Any]:
-        """Read the data and what was written, and compare them."""
         from skirl.data.convert import as_written
         from skirl.dedup.row_hash import same_rows
         from skirl.dedup.sessions import shaped
@@ -237,7 +218,6 @@ class Analyze(SessionFlags):
     """Flags of `skirl analyze`."""
 
     common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "batch", "sample", "schema", "workers")
-    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"files": ("bad_rows",), "output": ("json", "quiet")}
 
     batch: int = 4096
     """Samples in a batch, for the estimate of lookups."""
@@ -294,17 +274,18 @@ class Analyze(SessionFlags):
 class Export:
     """Write the rows of a checkpoint to a file that other software reads."""
 
-    checkpoint: Positional[Path]
+    positional: ClassVar[tuple[str, ...]] = ("checkpoint", "out")
+
+    checkpoint: Path
     """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep or of its checkpoints."""
-    out: Positional[Path]
+    out: Path
     """The file to write: .safetensors, .pt for a state dict, or .parquet."""
     variant: str | None = None
     """The variant of a sweep whose rows are exported."""
     table: str | None = None
     """The table to write; all tables if not given."""
     state_dict: bool = False
-    """Write every row of the tables, named as in a state dict: TABLE.weight, or weight with --table. A .pt file always
-    is one."""
+    """Write every row, named as in a state dict: TABLE.weight, or weight with --table; a .pt file always is one."""
     prefix: str = ""
     """Text to put before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
     dense: bool = False
@@ -341,13 +322,8 @@ class Export:
                 rows, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix,
                 dense=parameters if self.dense else None, origins=origins, limit=self.limit,
             )  # fmt: skip
-        return {
-            "command": "export",
-            "checkpoint": str(checkpoint),
-            "out": str(self.out),
-            "bytes": self.out.stat().st_size,
-            "failed": None,
-        }
+        written = {"checkpoint": str(checkpoint), "out": str(self.out), "bytes": self.out.stat().st_size}
+        return {"command": "export", **written, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         return facts(result, "checkpoint", "out", "bytes")
@@ -357,21 +333,21 @@ class Export:
 class Import:
     """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
 
-    source: Positional[Path]
+    positional: ClassVar[tuple[str, ...]] = ("source", "out")
+
+    source: Path
     """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""
-    out: Positional[Path]
+    out: Path
     """The folder to write the checkpoint to."""
     tables: tuple[str, ...] = ()
-    """Names of the tables, each the end of a weight's name; if not given, every two-dimensional NAME.weight under
-    --prefix."""
+    """The tables, each the end of a weight's name; if not given, every two-dimensional NAME.weight under --prefix."""
     prefix: str = ""
     """Text before the tables' names, such as embedding_bags."""
     pooling: Literal["sum", "mean"] = "sum"
     """The pooling of all tables."""
     optimizer: OptimizerName | None = None
-    """The optimizer that will train the rows; if not given, that of a file of `skirl export`, else rowwise-adagrad.
-    Such a file also gives the optimizer's state, if the optimizer is the same; otherwise the state starts from
-    zero."""
+    """The optimizer that will train the rows, whose state a file of `skirl export` may hold; that of such a file if not
+    given, else rowwise-adagrad."""
     store: str = "memory"
     """Where rows are held during the import: memory, or disk:FOLDER for tables larger than memory."""
     json: bool = False
@@ -381,14 +357,9 @@ class Import:
         from skirl.checkpoint.import_rows import read_rows
 
         found = read_rows(
-            self.source,
-            self.out,
-            names=self.tables,
-            prefix=self.prefix,
-            pooling=self.pooling,
-            optimizer=self.optimizer,
+            self.source, self.out, names=self.tables, prefix=self.prefix, pooling=self.pooling, optimizer=self.optimizer,
             store=self.store,
-        )
+        )  # fmt: skip
         return {"command": "import", "out": str(self.out), **found, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -400,7 +371,9 @@ class Import:
 class Info:
     """Say what a file or folder is: a checkpoint, a disk store, a vocabulary, a plan, data, predictions, a run, a sweep."""
 
-    path: Positional[Path]
+    positional: ClassVar[tuple[str, ...]] = ("path",)
+
+    path: Path
     """The file or folder; nothing in it is changed or locked."""
     check: bool = False
     """Read a whole checkpoint and compare its checksums; without this, only sizes are checked."""

@@ -26,16 +26,12 @@ class Place(Composed):
     (2, None)
     """
 
-    group: ClassVar[str] = "output"
+    group: ClassVar[str] = "plan"
     common: ClassVar[tuple[str, ...]] = (
         "tables", "data", "model", "dim", "batch", "steps", "ranks", "memory", "link", "out",
     )  # fmt: skip
-    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "plan": ("columns", "no_rows", "seconds"),
-        "costs": ("kernel", "costs", "minutes", "no_measure"),
-    }
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
-    positional: ClassVar[str] = "tables"
+    positional: ClassVar[tuple[str, ...]] = ("tables",)
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
@@ -46,16 +42,13 @@ class Place(Composed):
     ranks: int = 2
     """The number of ranks."""
     memory: tuple[str, ...] | None = None
-    """The most memory that the tables of each rank may take with their optimizer state, such as 16GB; one value applies
-    to all ranks. No limit if not given."""
+    """The most memory that tables of a rank may take with their state, such as 16GB: one value, or one for each rank."""
     link: str = "10Gbit"
     """The rate at which each rank exchanges pooled rows, in each direction."""
     kernel: Literal["skirl-cpu", "fbgemm-cpu", "fbgemm-cuda"] = "skirl-cpu"
-    """The kernels that will run the plan, and that are measured: skirl's, or FBGEMM's operator, which TorchRec runs; on a
-    GPU it is unproven."""
+    """The kernels that will run the plan and are measured: skirl's or FBGEMM's, which TorchRec runs; cuda is unproven."""
     columns: Literal["exact", "always", "never"] = "exact"
-    """Cut tables by columns. exact: except where the optimizer keeps a single number for each row, since a
-    cut would then train another model."""
+    """Cut tables by columns; exact: but where the optimizer keeps one number a row, as that would train another model."""
     no_rows: bool = False
     """Do not cut tables by rows."""
     seconds: float = 30.0
@@ -87,7 +80,7 @@ class Place(Composed):
         self.rate()
 
     def caps(self) -> tuple[int, ...]:
-        """Return the bytes that each rank may hold."""
+        """The bytes that each rank may hold."""
         from skirl.placement.problem import UNBOUND
 
         caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.memory or ()] or [UNBOUND]
@@ -96,7 +89,7 @@ class Place(Composed):
         return tuple(caps if len(caps) == self.ranks else caps * self.ranks)
 
     def rate(self) -> float:
-        """Return the bytes a second of --link."""
+        """Bytes a second of --link."""
         from skirl.tools.units import Link
 
         return parsed("link", self.link, lambda rate: Link.parse(f"{rate},0us").rate, "a rate like 10Gbit")

@@ -15,7 +15,6 @@ from skirl.tools.progress import Facts
 from skirl.tools.units import clock
 
 log = logging.getLogger("skirl")
-
 ON_TERMINAL, ELSEWHERE = 0.2, 3.0
 """Seconds between two updates."""
 
@@ -82,8 +81,8 @@ class Progress:
         elif not self._full:
             try:
                 print(line, file=self._to, flush=True)
-            except BrokenPipeError:
-                raise
             except OSError as error:  # a log on a full disk: what is done goes on without it
+                if isinstance(error, BrokenPipeError):
+                    raise
                 self._full = True
                 log.warning("progress is not shown any more: %s", why(error))

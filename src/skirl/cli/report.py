@@ -4,21 +4,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from tyro.conf import Positional
-
-from skirl.cli.show import Chart, Table, columns, facts, scores, text, write_page
+from skirl.cli.show import Chart, Table, facts, scores, text, write_page
 from skirl.tools.flags import flags_of, option
 from skirl.tools.units import clock, figure
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, lines_of
 
 Line = Mapping[str, Any]
-MOST_LANES = 8
-"""Most trainers with a line on a terminal."""
 LANE = ("touched", "fetched", "written", "sent", "seconds", "waited", "stall", "read", "peak_bytes")
 """What is shown of each trainer: rows and bytes, its seconds, and for how many it waited for others, rows, the loader."""
 MOVED = ("touched", "fetched", "new", "written")
@@ -26,7 +21,6 @@ SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
 SAME = "; but all seeds began with the same rows and weights, out of --from, so other ones may differ by more"
-"""What to know of the noise of seeds then."""
 UNKNOWN = "still going on, killed, or failed"
 
 
@@ -34,7 +28,9 @@ UNKNOWN = "still going on, killed, or failed"
 class Report:
     """Summarize what a run or a sweep did, and write a page about it."""
 
-    folder: Positional[Path]
+    positional: ClassVar[tuple[str, ...]] = ("folder",)
+
+    folder: Path
     """The folder of the run or the sweep."""
     page: Path | None = None
     """Where to write the page; report.html in that folder if not given."""
@@ -52,9 +48,15 @@ class Report:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes()) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another run") from error
+
+
+def _by_kind(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
+    """Return the lines of training, and those of evaluations."""
+    train, evaluations = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
+    return train, evaluations
 
 
 def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
@@ -76,9 +78,8 @@ def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
     """Read the folder of a run, write a page, and return the facts."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
-    every, config = lines_of(folder), _read(folder / CONFIG)
-    lines, evaluations = ([line for line in every if line["kind"] == kind] for kind in ("train", "eval"))
-    result = _read(folder / RESULT) if (folder / RESULT).is_file() else {}
+    lines, evaluations = _by_kind(lines_of(folder))
+    config, result = _read(folder / CONFIG), _read(folder / RESULT)
     try:
         run = run_facts(config, lines, evaluations, result)
         tables, charts = [*_tables(config, run, lines, evaluations)], [*_charts(lines, evaluations)]
@@ -94,7 +95,7 @@ def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
 def run_facts(
     config: Mapping[str, Any], lines: Sequence[Line], evaluations: Sequence[Line], result: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what a run did so far. result: empty if it did not end."""
+    """Return what a run did so far; the result of one that did not end is empty."""
 
     def total(name: str) -> float:
         return sum(line[name] for line in lines)
@@ -108,34 +109,21 @@ def run_facts(
     samples = sum(line["samples_per_second"] * line["seconds"] for line in lines)
     lanes = (result.get("by_trainer") or {}).get("lanes", [])
     return {
-        "ended": bool(result),
-        "stopped_by": result["checkpoints"]["stopped_by"] if result else None,
-        "run_failed": result.get("failed"),
-        "missing": result.get("missing"),
-        "kept": result.get("best"),
-        "losses": result.get("loss"),
-        "by_trainer": result.get("by_trainer"),
-        "changes": config.get("changes") or [],
-        "flags": config["flags"],
-        "steps": last.get("step", 0),
-        "samples": last.get("samples", 0),
-        "seconds": seconds,
-        "samples_per_second": samples / max(seconds, 1e-9),
+        "ended": bool(result), "stopped_by": result["checkpoints"]["stopped_by"] if result else None,
+        "run_failed": result.get("failed"), "missing": result.get("missing"), "kept": result.get("best"),
+        "losses": result.get("loss"), "by_trainer": result.get("by_trainer"), "changes": config.get("changes") or [],
+        "flags": config["flags"], "steps": last.get("step", 0), "samples": last.get("samples", 0),
+        "seconds": seconds, "samples_per_second": samples / max(seconds, 1e-9),
         **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
         **({name: sum(lane[name] for lane in lanes) for name in MOVED} if lanes else {}),
-        "trainers": config.get("trainers") or 1,
+        "trainers": config.get("trainers") or 1, "last": evaluations[-1] if evaluations else None,
         "best": min(evaluations, key=lambda line: line["test_logloss"], default=None),
-        "last": evaluations[-1] if evaluations else None,
-        "stall": stall,
-        "read": total("read"),
-        "busy": busy,
-        "blame": by_stage("blame"),
+        "stall": stall, "read": total("read"), "busy": busy, "blame": by_stage("blame"),
         "hidden": max(0.0, 1.0 - (stall + busy.get("load", 0.0)) / max(sum(busy.values()), 1e-9)),
-    }
+    }  # fmt: skip
 
 
 def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a run that has just ended, for `run_lines`."""
     return {
         **result, **result["counters"], **result["movement"],
         "flags": result, "ended": True, "stopped_by": result["checkpoints"]["stopped_by"], "run_failed": result["failed"],
@@ -175,11 +163,7 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
     lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
     lanes = run["by_trainer"]["lanes"] if run["by_trainer"] else []
-    for n, lane in enumerate(lanes[:MOST_LANES]):
-        lines[f"trainer {n}"] = text({name: lane[name] for name in LANE})
-    if len(lanes) > MOST_LANES:
-        lines["trainers"] = f"{len(lanes) - MOST_LANES} more: skirl report shows all"
-    return lines
+    return lines | {f"trainer {n}": text({name: lane[name] for name in LANE}) for n, lane in enumerate(lanes)}
 
 
 def _lead(run: Mapping[str, Any]) -> Iterator[str]:
@@ -209,17 +193,12 @@ def _tables(
         times += [(name, f"{seconds:,.2f}", "-") for name, seconds in waits]
         whose = " of trainer 0" if run["trainers"] > 1 else ""
         yield Table(["", "seconds", "of them while the loop waited"], times, f"Where the time went{whose}")
-    if run["by_trainer"]:
-        lanes = [[str(n), *(text(of[name], name) for name in LANE)] for n, of in enumerate(run["by_trainer"]["lanes"])]
-        yield Table(["trainer", *LANE], lanes, "Trainers: the others wait for one that waits little for them")
     if evaluations:
-        names = ("auc", "logloss", "ne", "calibration")
-        rows = [[f"{e['step']:,}", *(_figure(e[f"test_{n}"]) for n in names)] for e in evaluations]
-        yield Table(["step", "AUC", "log loss", "normalised entropy", "calibration"], rows, "Evaluations")
-    about = [*config["versions"].items()]
-    about.append(("processor", f"{config['machine']['processor']}, {config['machine']['cores']} cores"))
-    about.append(("begun", f"{config['started']}, at step {config['begun_at']}"))
-    yield Table(["", ""], about, "Where it ran")
+        names = {"auc": "AUC", "logloss": "log loss", "ne": "normalised entropy", "calibration": "calibration"}
+        rows = [[f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in names)] for e in evaluations]
+        yield Table(["step", *names.values()], rows, "Evaluations")
+    began = f"{config['started']}, at step {config['begun_at']}"
+    yield Table(["", ""], [*config["versions"].items(), ("begun", began)], "Where it ran")
     usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
     changed = [[option(n), shown(v)] for n, v in run["flags"].items() if n not in usual or v != usual[n]]
     yield Table(["flag", "value"], changed, "Set")
@@ -231,18 +210,12 @@ def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Char
     auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
     yield Chart("AUC", auc, "step", "")
     yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")}, "step", "")
-    moved = {}
-    for name, label in (("fetched", "fetched again"), ("new", "made"), ("written", "written")):
-        pairs = pairwise([(0.0, 0.0), *_points(lines, name)])
-        moved[label] = [(step, (count - was) / (step - since)) for (since, was), (step, count) in pairs if step > since]
-    yield Chart("Rows a step", moved, "step", "")
     shares = [
         {"step": line["step"], **{n: 100 * line[n] / max(line["seconds"], 1e-9) for n in ("stall", "read")}}
         for line in lines
     ]
     waits = {"for rows": _points(shares, "stall"), "for the loader": _points(shares, "read")}
     yield Chart("Time that the loop waited", waits, "step", "%")
-    yield Chart("Learning rate", {"rows": _points(lines, "lr"), "dense": _points(lines, "dense_lr")}, "step", "")
 
 
 # A sweep
@@ -269,16 +242,9 @@ def standing(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
-def standing_text(places: Sequence[Mapping[str, Any]]) -> str:
-    lines = standing(places)
-    return columns(lines, left=(1, len(lines[0]) - 1))
-
-
 def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
     """Return rank 1 with what it is ranked by, as text.
 
-    >>> best_line({"variant": "a", "loss": 0.5, "held_out": None})
-    'a, loss 0.50000 on samples that nobody had trained on'
     >>> best_line({"variant": "a", "held_out": 0.6}, {"step": 40, "folder": "saves/a/best"})
     'a, log loss 0.60000 on the samples held out, at step 40, in saves/a/best'
     """
@@ -291,32 +257,24 @@ def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None) -
 
 def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
     """Read the folder of a sweep, write its page and return the facts."""
-    at = folder / SWEEP
+    sweep, result = _read(folder / SWEEP), _read(folder / RESULT)
     try:
-        sweep = json.loads(at.read_bytes())
-        result = json.loads(at.read_bytes()) if (at := folder / RESULT).is_file() else {}
-        data = at.read_bytes() if (at := folder / RACE).is_file() else b""
+        data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
         race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
         left, standings = ([line for line in race if line["event"] == event] for event in ("left", "standing"))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{at} is damaged ({error!r}), and a report needs it: name another sweep") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{folder / RACE} is damaged ({error!r}), and a report needs it: name another sweep") from None
     ends = [one for one, after in zip(standings, [*standings[1:], {}]) if one["begun_at"] != after.get("begun_at")]
     facts = {
-        "command": "report of a sweep",
-        "sweep": str(folder),
-        "page": str(page),
-        "flags": sweep["flags"],
-        "started": sweep["started"],
-        "ended": bool(result),
+        "command": "report of a sweep", "sweep": str(folder), "page": str(page),
+        "flags": sweep["flags"], "started": sweep["started"], "ended": bool(result),
         **{name: result.get(name) for name in ("winner", "failed", "best", "cost", "from", "seed_noise")},
         "measure": standings[-1]["measure"] if standings else None,
-        "variants": [variant["name"] for variant in sweep["variants"]],
-        "left": left,
-        "step": standings[-1]["step"] if standings else 0,
-        "seconds": sum(one["seconds"] for one in ends),
+        "variants": [variant["name"] for variant in sweep["variants"]], "left": left,
+        "step": standings[-1]["step"] if standings else 0, "seconds": sum(one["seconds"] for one in ends),
         "standing": standings[-1]["places"] if standings else [],
         "test_auc": {name: of.get("test_auc") for name, of in result.get("by_variant", {}).items()},
-    }
+    }  # fmt: skip
     _write_sweep(folder, page, facts)
     return facts
 
@@ -351,11 +309,9 @@ def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
     if any(score is not None for score in aucs.values()):
         head = (*head, "held-out AUC")
         cells = [(*line, _figure(aucs.get(at["variant"]))) for line, at in zip(cells, places, strict=True)]
-    every = {at["variant"]: lines_of(folder / at["variant"]) for at in places}
-    losses, held_out = (
-        {of: _points([line for line in lines if line["kind"] == kind], name) for of, lines in every.items()}
-        for kind, name in (("train", "loss"), ("eval", "test_logloss"))
-    )
+    every = {at["variant"]: _by_kind(lines_of(folder / at["variant"])) for at in places}
+    losses = {of: _points(lines, "loss") for of, (lines, _) in every.items()}
+    held_out = {of: _points(evaluations, "test_logloss") for of, (_, evaluations) in every.items()}
     write_page(
         page,
         title=f"Sweep {folder.name}",

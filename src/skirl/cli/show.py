@@ -15,7 +15,7 @@ from skirl.tools.os_errors import writing
 from skirl.tools.units import clock, figure, size
 
 MOST = 40
-"""Most items of a list or a mapping that are named; of the others, only the count is given."""
+"""Items of a list or a mapping that are named; of the others, only the count is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,8 @@ def text(value: Any, name: str = "") -> str:
         return str(value)
     more = f" and {len(value) - MOST:,} more" if len(value) > MOST else ""
     if isinstance(value, Mapping):
-        named = [
-            f"{key} {text(one, name if name.endswith('bytes') else key)}"
-            for key, one in value.items()
-            if one is not None
-        ]
+        known = {key: one for key, one in value.items() if one is not None}
+        named = [f"{key} {text(one, name if name.endswith('bytes') else key)}" for key, one in known.items()]
         return ", ".join(named[:MOST]) + more
     tables = isinstance(value[0], Mapping)
     named = [f"{one['name']}: {text({k: v for k, v in one.items() if k != 'name'})}" if tables else text(one)
@@ -74,13 +71,7 @@ def text(value: Any, name: str = "") -> str:
 
 
 def listed(facts: Mapping[str, str]) -> str:
-    """Return facts as text, one on each line.
-
-    >>> print(listed({"loss": "0.693", "rows": "10\\nof 100"}))
-      loss  0.693
-      rows  10
-            of 100
-    """
+    """Return facts as text, one on each line."""
     width = max(map(len, facts))
     lines = [f"  {name:<{width}}  " + value.replace("\n", "\n" + " " * (width + 4)) for name, value in facts.items()]
     return "\n".join(lines)
@@ -94,21 +85,13 @@ def columns(lines: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> str:
     user     7
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = ["<" if n in left else ">" for n in range(len(widths))]
     return "\n".join(
-        "  ".join(
-            cell.ljust(width) if n in left else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths)).rstrip() for line in lines
     )
 
 
 def scores(result: Mapping[str, Any], prefix: str = "") -> str:
-    """Return the metrics of a result as text.
-
-    >>> scores({"auc": 0.75, "logloss": 0.5, "ne": None, "calibration": 1.0})
-    'AUC 0.7500, log loss 0.5000, NE none yet, calibration 1.0000'
-    """
     names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
     found = {text: result[prefix + name] for name, text in names.items() if prefix + name in result}
     return ", ".join(f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items())
@@ -203,7 +186,6 @@ def _table(table: Table) -> str:
 
 
 def svg(chart: Chart) -> str:
-    """Return a chart as an SVG element."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -25,8 +25,7 @@ class Size(Composed):
 
     group: ClassVar[str] = "output"
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "link", "step_ms")
-    positional: ClassVar[str] = "data"
-    """The flag that may be given without its name."""
+    positional: ClassVar[tuple[str, ...]] = ("data",)
     example: ClassVar[str] = "skirl size synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50"
     """A command line to begin with, shown if no data is given."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, facts
+from skirl.cli.show import ShowFlags, columns, facts
 from skirl.sweep.flags import KeepFlags, RaceFlags, VaryFlags
 from skirl.sweep.variants import Varied, check_store, variants_of
 from skirl.tools.flags import Composed
@@ -38,8 +38,7 @@ class SweepCommand(Composed):
     log_every: int | None = None
     """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
     processes: int | Literal["auto"] = "auto"
-    """Processes that train variants, each reading the stream for itself; auto: one for each core and at least two
-    variants, if the sweep takes more than some seconds."""
+    """Processes that train variants, each reading the stream; auto: for long sweeps, one for each core and two variants."""
 
     def __post_init__(self) -> None:
         check_store(self.recipe.cache.store)
@@ -67,7 +66,6 @@ class SweepCommand(Composed):
         self.made()
 
     def made(self) -> list[Varied]:
-        """Return the variants."""
         return variants_of(self.recipe, self.vary.vary, self.vary.variants)
 
     def run(self) -> dict[str, Any]:
@@ -85,31 +83,31 @@ class SweepCommand(Composed):
                 self.recipe, self.made(), self.race, self.save, self.log, self.flat(),
                 evaluation=self.evaluation, processes=self.processes,
             )  # fmt: skip
-        page = None
+        result["page"] = None
         if result["run"]:
             from skirl.cli.report import report_of_sweep
 
             try:
-                page = report_of_sweep(Path(result["run"]), Path(result["run"]) / "report.html")["page"]
+                result["page"] = report_of_sweep(Path(result["run"]), Path(result["run"]) / "report.html")["page"]
             except (OSError, ValueError) as error:
                 result["missing"].append(f"the page is missing: {why(error)}")
-        return result | {"page": page}
+        return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.report import MEANS, standing_text, sweep_lines
+        from skirl.cli.report import MEANS, standing, sweep_lines
         from skirl.cli.train import origin_line
 
-        names = {
+        ended = {
             "flags": result,
             "variants": [*result["by_variant"]],
             "ended": True,
             "step": result["steps"],
             "left": [],
         }
-        race = standing_text(result["standing"]) + f"\n{MEANS}" * (result["seed_noise"] is not None)
-        lines = sweep_lines(result | names) | {"race": race}
-        shown = ("samples_per_second", "processes_used", "read_batches", "plans", "peak_bytes", "stopped_early")
-        lines |= facts(result, *shown)
+        places = standing(result["standing"])
+        race = columns(places, left=(1, len(places[0]) - 1)) + f"\n{MEANS}" * (result["seed_noise"] is not None)
+        lines = sweep_lines(result | ended) | {"race": race}
+        lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes", "stopped_early")
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "from_zero", "run", "page", "stopped_by")

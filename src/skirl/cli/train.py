@@ -10,14 +10,7 @@ from skirl.cli.show import ShowFlags, facts, scores, text
 from skirl.core import OptimizerName
 from skirl.tools.flags import Composed
 from skirl.tools.units import malformed, size
-from skirl.train.flags import (
-    EvaluationFlags,
-    LogFlags,
-    OptimizerFlags,
-    SavedFlags,
-    SaveFlags,
-    check_evaluated,
-)
+from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, SavedFlags, SaveFlags, check_evaluated
 from skirl.train.recipe import Recipe
 
 
@@ -39,7 +32,6 @@ class Train(Composed):
         "schema", "rows", "vocab", "valid", "epochs", "seed", "dense_lr", "schedule", "warmup", "store", "device", "threads",
         "eval_every", "patience", "save_every", "keep_best", "from_", "run", "json",
     )  # fmt: skip
-    """Flags that help shows besides the common ones."""
 
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -68,12 +60,11 @@ class Train(Composed):
             ends["best"] = f"step {best['step']:,}{scored}, in {best['folder']}"
         if result["from"] is not None:
             ends["begun"] = origin_line(result["from"])
-        if at and result["begun_at"] >= at:  # it was resumed, and had no step left to train
+        if at and result["begun_at"] >= at:  # it was resumed
             past = f"is past --steps {steps}," if steps is not None and at > steps else None
             how = past or ("had stopped early" if result["stopped_early"] else "had ended")
-            shown = ("loss", "metrics", "test", "changed", "missing")
-            ended = {"ended": f"the run {how} at step {at:,}: nothing was left to train"}
-            return ended | {name: lines[name] for name in shown if name in lines} | ends
+            shown = facts(lines, "loss", "metrics", "test", "changed", "missing")
+            return {"ended": f"the run {how} at step {at:,}: nothing was left to train"} | shown | ends
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
         wide = self.recipe.model.row_dim
         lines |= {
@@ -123,15 +114,12 @@ class Verify(Composed):
     optimizer: OptimizerName | Literal["all"] = "rowwise-adagrad"
     """The optimizer of the rows; dense weights use Adam. all: each optimizer in turn."""
     trainers: str | None = None
-    """Numbers of trainers, such as 1,2,4: train with each, with three caches and depths, with both stores, and with
-    late trainers."""
+    """Numbers of trainers, such as 1,2,4: train with each, with three caches and depths, and with both stores."""
 
     def __post_init__(self) -> None:
-        most = max(self.sizes(), default=1)
-        if self.recipe.step.shards < most:
+        if (shards := self.recipe.step.shards) < (most := max(self.sizes(), default=1)):
             raise ValueError(
-                f"trainers is {self.trainers!r} and shards is {self.recipe.step.shards}: set shards to a power of two "
-                f"of {most} or more"
+                f"trainers is {self.trainers!r} and shards is {shards}: set shards to a power of two of {most} or more"
             )
         if self.recipe.device.dtype != "float32":
             raise ValueError(
@@ -208,11 +196,6 @@ class Evaluate(SavedFlags, ShowFlags):
     """Compare the predictions of a trained model with labels."""
 
     group: ClassVar[str] = ""
-    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "files": ("schema", "vocab", "workers", "bad_rows"),
-        "device": ("device", "threads"),
-        "output": ("json", "quiet"),
-    }
     common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
 
     def run(self) -> dict[str, Any]:
@@ -257,16 +240,14 @@ class Launch:
     trainers: int = 2
     """The number of trainers; -n for short."""
     restarts: int = 0
-    """Number of times that all of them are restarted after one has failed; give --save and --resume to the command that they
-    run."""
+    """Number of times that all are restarted after one has failed; give the command --save and --resume."""
 
     def __post_init__(self) -> None:
         if self.trainers < 1:
             raise ValueError(f"trainers is {self.trainers}: set it to 1 or more")
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
-        self.words: tuple[str, ...] = ()
-        """The command after `--`."""
+        self.words: tuple[str, ...] = ()  # after `--`
 
     def run(self) -> dict[str, Any]:
         from skirl.peers.launch import launch

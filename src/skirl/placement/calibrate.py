@@ -20,7 +20,7 @@ from skirl.placement.costs import (
     shipped,
     terms_of,
     train_net,
-)
+)  # fmt: skip
 from skirl.placement.measure import Arena, Lookups, arena_of, generate, noise_of, rounds_of
 from skirl.placement.spec import Piece
 from skirl.tools.machine import machine
@@ -31,14 +31,10 @@ BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
 """Batch sizes that costs are fitted to, and those that judge them."""
 TABLES, MOST_PARTS, ROUNDS, LEAST, COMBINATIONS = 120, 15, 12, 10, 60
 """Generated tables of a batch size, most parts of a combination, most rounds, least and usual combinations to fit to."""
-_BEFORE = 0.25
-"""Weight of a time predicted by another machine's costs, compared with a measured one."""
-_CHANCE = 2.0
-"""Standard errors within which the gain of a net counts as chance."""
-_FAR = 0.5
-"""Larger errors count as this."""
-_CYCLES, _TURNS, _CLOSE = 1000, 12, 0.01
-"""Most cycles and turns of a fit; errors up to the last have the same weight."""
+_BEFORE = 0.25  # weight of a time predicted by another machine's costs, compared with a measured one
+_CHANCE = 2.0  # standard errors within which the gain of a net counts as chance
+_FAR = 0.5  # larger errors count as this
+_CYCLES, _TURNS, _CLOSE = 1000, 12, 0.01  # most cycles and turns of a fit; errors up to the last have the same weight
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ class Combination:
     numbers: tuple[int, ...]
 
     def ready(self, arena: Arena) -> list[object]:
-        """Return the parts with their ids, ready to be run."""
         return [
             arena.ready(Lookups(replace(spec, dim=dim), number), Piece(0, 0, rows, 0, dim))
             for (spec, rows, dim), number in zip(self.parts, self.numbers, strict=True)
@@ -76,13 +71,11 @@ def training(optimizer: str, count: int, seed: int, batches: Sequence[int]) -> l
 
 @dataclass(frozen=True)
 class Measured:
-    """Combinations, and the milliseconds that were measured for each."""
-
     combinations: Sequence[Combination]
     ms: np.ndarray
 
     def sets(self, numbers: Mapping[str, tuple[float, ...]]) -> Sets:
-        """Return the sets for a net to learn from, based on sums of terms with these numbers."""
+        """The sets for a net to learn from, based on sums of terms with these numbers."""
         parts = [(n, part) for n, of in enumerate(self.combinations) for part in of.parts]
         base = [float(np.dot(numbers[part[0].optimizer], terms_of(*part))) for _, part in parts]
         features = np.array([features_of(*part) for _, part in parts])
@@ -158,7 +151,6 @@ def measure_machine(
     kernel: Kernel, optimizers: Sequence[str], *, minutes: float, combinations: int, seed: int = 0,
     out: Path | None = None,
 ) -> Costs:  # fmt: skip
-    """Measure costs of this machine, and write them if there is a file to write."""
     arena = arena_of(kernel)
     start = shipped(1.0, 1) if kernel == "skirl-cpu" else None
     learned = [c for name in optimizers for c in training(name, combinations, seed, BATCHES)]
@@ -186,7 +178,7 @@ def measure_machine(
 def costs_for(
     kernel: Kernel, optimizers: Collection[str], path: Path, *, link: float, ranks: int, minutes: float | None,
 ) -> Costs:  # fmt: skip
-    """Return the costs that a file keeps, or measure and keep them. Without minutes, take those that come with skirl."""
+    """The costs that a file keeps, or measure and keep them. Without minutes, take those that come with skirl."""
     if path.is_file():
         return load_costs(path, link=link, ranks=ranks, kernels=(kernel,))
     if minutes is not None:

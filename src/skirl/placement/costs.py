@@ -25,15 +25,12 @@ PLAIN = (
     "log rows", "log dim", "log batch", "log ids", "log distinct", "log pooling", "no multiple of 16", "no multiple of 8",
 )  # fmt: skip
 OPTIMIZERS = ("rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl")
-"""Row optimizers that the costs shipped with skirl know."""
 FEATURES = (*PLAIN, *(f"reuse {n}" for n in range(BINS)), *(f"is {name}" for name in OPTIMIZERS))
 """Features of a part of a table; unknown ones count as the mean of the training data."""
 HIDDEN, SUMS, HEAD = 32, 4, 16
 """Units of a part's net, number of sums that a set of parts has, and units of the head."""
-FARTHEST = 4.0
-"""Deviations from the mean at which a feature is cut off, so that an unusual table gets no wild answer."""
-MOST = log(4.0)
-"""The logarithm of a net's factor lies between this and its negative."""
+FARTHEST = 4.0  # deviations from the mean at which a feature is cut off, so that an unusual table gets no wild answer
+MOST = log(4.0)  # the logarithm of a net's factor lies between this and its negative
 
 
 def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
@@ -52,7 +49,6 @@ def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
 
 @lru_cache(4096)
 def _shared(spec: TableSpec) -> np.ndarray:
-    """Return the features that all parts of a table share."""
     found = np.zeros(len(FEATURES))
     found[2] = log(spec.batch)
     found[len(PLAIN) : len(PLAIN) + BINS] = spec.reuse or np.nan
@@ -70,7 +66,7 @@ class Mlp:
     last_bias: np.ndarray
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return outputs for inputs, [n, inputs] to [n, outputs]."""
+        """[n, inputs] to [n, outputs]."""
         return np.maximum(x @ self.first.T + self.first_bias, 0.0) @ self.last.T + self.last_bias
 
 
@@ -88,23 +84,21 @@ class ComputeNet:
     head: Mlp
 
     def parts(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the factor of each part, [n], and what it adds to the sums of its set, [n, SUMS]."""
+        """The factor of each part, [n], and what it adds to the sums of its set, [n, SUMS]."""
         found = self.each(scaled(features, self.mean, self.deviation))
         return np.exp(bounded(found[:, 0])), np.logaddexp(0.0, found[:, 1:])
 
     def factors(self, sums: np.ndarray) -> np.ndarray:
-        """Return the factor of each set, [n], from sums over its parts, [n, SUMS]."""
+        """The factor of each set, [n], from sums over its parts, [n, SUMS]."""
         return np.exp(bounded(self.head(np.log1p(sums))[:, 0]))
 
     def body(self) -> dict[str, Any]:
-        """Return it as a file stores it."""
         layers = {name: [packed(of) for of in vars(getattr(self, name)).values()] for name in ("each", "head")}
         moments = {"mean": packed(self.mean), "deviation": packed(self.deviation)}
         return {"features": list(FEATURES), **moments, **layers}
 
     @classmethod
     def parsed(cls, body: Mapping[str, Any]) -> "ComputeNet":
-        """Return the net that a sealed file stores. Raise a ValueError if it has other features."""
         if body["features"] != list(FEATURES):
             raise ValueError("its net has other features than those of this skirl: measure again")
         layers = [Mlp(*map(unpacked, body[name])) for name in ("each", "head")]
@@ -112,30 +106,22 @@ class ComputeNet:
 
 
 def scaled(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Return features in deviations from their means, cut off far away, and 0 for unknown ones."""
+    """Features in deviations from their means, cut off far away, and 0 for unknown ones."""
     of = (features - mean) / deviation
-    return np.minimum(
-        np.maximum(np.where(np.isnan(of), 0.0, of), -FARTHEST), FARTHEST
-    )  # np.clip and np.nan_to_num take 25 us
+    of = np.where(np.isnan(of), 0.0, of)
+    return np.minimum(np.maximum(of, -FARTHEST), FARTHEST)  # np.clip and np.nan_to_num take 25 us
 
 
 def bounded(x: np.ndarray) -> np.ndarray:
-    """Squash values smoothly to between `MOST` and its negative.
-
-    >>> bounded(np.array([0.0, 99.0])).round(3).tolist()
-    [0.0, 1.386]
-    """
     return MOST * np.tanh(x / MOST)
 
 
 def packed(of: np.ndarray) -> dict[str, Any]:
-    """Return an array as a file stores it: its shape, and its numbers as text."""
     data = np.ascontiguousarray(of, "<f4")
     return {"shape": list(of.shape), "float32": base64.b64encode(data.tobytes()).decode()}
 
 
 def unpacked(body: Mapping[str, Any]) -> np.ndarray:
-    """Return the array that a sealed file stores."""
     return np.frombuffer(base64.b64decode(body["float32"]), "<f4").astype(float).reshape(body["shape"])
 
 
@@ -143,10 +129,8 @@ def unpacked(body: Mapping[str, Any]) -> np.ndarray:
 
 EPOCHS, TUNED = 150, 60
 """Epochs of training from scratch, and from a net that was trained elsewhere."""
-BATCH, RATE, TUNED_RATE, DECAY = 64, 3e-3, 1e-3, 1e-2
-DROPPED = 0.1
-KEPT = 5
-"""One set in this many tells when a net is best; nothing is learned from it."""
+BATCH, RATE, TUNED_RATE, DECAY, DROPPED = 64, 3e-3, 1e-3, 1e-2, 0.1
+KEPT = 5  # one set in this many tells when a net is best; nothing is learned from it
 
 
 @dataclass(frozen=True)
@@ -164,15 +148,14 @@ class Sets:
 
 
 def train_net(sets: Sets, seed: int, start: ComputeNet | None = None) -> ComputeNet:
-    """Train a net on these sets, from one of another machine if it is given."""
+    """`start`: a net of another machine."""
     generator = torch.Generator().manual_seed(seed)
+    each, head = _module(len(FEATURES), HIDDEN, 1 + SUMS, generator), _module(SUMS, HEAD, 1, generator)
     if start is None:
         deviation = sets.features.std(axis=0)
         mean, deviation = sets.features.mean(axis=0), np.where(deviation > 1e-6, deviation, 1.0)
     else:
         mean, deviation = start.mean, start.deviation
-    each, head = _module(len(FEATURES), HIDDEN, 1 + SUMS, generator), _module(SUMS, HEAD, 1, generator)
-    if start is not None:
         for module, mlp in ((each, start.each), (head, start.head)):
             with torch.no_grad():
                 for p, of in zip(module.parameters(), vars(mlp).values(), strict=True):
@@ -234,12 +217,10 @@ def _module(inputs: int, units: int, outputs: int, generator: torch.Generator) -
 
 
 Kernel = Literal["skirl-cpu", "fbgemm-cpu", "fbgemm-cuda"]
-KERNELS: tuple[Kernel, ...] = get_args(Kernel)
-"""The kernels whose costs can be measured. The last one is unproven: nobody has run it on a GPU."""
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)  # the last one is unproven: nobody has run it on a GPU
 SHIPPED = Path(__file__).with_name("costs_cpu.json")
 """Costs of skirl's kernels, measured on one machine; measuring adapts them to another."""
-Part = tuple[TableSpec, int, int]
-"""A part of a table: its spec, and the part's rows and columns."""
+Part = tuple[TableSpec, int, int]  # a table's spec, and the part's rows and columns
 TERMS = (
     "table", "ids", "ids*dim", "distinct", "distinct*dim", "distinct*log2(distinct)", "batch*dim",
     "odd distinct", "odd ids*dim", "odd distinct*dim",
@@ -284,7 +265,7 @@ class Costs:
     machine: Mapping[str, Any] | None = None
 
     def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
-        """Return the milliseconds to look up, pool and update, and what the part adds to the sums of its rank."""
+        """Milliseconds to look up, pool and update, and what the part adds to the sums of its rank."""
         of = self.ms.get(spec.optimizer)
         if of is None:
             raise ValueError(
@@ -298,26 +279,22 @@ class Costs:
         return ms * float(factor[0]), adds[0]
 
     def factors(self, sums: np.ndarray) -> np.ndarray:
-        """Return the factor of each set of parts that accounts for their being together, from their sums [sets, SUMS]."""
+        """The factor of each set of parts that accounts for their being together, from their sums [sets, SUMS]."""
         return np.ones(len(sums)) if self.net is None else self.net.factors(sums)
 
     def together(self, sets: Sequence[Sequence[Part]]) -> np.ndarray:
-        """Return the milliseconds of sets of parts, each set on a rank of its own."""
+        """Milliseconds of sets of parts, each set on a rank of its own."""
         parts = [[self.part(*part) for part in of] for of in sets]
         sums = np.array([np.sum([_NOTHING, *(adds for _, adds in of)], axis=0) for of in parts])
         return np.array([sum(ms for ms, _ in of) for of in parts]) * self.factors(sums)
 
     def exchange(self, spec: TableSpec, dim: int) -> float:
-        """Return the milliseconds to send pooled rows and to receive their gradients: bytes over rate.
-
-        A part of the rows takes as long as the whole table, since it has sums for all samples.
-        """
+        """Milliseconds to send pooled rows and receive their gradients; part of the rows has sums for all samples, too."""
         others = (self.ranks - 1) / self.ranks
         return 2e3 * spec.batch * dim * _FLOAT * others / self.link
 
 
 def save_costs(costs: Costs, path: Path) -> None:
-    """Write a file of costs."""
     body = {
         "format": FORMAT, "format_version": VERSION, "skirl": skirl_version(), "backend": costs.kernel, "terms": list(TERMS),
         "noise": costs.noise, "ms": {name: list(of) for name, of in costs.ms.items()},
@@ -329,7 +306,7 @@ def save_costs(costs: Costs, path: Path) -> None:
 
 
 def load_costs(path: Path, *, link: float, ranks: int, kernels: Sequence[str] = KERNELS[:1]) -> Costs:
-    """Read costs of one of some kernels. Raise a ValueError that names the file if it is damaged, or not of these."""
+    """Read costs of one of some kernels."""
     body = read_sealed(path, format=FORMAT, version=VERSION, what="file of costs")
     check_kernel(body["backend"], kernels, f"{path} is")
     if tuple(body["terms"]) != TERMS:
@@ -340,12 +317,10 @@ def load_costs(path: Path, *, link: float, ranks: int, kernels: Sequence[str] = 
 
 
 def shipped(link: float, ranks: int) -> Costs:
-    """Return the costs that come with skirl."""
     return load_costs(SHIPPED, link=link, ranks=ranks)
 
 
 def check_kernel(kernel: str, kernels: Sequence[str], what: str = "the costs are") -> None:
-    """Raise if costs are for other kernels than those that they may be for."""
     if kernel not in kernels:
         wanted = " or ".join(map(repr, kernels))
         raise ValueError(f"{what} for kernel {kernel!r:.40}, not for {wanted}: measure costs for {wanted}")

@@ -20,14 +20,11 @@ KINDS = {
 }  # fmt: skip
 """FBGEMM's names of the row optimizers that it has."""
 ON_GPU_ALONE = ("adam",)
-"""Those that it has only on a GPU."""
-NARROW = 4
-"""The least dim, of which all others are multiples."""
+NARROW = 4  # the least dim, of which all others are multiples
 _LR, _FLOAT = 1e-6, 4
 
 
 def check_optimizers(names: Sequence[str], device: str = "cpu") -> None:
-    """Raise if FBGEMM's operator lacks one of some row optimizers."""
     known = [name for name in KINDS if device != "cpu" or name not in ON_GPU_ALONE]
     for name in names:
         if name not in known:
@@ -38,11 +35,9 @@ def check_optimizers(names: Sequence[str], device: str = "cpu") -> None:
 
 
 def check_dim(table: str, dim: int) -> None:
-    """Raise if FBGEMM's operator cannot run a dim."""
     if dim % NARROW:
         raise ValueError(
-            f"table {table!r} has dim {dim}, and FBGEMM's operator takes multiples of {NARROW}: give it another dim, or "
-            "leave the table out"
+            f"table {table!r} has dim {dim}, and FBGEMM's operator takes multiples of {NARROW}: leave the table out"
         )
 
 
@@ -102,7 +97,6 @@ class Call:
         self.grads, self.out = grads, grads
 
     def _place(self, parts: Sequence[FbgemmPart], memory: Memory, where: str) -> None:
-        """Have the operator use the arena, and the sizes of the parts."""
         operator, rows = self.operator, [part.rows for part in parts]
         starts = np.array([part.first * part.dim for part in parts])
         at = np.array([part.first for part in parts]) if memory.by_row else starts
@@ -120,11 +114,9 @@ class Call:
         operator.total_hash_size_bits = int(log2(float(ends[-1])) + 1)
 
     def forward(self) -> None:
-        """Look up and pool."""
         self.out = self.operator(self.ids, self.offsets)
 
     def backward(self) -> None:
-        """Sum gradients and update rows."""
         self.out.backward(self.grads)
         self.out = self.grads  # frees the output, whose memory the next call then gets
 
@@ -143,12 +135,11 @@ class FbgemmArena(Arena):
             self.reads = torch.ones(max(EVICTED, 2 * about.L2_cache_size // _FLOAT), device=self.on)
 
     def ready(self, lookups: Lookups, piece: Piece) -> FbgemmPart:
-        """Return a part of a table, ready to be run."""
         check_optimizers([lookups.spec.optimizer], self.on.type)
         return FbgemmPart(lookups, piece, len(Memory.of(self.floats, lookups.spec.optimizer).weights))
 
     def together(self, parts: Sequence[FbgemmPart]) -> list[Call]:
-        """Return the calls for some parts: one, unless they have several row optimizers or batch sizes."""
+        """One call, unless parts have several row optimizers or batch sizes."""
         alike: dict[tuple[str, int], list[FbgemmPart]] = {}
         for part in parts:
             alike.setdefault((part.optimizer, part.batch), []).append(part)
@@ -159,7 +150,7 @@ class FbgemmArena(Arena):
         return calls
 
     def run_ms(self, parts: list[Call]) -> float:
-        """Return the milliseconds that a rank takes for a step: of CPU time, or between two events of a GPU."""
+        """Milliseconds that a rank takes for a step: of CPU time, or between two events of a GPU."""
 
         def step() -> None:
             for call in parts:

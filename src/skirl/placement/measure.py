@@ -27,7 +27,6 @@ are looked up alike, before Zipf's law begins."""
 
 
 def count_tables(recipe: Recipe) -> list[TableSpec]:
-    """Return the tables of a run, with what its batches look up in each."""
     schema, stream = Schema.of(list(recipe.tables())), recipe.stream()
     ids, distinct = np.zeros(len(schema.tables)), np.zeros(len(schema.tables))
     reuse, batches = np.zeros((len(schema.tables), BINS)), 0
@@ -106,7 +105,7 @@ class Lookups:
         self.bags = np.sort(rng.integers(0, self.spec.batch, len(self.ids)))
 
     def of(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows, counted from the piece's first, and the bags of the ids that fall into a piece."""
+        """The rows, counted from the piece's first, and the bags of the ids that fall into a piece."""
         inside = (self.ids >= piece.row) & (self.ids < piece.row_end)
         return self.ids[inside] - piece.row, self.bags[inside]
 
@@ -125,7 +124,6 @@ class Arena:
     """
 
     device = "cpu"
-    """The device whose name the costs depend on."""
 
     def __init__(self, floats: int = ARENA, *, plain: bool = False) -> None:
         self.plain = plain
@@ -135,7 +133,7 @@ class Arena:
         self._next = 0
 
     def output(self, bags: int, dim: int) -> np.ndarray:
-        """Return the next place for pooled vectors. Start over at the end; grow if they do not fit at all."""
+        """The next place for pooled vectors. Start over at the end; grow if they do not fit at all."""
         floats = bags * dim
         if floats > len(self.outputs):  # views that were returned before keep the old memory
             self.outputs, self._next = empty(2 * -(-floats // _LINE) * _LINE, np.float32), 0
@@ -150,15 +148,14 @@ class Arena:
         self.evicted[::_LINE].sum()
 
     def ready(self, lookups: Lookups, piece: Piece) -> Any:
-        """Return a part of a table, ready to be run."""
         return Ready(self, lookups, piece)
 
     def together(self, parts: Sequence[Any]) -> Any:
-        """Return what `run_ms` takes for a rank with these parts."""
+        """What `run_ms` takes for a rank with these parts."""
         return parts
 
     def run_ms(self, parts: Any) -> float:
-        """Return the CPU milliseconds that a rank takes for a step."""
+        """CPU milliseconds that a rank takes for a step."""
         self.evict()
         began = thread_time()
         for part in parts:
@@ -194,11 +191,9 @@ class Ready:
             self.update = choice.update_for(piece.dim, self.cache.dtype, optimizer.rule)
 
     def forward(self) -> None:
-        """Look up and pool."""
         self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, 0, len(self.out))
 
     def backward(self) -> None:
-        """Sum gradients and update rows."""
         self.update(
             self.cache, self.dim, self.rows, self.keys, self.group_start, self.group_pos, self.bag_of,
             self.none, self.grads, self.live, self.scalars, 0, len(self.rows),
@@ -206,28 +201,21 @@ class Ready:
 
 
 def missing(kernel: Kernel) -> str | None:
-    """Return why a kernel cannot be measured here, and what to do; None if it can."""
+    """Why a kernel cannot be measured here, and what to do; None if it can."""
     if kernel == "skirl-cpu":
         return None
     import torch
 
     if kernel == "fbgemm-cuda" and not torch.cuda.is_available():
-        return (
-            f"kernel {kernel} runs on a GPU, and torch {torch.__version__} sees none: measure on a machine that has one, "
-            "or set kernel to fbgemm-cpu"
-        )
+        return f"kernel {kernel} runs on a GPU, and torch {torch.__version__} sees none: set kernel to fbgemm-cpu"
     try:
-        import fbgemm_gpu
         from fbgemm_gpu import split_table_batched_embeddings_ops_training  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:  # of another release than torch, or a library is missing
         return f"kernel {kernel} needs FBGEMM, which does not load ({str(error).partition(chr(10))[0]}): {INSTALL}"
-    if kernel == "fbgemm-cuda" and getattr(fbgemm_gpu, "__variant__", "") == "cpu":
-        return f"kernel {kernel} needs FBGEMM's CUDA build, and its CPU build is installed: {INSTALL}"
     return None
 
 
 def check_specs(kernel: Kernel, specs: Sequence[TableSpec], no_measure: bool) -> None:
-    """Raise if a kernel cannot run some tables, or cannot be measured here although it is to be."""
     if kernel != "skirl-cpu":
         from skirl.placement.fbgemm import check_dim, check_optimizers
 
@@ -239,7 +227,6 @@ def check_specs(kernel: Kernel, specs: Sequence[TableSpec], no_measure: bool) ->
 
 
 def arena_of(kernel: Kernel) -> Arena:
-    """Return the memory in which a kernel is measured, and which runs it. Raise if it cannot be measured here."""
     if (why := missing(kernel)) is not None:
         raise ValueError(why)
     if kernel == "skirl-cpu":
@@ -253,7 +240,7 @@ def rounds_of(
     arena: Arena, combinations: Sequence[Sequence[Any]], rounds: int, seed: int, *,
     late: Callable[[], bool] = lambda: False, seen: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:  # fmt: skip
-    """Return the ms of each combination of parts in each round, [rounds, combinations]. When time is up, stop after two.
+    """The ms of each combination of parts in each round, [rounds, combinations]. When time is up, stop after two.
 
     The order differs in each round. `seen` is called with the number of rounds that are done.
     """
@@ -297,7 +284,7 @@ class Checked:
 
 
 def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
-    """Return the milliseconds that each rank exchanges."""
+    """Milliseconds that each rank exchanges."""
     exchange = problem.arrays(placed.items)[1]
     return np.bincount(placed.at, exchange, minlength=len(problem.caps))
 
@@ -305,10 +292,8 @@ def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
 def computing_ms(problem: Problem, plans: Sequence[Placed], arena: Arena, seed: int) -> tuple[np.ndarray, float]:
     """Measure the milliseconds that each rank of each plan computes, [plans, ranks], and the noise of measuring."""
     lookups = [Lookups(spec, seed * 1000 + n) for n, spec in enumerate(problem.specs)]
-    ready: dict[Piece, object] = {}
+    ready = {p: arena.ready(lookups[p.table], p) for p in {piece for plan in plans for piece in plan.items}}
     ranks = range(len(problem.caps))
-    for piece in {piece for plan in plans for piece in plan.items}:
-        ready[piece] = arena.ready(lookups[piece.table], piece)
     combinations = [[ready[piece] for piece in plan.pieces(rank)] for plan in plans for rank in ranks]
     rounds = rounds_of(arena, combinations, ROUNDS, seed)
     busy = np.array([bool(of) for of in combinations])  # an empty rank computes nothing

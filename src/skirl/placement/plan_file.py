@@ -2,7 +2,6 @@
 
 import json
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.problem import Placed, Problem
-from skirl.placement.spec import Piece, TableSpec, check_cover
+from skirl.placement.spec import Piece, TableSpec, check_cover, check_names
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
 
@@ -31,36 +30,31 @@ class TablePlan:
 
     ranks: int
     tables: tuple[tuple[str, int, int, str], ...]
+    """Name, rows, dim and row optimizer of each."""
     pieces: tuple[tuple[tuple[Piece, int], ...], ...]
+    """Of each table, with the rank of each piece."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
             raise ValueError(f"the plan has {self.ranks} ranks: set it to 1 or more")
-        twice = next((name for name, n in Counter(name for name, *_ in self.tables).items() if n > 1), None)
-        if twice is not None:
-            raise ValueError(f"table {twice!r} is in the plan twice: remove one of them")
-        if not self.tables:
-            raise ValueError("the plan has no table: name at least one")
-        for (name, *_), pieces in zip(self.tables, self.pieces, strict=True):
+        check_names([name for name, *_ in self.tables])
+        for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True):
+            TableSpec(name, rows, dim, 1, 1.0, 1.0, optimizer=optimizer)
             for _, rank in pieces:
                 if not 0 <= rank < self.ranks:
                     raise ValueError(
                         f"table {name!r} has a piece at rank {rank}: there are ranks 0 to {self.ranks - 1}"
                     )
-        specs = [
-            TableSpec(name, rows, dim, 1, 1.0, 1.0, optimizer=optimizer) for name, rows, dim, optimizer in self.tables
-        ]
-        check_cover(specs, [piece for pieces in self.pieces for piece, _ in pieces])
+            check_cover(name, rows, dim, [piece for piece, _ in pieces])
 
     @classmethod
     def of(cls, specs: Sequence[TableSpec], order: Sequence[int], placed: Placed) -> "TablePlan":
-        """Make a plan of what a search found."""
+        """Make a plan of what a search found for the specs in this order."""
         pieces: list[list[tuple[Piece, int]]] = [[] for _ in specs]
         for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
             number = order[piece.table]
             pieces[number].append((piece._replace(table=number), rank))
-        tables = tuple((spec.name, spec.rows, spec.dim, spec.optimizer) for spec in specs)
-        return cls(len(placed.caps), tables, tuple(tuple(sorted(of)) for of in pieces))
+        return cls(len(placed.caps), tuple(map(_facts, specs)), tuple(tuple(sorted(of)) for of in pieces))
 
     def text(self) -> str:
         """Return the file's content, for `parsed`."""
@@ -108,26 +102,20 @@ class TablePlan:
         return cls(body["ranks"], tuple(tables), tuple(pieces))
 
     def check(self, specs: Sequence[TableSpec]) -> None:
-        """Raise a ValueError, with what was found and expected, unless the plan is for these tables."""
-        known = {name: of for name, *of in self.tables}
-        names = {spec.name for spec in specs}
-        if missing := [spec.name for spec in specs if spec.name not in known]:
-            raise ValueError(
-                f"the plan has no table {missing[0]!r}, it has {', '.join(list(known)[:5])}: make it again"
-            )
-        if over := [name for name in known if name not in names]:
-            raise ValueError(f"the plan has a table {over[0]!r} that the tables do not include: make the plan again")
-        for spec in specs:
-            for what, planned, found in zip(
-                ("rows", "dim", "optimizer"), known[spec.name], (spec.rows, spec.dim, spec.optimizer), strict=True
-            ):
-                if planned != found:
+        """Raise a ValueError unless the plan is for these tables."""
+        known, found = ({name: of for name, *of in tables} for tables in (self.tables, map(_facts, specs)))
+        if other := [name for name in {**known, **found} if name not in known or name not in found]:
+            where = "the plan has no" if other[0] in found else "the plan has a table that is not there:"
+            raise ValueError(f"{where} table {other[0]!r}: make the plan again")
+        for name, of in found.items():
+            for what, planned, now in zip(("rows", "dim", "optimizer"), known[name], of, strict=True):
+                if planned != now:
                     raise ValueError(
-                        f"table {spec.name!r} has {what} {planned} in the plan and {found} now: make the plan again"
+                        f"table {name!r} has {what} {planned} in the plan and {now} now: make the plan again"
                     )
 
     def placed(self, problem: Problem) -> Placed:
-        """Return the plan as a placement of a problem's tables, in the problem's order."""
+        """The plan as a placement of a problem's tables, in the problem's order."""
         numbers = {name: number for number, (name, *_) in enumerate(self.tables)}
         items, at = [], []
         for table, spec in enumerate(problem.specs):
@@ -137,13 +125,17 @@ class TablePlan:
         return problem.at(tuple(items), np.array(at, np.int64))
 
     def at(self, rank: int) -> list[str]:
-        """Return the tables of a rank, each with how it is cut."""
+        """The tables of a rank, each with how it is cut."""
         found = []
         for (name, _, dim, _), pieces in zip(self.tables, self.pieces, strict=True):
             if any(at == rank for _, at in pieces):
                 how = "columns" if pieces[0][0].dim < dim else "rows"
                 found.append(name if len(pieces) == 1 else f"{name} ({len(pieces)} parts by {how})")
         return found
+
+
+def _facts(spec: TableSpec) -> tuple[str, int, int, str]:
+    return spec.name, spec.rows, spec.dim, spec.optimizer
 
 
 def _piece(number: int, name: str, body: Mapping[str, Any]) -> tuple[Piece, int]:

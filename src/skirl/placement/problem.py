@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.placement.costs import SUMS, Costs
-from skirl.placement.spec import Piece, TableSpec, check_specs, whole
+from skirl.placement.spec import Piece, TableSpec, check_names, whole
 from skirl.tools.jit import kernel
 
 EPS = 1e-9
@@ -64,18 +64,11 @@ def move_and_swap(compute, exchange, nbytes, fixed, slow, caps, at, load, used, 
                 worst, most_over = r, over
         tight = worst >= 0
         if not tight:
-            worst = np.int64(0)
-            for r in range(ranks):
-                if load[r] > load[worst]:
-                    worst = r
+            worst = np.argmax(load)
         changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, used)
         if not changed and tight:  # the bytes over cannot shrink; the busiest rank's time still may
-            worst = np.int64(0)
-            for r in range(ranks):
-                if load[r] > load[worst]:
-                    worst = r
-            tight = np.bool_(False)
-            changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, used)
+            worst = np.argmax(load)
+            changed = _change(worst, np.bool_(False), compute, exchange, nbytes, fixed, slow, caps, at, load, used)
         if not changed:
             break
         done += 1
@@ -145,12 +138,9 @@ def _put(i, r, compute, exchange, nbytes, slow, at, load, used):
 
 
 Columns = Literal["exact", "always", "never"]
-UNBOUND = 1 << 52
-"""Bytes of a rank without a limit."""
-_CHANGES = 256
-"""Moves and swaps between two looks at the clock."""
-_SETTLED = 3
-"""Most rounds of moves and swaps where these change what a rank's parts cost together."""
+UNBOUND = 1 << 52  # bytes of a rank without a limit
+_CHANGES = 256  # moves and swaps between two looks at the clock
+_SETTLED = 3  # most rounds of moves and swaps, where these change what a rank's parts cost together
 
 
 @dataclass
@@ -167,13 +157,17 @@ class Placed:
     caps: np.ndarray
     slow: np.ndarray
 
+    @property
+    def over(self) -> np.ndarray:
+        """Bytes by which each rank exceeds its cap."""
+        return np.maximum(self.used - self.caps, 0)
+
     @cached_property
     def score(self) -> tuple[int, float]:
         """Bytes over the caps, then milliseconds of the busiest rank: less is better."""
-        return int(np.maximum(self.used - self.caps, 0).sum()), float(self.load.max())
+        return int(self.over.sum()), float(self.load.max())
 
     def pieces(self, rank: int) -> list[Piece]:
-        """Return the pieces of a rank."""
         return [self.items[n] for n in np.flatnonzero(self.at == rank).tolist()]
 
 
@@ -199,7 +193,7 @@ class Problem:
     """Arrays of the last items that were asked for: the same ones are asked for again and again."""
 
     def __post_init__(self) -> None:
-        check_specs(self.specs)
+        check_names([spec.name for spec in self.specs])
         if not self.caps or min(self.caps) <= 0:
             raise ValueError(f"the ranks hold {self.caps} bytes: give each more than 0")
         for spec in self.specs:
@@ -218,7 +212,7 @@ class Problem:
             self.cost(whole(number, spec))
 
     def cost(self, piece: Piece) -> tuple[float, float, int]:
-        """Return milliseconds of computing and of exchange, and bytes."""
+        """Milliseconds of computing and of exchange, and bytes."""
         key = _key(piece)
         found = self._known.get(key)
         if found is None:
@@ -228,25 +222,23 @@ class Problem:
         return found
 
     def adds(self, piece: Piece) -> np.ndarray:
-        """Return what a piece adds to the sums of its rank, from which a net makes a factor."""
+        """What a piece adds to the sums of its rank, from which a net makes a factor."""
         self.cost(piece)
         return self._adds[_key(piece)]
 
     def by_rows(self, spec: TableSpec) -> bool:
-        """Return whether a table may be cut by rows."""
         return self.rows and spec.rank is None and spec.split in ("any", "rows")
 
     def by_columns(self, spec: TableSpec) -> bool:
-        """Return whether a table may be cut by columns."""
         may = self.columns == "always" or (self.columns == "exact" and not spec.one_state)
         return may and spec.rank is None and spec.split in ("any", "columns")
 
     def root(self) -> tuple[Piece, ...]:
-        """Return every table whole that is not cut by rows."""
+        """Every table whole that is not cut by rows."""
         return tuple(whole(number, spec) for number, spec in enumerate(self.specs) if number not in self.by_rows_cut)
 
     def arrays(self, items: tuple[Piece, ...]) -> tuple[np.ndarray, ...]:
-        """Return compute and exchange ms, bytes, pins and what is added to sums, each [items]."""
+        """Compute and exchange ms, bytes, pins and what is added to sums, each [items]."""
         if self._last[0] is not items:
             compute, exchange, nbytes = np.array([self.cost(piece) for piece in items]).reshape(-1, 3).T.copy()
             fixed = np.array([self.pinned[piece.table] for piece in items], np.int64)
@@ -255,46 +247,41 @@ class Problem:
         return self._last[1:]
 
     def greedy(self, items: tuple[Piece, ...], order: np.ndarray) -> Placed:
-        """Put items on the least busy rank, one after the other."""
         at, load, used = np.zeros(len(items), np.int64), self._ms + self._exchange, self.blocks[2].astype(np.int64)
         args: Any = (order, *self._loops(items), at, load, used)
         place_greedily(*args)
         return self._together(items, at, used)
 
     def at(self, items: tuple[Piece, ...], at: np.ndarray) -> Placed:
-        """Put items on the ranks given."""
         used = self.blocks[2].astype(np.int64)
         np.add.at(used, at, self.arrays(items)[2])
         return self._together(items, at, used)
 
-    def improved(self, placed: Placed, most: int = 1 << 40, clock: Callable[[], bool] = lambda: False) -> Placed:
+    def improved(self, placed: Placed, clock: Callable[[], bool] = lambda: False) -> Placed:
         """Move and swap items as long as that gains. Repeat where moves change what parts cost together."""
-        if self.costs.net is None:
-            return self._moved(placed, most, clock)
         for _ in range(_SETTLED):
-            after = self._moved(placed, most, clock)
+            after = self._moved(placed, clock)
+            if self.costs.net is None:
+                return after
             if after.score >= placed.score:
                 break
             placed = after
         return placed
 
-    def _moved(self, placed: Placed, most: int, clock: Callable[[], bool]) -> Placed:
+    def _moved(self, placed: Placed, clock: Callable[[], bool]) -> Placed:
         at, load, used = placed.at.copy(), placed.load.copy(), placed.used.copy()
         base = self._ms * placed.slow + self._exchange
-        while most > 0 and not clock():
-            args: Any = (*self._loops(placed.items, placed.slow), at, load, used, base, min(_CHANGES, most))
+        done = _CHANGES
+        while done == _CHANGES and not clock():
+            args: Any = (*self._loops(placed.items, placed.slow), at, load, used, base, _CHANGES)
             done = move_and_swap(*args)
-            most -= done
-            if done < _CHANGES:
-                break
         return self._together(placed.items, at, used)
 
     def _loops(self, items: tuple[Piece, ...], slow: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        """Return the arrays that the loops of `balance` take."""
         return *self.arrays(items)[:4], np.ones(len(self.caps)) if slow is None else slow, self.bytes_of
 
     def _together(self, items: tuple[Piece, ...], at: np.ndarray, used: np.ndarray) -> Placed:
-        """Return a placement with its loads; by a net, that of a rank is not the sum over its parts."""
+        """By a net, the load of a rank is not the sum over its parts."""
         compute, exchange, _, _, adds = self.arrays(items)
         ranks, slow = len(self.caps), np.ones(len(self.caps))
         if self.costs.net is not None:
@@ -305,13 +292,5 @@ class Problem:
 
 
 def _key(piece: Piece) -> tuple[int, int, int]:
-    """Return all that a piece's costs depend on: its table, number of rows and number of columns."""
+    """All that a piece's costs depend on."""
     return piece[0], piece[2] - piece[1], piece[4] - piece[3]
-
-
-def over_caps(problem: Problem, placed: Placed) -> list[int]:
-    """Return the bytes by which each rank exceeds its memory, added up from the pieces, not as the search kept them."""
-    over = [-cap for cap in problem.caps]
-    for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
-        over[rank] += problem.specs[piece.table].nbytes(piece.rows, piece.dim)
-    return [max(0, nbytes) for nbytes in over]

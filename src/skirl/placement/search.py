@@ -5,26 +5,20 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 import numpy as np
 
-from skirl.core.optim import ROW_OPTIMIZERS
-from skirl.placement.costs import SUMS, TERMS, Costs
+from skirl.placement.costs import SUMS, Costs
 from skirl.placement.plan_file import TablePlan
-from skirl.placement.problem import Columns, Placed, Problem, over_caps
+from skirl.placement.problem import Columns, Placed, Problem
 from skirl.placement.spec import MULTIPLE, Piece, TableSpec, blocks, canonical, halves, whole
 from skirl.tools.units import size
 
-BEST = 4
-"""Choices of tables to cut by rows that are searched in full."""
-FEW = 7
-"""Up to this many tables, every choice is tried."""
-TRIED = 40
-"""Tables, longest first, that are moved in and out of the best choice."""
+BEST, FEW, TRIED = 4, 7, 40
+"""Choices of tables to cut by rows that are searched in full; tables up to which every choice is tried; tables, longest
+first, that are moved in and out of the best choice."""
 QUICK, SPARED = 0.5, 0.05
 """Shares of the time: what the choices may take, and what is left for putting the plan together."""
-_NAMED = 3
 WIDTH, WIDEST, TOGETHER = 3, 60, 8000
 """States that a beam keeps: `WIDTH`, or more for few tables, up to `WIDEST`, so that states times the square of the
 number of items are about `TOGETHER`. Few tables on many ranks need cuts of several of them at once, which a narrow beam
@@ -62,36 +56,24 @@ def plan_tables(
     """
     order = canonical(specs)
     problem = Problem([specs[n] for n in order], caps, costs, columns, rows)
-    held = [spec.nbytes(spec.rows, spec.dim) for spec in specs]
-    if sum(held) > sum(caps):
-        lacks, largest = sum(held) - sum(caps), sorted(range(len(held)), key=lambda n: -held[n])[:_NAMED]
-        names = ", ".join(f"{specs[n].name} {size(held[n])}" for n in largest)
-        more = math.ceil(lacks / (sum(caps) / len(caps)))
+    held, room = sum(spec.nbytes(spec.rows, spec.dim) for spec in specs), sum(caps)
+    if held > room:
         raise ValueError(
-            f"the tables take {size(sum(held))} with their optimizer state ({names}), the ranks hold {size(sum(caps))}, "
-            f"{size(lacks)} too little: set --memory higher, or --ranks to {len(caps) + more}"
+            f"the tables take {size(held)} with their optimizer state, the ranks hold {size(room)}, {size(held - room)} too "
+            f"little: set --memory higher, or --ranks to {math.ceil(len(caps) * held / room)}"
         )
     if forced and not rows:
         raise ValueError(f"table {forced[0]!r} has to be cut by rows, and rows is False: leave one of the two out")
     numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
     found = search(problem, forced=numbers, seconds=seconds)
-    over = over_caps(problem, found.placed)
-    if max(over) > 0:
-        raise ValueError(_no_plan(problem, found, over))
+    over = found.placed.over
+    if over.max() > 0:
+        more = "--memory" if found.in_time else "--seconds, since the search ran out of time, or --memory"
+        raise ValueError(
+            f"found no plan that fits: rank {over.argmax()} exceeds its memory by {size(int(over.max()))}: let tables be "
+            f"cut by rows, or set {more} or --ranks higher"
+        )
     return TablePlan.of(specs, order, found.placed), found, problem
-
-
-def _no_plan(problem: Problem, found: SearchResult, over: Sequence[int]) -> str:
-    worst = max(range(len(over)), key=lambda r: over[r])
-    specs = [problem.specs[piece.table] for piece in found.placed.pieces(worst)]
-    names = sorted({spec.name for spec in specs if not (problem.by_rows(spec) or problem.by_columns(spec))})[:_NAMED]
-    why = f" ({', '.join(names)} may not be cut)" if names else ""
-    cuts = "let tables be cut by rows, " if names or not problem.rows else ""
-    more = "set --memory" if found.in_time else "set --seconds higher, since the search ran out of time, or --memory"
-    return (
-        f"found no plan that fits: rank {worst} exceeds its memory by {size(over[worst])}{why}: {cuts}{more} higher, or "
-        "--ranks"
-    )
 
 
 def search(
@@ -99,7 +81,8 @@ def search(
     now: Callable[[], float] = time.perf_counter,
 ) -> SearchResult:  # fmt: skip
     """Search for a placement in which each table is whole, cut by columns, or cut into `blocks` of rows at the ranks."""
-    warm()
+    one = Problem([replace(problem.specs[0], rank=None)], problem.caps[:1], problem.costs)
+    one.improved(one.greedy(one.root(), np.zeros(1, np.int64)))  # compiles the loops before the time starts
     return _RowCuts(problem, frozenset(forced), seconds, now).run()
 
 
@@ -122,7 +105,7 @@ class _RowCuts:
         return self.now() - self.began >= self.seconds * share
 
     def rest(self, cut: frozenset[int]) -> Problem:
-        """Return the problem that is left when these tables are cut."""
+        """The problem that is left when these tables are cut."""
         return replace(self.problem, rows=False, by_rows_cut=cut, blocks=self.blocks.of(sorted(cut)))
 
     def run(self) -> SearchResult:
@@ -192,7 +175,7 @@ class _RowCuts:
 
 
 def _counts(tables: int) -> Sequence[int]:
-    """Return the numbers of tables to try: every one up to 16, then fewer and fewer."""
+    """Numbers of tables to try: every one up to 16, then fewer and fewer."""
     counts = [*range(1, min(tables, 16) + 1)]
     while counts and counts[-1] < tables:
         counts.append(min(tables, counts[-1] + max(1, counts[-1] // 4)))
@@ -205,8 +188,7 @@ class _Blocks:
     def __init__(self, problem: Problem, tables: Iterable[int]) -> None:
         self.ranks, count = len(problem.caps), len(problem.specs)
         self.full, self.last = np.zeros((count, 3 + SUMS)), np.zeros((count, 3 + SUMS))
-        self.of_full = np.zeros(count, np.int64)
-        """For each table, the number of blocks with as many rows as a block may have."""
+        self.of_full = np.zeros(count, np.int64)  # blocks of each table with as many rows as a block may have
         for n in tables:
             spec = problem.specs[n]
             size = -(-spec.rows // self.ranks)
@@ -217,7 +199,7 @@ class _Blocks:
                     into[n] = (*problem.cost(piece), *problem.adds(piece))
 
     def of(self, tables: Sequence[int]) -> np.ndarray:
-        """Return the compute ms, exchange ms, bytes and sums for a net of each rank's blocks: [3 + SUMS, ranks]."""
+        """Compute ms, exchange ms, bytes and sums for a net of each rank's blocks: [3 + SUMS, ranks]."""
         full, last = (np.zeros((self.ranks + 1, 3 + SUMS)) for _ in range(2))
         np.add.at(full, self.of_full[tables], self.full[tables])
         np.add.at(last, self.of_full[tables], self.last[tables])
@@ -226,7 +208,7 @@ class _Blocks:
 
 
 def _side_by_side(problem: Problem, placed: Placed) -> Placed:
-    """Return the placement with each rank's columns of a table side by side, a width of no multiple of 4 at the end.
+    """The placement with each rank's columns of a table side by side, a width of no multiple of 4 at the end.
 
     TorchRec cannot run parts of one table with different widths at one rank.
     """
@@ -249,7 +231,7 @@ def _side_by_side(problem: Problem, placed: Placed) -> Placed:
 
 
 def _with_blocks(problem: Problem, placed: Placed) -> Placed:
-    """Return the placement with the blocks of tables that are cut by rows."""
+    """The placement with the blocks of tables that are cut by rows."""
     items, at = [*placed.items], placed.at.tolist()
     for table in sorted(problem.by_rows_cut):
         spec = problem.specs[table]
@@ -268,20 +250,9 @@ def beam_search(
 ) -> SearchResult:
     """Search for a placement of tables, whole or cut by columns, whose busiest rank is hardly busier than it has to be.
 
-    It exceeds a cap only if no placement within the caps is found. The plan of a search that ends by itself depends only
-    on the problem.
+    The plan of a search that ends by itself depends only on the problem.
     """
-    warm()
     return _Beam(problem, seconds, now).run()
-
-
-@cache
-def warm() -> None:
-    """Search two small tables, once in a process, so that no later search compiles or loads a loop on its own time."""
-    optimizer = next(iter(ROW_OPTIMIZERS))
-    specs = [TableSpec(name, 64, 8, 4, 8.0, 8.0, optimizer=optimizer) for name in ("a", "b")]
-    problem = Problem(specs, (1 << 20,) * 2, Costs({optimizer: (1.0,) * len(TERMS)}, 1e9, 2))
-    _Beam(problem, 1.0, lambda: 0.0).run()
 
 
 class _Beam:
@@ -296,7 +267,6 @@ class _Beam:
         self.may = {n for n, spec in enumerate(problem.specs) if problem.by_columns(spec)}
 
     def late(self, share: float = 1.0) -> bool:
-        """Return whether this share of the time is over."""
         late = self.now() - self.began >= self.seconds * share
         self.ended = self.ended or late
         return late
@@ -307,25 +277,14 @@ class _Beam:
         if any(piece.table in self.may for piece in self.root):
             self.beam([first])
         assert self.best is not None
-        if self.ended and self.best.score[0]:
-            self.fit()
         return SearchResult(self.best, self.now() - self.began, not self.ended)
 
-    def fit(self) -> None:
-        """Look for a placement within memory although time is up: a moment, in which nothing is made faster."""
-        for order in self.orders(self.root):
-            placed = self.problem.improved(self.problem.greedy(self.root, order), most=4 * len(self.root))
-            self.take(placed)
-            if placed.score[0] == 0:
-                return
-
     def take(self, placed: Placed) -> None:
-        """Keep a placement if it is the best so far."""
         if self.best is None or placed.score < self.best.score:
             self.best = placed
 
     def key(self, items: Sequence[Piece]) -> frozenset[Piece]:
-        """Identify a state by the pieces of cut tables, whatever way led to it."""
+        """The pieces of cut tables identify a state, whatever way led to it."""
         return frozenset(piece for piece in items if piece not in self.whole)
 
     def orders(self, items: tuple[Piece, ...]) -> list[np.ndarray]:
@@ -368,11 +327,10 @@ class _Beam:
             best, waited = min(best, states[0].score), 0 if gained else waited + 1
 
     def largest(self, state: Placed) -> list[int]:
-        """Return items to cut: of the busiest rank, of the one most over its cap, and the largest anywhere."""
+        """Items to cut: of the busiest rank, of the one most over its cap, and the largest anywhere."""
         compute, exchange, nbytes, *_ = self.problem.arrays(state.items)
         ms = compute + exchange
-        over = state.used - state.caps
-        picked = list[int]()
+        over, picked = state.over, list[int]()
         most = MORE_CANDIDATES if len(self.root) <= FEW_ITEMS else CANDIDATES
 
         def pick(sizes: np.ndarray, which: np.ndarray, most: int) -> None:
@@ -387,7 +345,7 @@ class _Beam:
         return picked
 
     def child(self, state: Placed, key: frozenset[Piece], item: int) -> Placed | None:
-        """Return a state with one item halved, or None if that state is known. `key` is the key of `state`."""
+        """A state with one item halved, or None if that state is known. `key` is the key of `state`."""
         problem, pair = self.problem, halves(state.items[item])
         if pair is None:
             return None

@@ -1,4 +1,4 @@
-"""Tables before they are placed: the size of each and what a batch looks up in it; their parts; and the file with them."""
+"""Tables before they are placed: the size of each and what a batch looks up in it; their parts; and the file of them."""
 
 import json
 from collections import Counter
@@ -18,8 +18,7 @@ from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, misfit
 FORMAT, VERSION = "skirl-tables", 1
 BINS = 17
 """Bins of reuse: rows that a batch looks up once, twice, up to 4, 8, ... 32,768 times, and more often."""
-MULTIPLE = 4
-"""Columns are cut at multiples of this."""
+MULTIPLE = 4  # columns are cut at multiples of it
 _MOST = 64 << 20
 _FLOAT = 4
 Split = Literal["any", "rows", "columns", "no"]
@@ -72,7 +71,7 @@ class TableSpec:
             raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
 
     def nbytes(self, rows: int, dim: int) -> int:
-        """Return the bytes of a part's rows and columns with their optimizer state."""
+        """Bytes of a part with this many rows and columns, with optimizer state."""
         return rows * _width(self.optimizer, dim) * _FLOAT
 
     @property
@@ -83,7 +82,7 @@ class TableSpec:
 
 @lru_cache(4096)
 def _width(optimizer: str, dim: int) -> int:
-    """Return the floats of a row with its state. Cached, since a search asks tens of thousands of times."""
+    """Floats of a row with its state. Cached, since a search asks tens of thousands of times."""
     return row_optimizer(optimizer)().width(dim)
 
 
@@ -113,36 +112,25 @@ def canonical(specs: Sequence[TableSpec]) -> list[int]:
     return sorted(range(len(specs)), key=key)
 
 
-def check_specs(specs: Sequence[TableSpec]) -> None:
-    """Raise if tables cannot be placed together."""
-    if not specs:
+def check_names(names: Sequence[str]) -> None:
+    if not names:
         raise ValueError("there is no table: name at least one")
-    twice = next((name for name, count in Counter(spec.name for spec in specs).items() if count > 1), None)
-    if twice is not None:
-        raise ValueError(f"table {twice!r} is listed twice: remove one of them")
-
-
-# The file
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"table {name!r} is listed twice: remove one of them")
 
 
 def read_specs(path: Path) -> list[TableSpec]:
-    """Read the tables of a JSON file."""
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file: name one that lists tables, as docs/howto/placing.md shows")
-    if path.stat().st_size > _MOST:
-        raise ValueError(f"{path} is too large for a list of tables: name another file")
+    """Read the tables that a JSON file lists."""
+    if not path.is_file() or path.stat().st_size > _MOST:
+        raise ValueError(f"{path} is no list of tables: name a file as docs/howto/placing.md shows it")
     try:
-        body = json.loads(path.read_bytes().decode(), parse_constant=_refuse_constant)
+        return _parsed(json.loads(path.read_bytes().decode(), parse_constant=_refuse_constant))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is cut short, or is not JSON ({error}): write it again") from None
-    try:
-        return parse_specs(body)
-    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def parse_specs(body: Any) -> list[TableSpec]:
-    """Parse the tables that a file's JSON lists."""
+def _parsed(body: Any) -> list[TableSpec]:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError(f'it is not a list of tables: begin it with "format": "{FORMAT}"')
     if body.get("format_version") != VERSION:
@@ -157,11 +145,9 @@ def parse_specs(body: Any) -> list[TableSpec]:
             raise ValueError(f"table {table['name']!r} has {min(unknown)!r}, which skirl does not know: leave it out")
         reuse = fields.get("reuse", [])
         if not isinstance(reuse, list) or any(not AMOUNT.fits(share) for share in reuse):
-            raise ValueError(
-                f"table {table['name']!r} has a reuse that is not a list of numbers: correct it, or leave it out"
-            )
+            raise ValueError(f"table {table['name']!r} has a reuse that is no list of numbers: leave it out")
         specs.append(TableSpec(**{**fields, "reuse": tuple(reuse)}))
-    check_specs(specs)
+    check_names([spec.name for spec in specs])
     return specs
 
 
@@ -180,17 +166,14 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return self.row_end - self.row
 
     @property
     def dim(self) -> int:
-        """Number of columns."""
         return self.col_end - self.col
 
 
 def whole(table: int, spec: TableSpec) -> Piece:
-    """Return a table as one piece."""
     return Piece(table, 0, spec.rows, 0, spec.dim)
 
 
@@ -214,31 +197,25 @@ def blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
     return [(min(rows, r * size), min(rows, (r + 1) * size)) for r in range(ranks)]
 
 
-def check_cover(specs: Sequence[TableSpec], pieces: Iterable[Piece]) -> None:
-    """Raise unless the pieces contain every row and column of every table exactly once."""
-    of_table: dict[int, list[Piece]] = {}
-    for piece in pieces:
-        of_table.setdefault(piece.table, []).append(piece)
-    for number, spec in enumerate(specs):
-        who, parts = f"table {spec.name!r}", sorted(of_table.get(number, []))
-        if not parts:
-            raise ValueError(f"{who} is at no rank: place each table")
-        for p in parts:
-            if not (0 <= p.row < p.row_end <= spec.rows and 0 <= p.col < p.col_end <= spec.dim):
-                raise ValueError(
-                    f"{who} has a piece of rows {p.row:,} to {p.row_end:,} and columns {p.col} to {p.col_end}: it has "
-                    f"{spec.rows:,} rows and {spec.dim} columns"
-                )
-            if any(at % MULTIPLE for at in (p.col, p.col_end) if at != spec.dim):
-                raise ValueError(
-                    f"{who} has a piece of columns {p.col} to {p.col_end}: cut columns at multiples of {MULTIPLE}"
-                )
-        by_rows = all(p.dim == spec.dim for p in parts)
-        if not by_rows and any(p.rows < spec.rows for p in parts):
-            raise ValueError(f"{who} is cut by rows and columns: cut it one way, and cover each once")
-        what, size = ("rows", spec.rows) if by_rows else ("columns", spec.dim)
-        ends = sorted((p.row, p.row_end) if by_rows else (p.col, p.col_end) for p in parts)
-        for (_, end), (begin, _) in pairwise([(0, 0), *ends, (size, size)]):
-            if begin != end:
-                how, low, high = ("no piece has", end, begin) if begin > end else ("two pieces have", begin, end)
-                raise ValueError(f"{who}: {how} {what} {low:,} to {high:,}: cover each once")
+def check_cover(name: str, rows: int, dim: int, pieces: Iterable[Piece]) -> None:
+    """Raise unless the pieces contain every row and column of a table exactly once."""
+    who, parts = f"table {name!r}", sorted(pieces)
+    if not parts:
+        raise ValueError(f"{who} is at no rank: place each table")
+    for p in parts:
+        if not (0 <= p.row < p.row_end <= rows and 0 <= p.col < p.col_end <= dim):
+            raise ValueError(
+                f"{who} has a piece of rows {p.row:,} to {p.row_end:,} and columns {p.col} to {p.col_end}: it has "
+                f"{rows:,} rows and {dim} columns"
+            )
+        if any(at % MULTIPLE for at in (p.col, p.col_end) if at != dim):
+            raise ValueError(f"{who} has columns {p.col} to {p.col_end}: cut columns at multiples of {MULTIPLE}")
+    by_rows = all(p.dim == dim for p in parts)
+    if not by_rows and any(p.rows < rows for p in parts):
+        raise ValueError(f"{who} is cut by rows and columns: cut it one way, and cover each once")
+    what, size = ("rows", rows) if by_rows else ("columns", dim)
+    ends = sorted((p.row, p.row_end) if by_rows else (p.col, p.col_end) for p in parts)
+    for (_, end), (begin, _) in pairwise([(0, 0), *ends, (size, size)]):
+        if begin != end:
+            how, low, high = ("no piece has", end, begin) if begin > end else ("two pieces have", begin, end)
+            raise ValueError(f"{who}: {how} {what} {low:,} to {high:,}: cover each once")

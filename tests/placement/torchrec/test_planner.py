@@ -252,7 +252,7 @@ said = []
 for cap in (1 << 30, 100):
     planner = SkirlPlanner(Topology(2, "cpu", ddr_cap=cap, local_world_size=2), 16, seconds=0.2)
     try:
-        said += [str(planner.collective_plan(model)), planner.table_plan.body(), planner.summary()]
+        said += [str(planner.collective_plan(model)), planner.table_plan.text(), planner.summary()]
     except ValueError as error:
         said.append(str(error))
 print(json.dumps(said))

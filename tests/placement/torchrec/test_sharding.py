@@ -14,9 +14,9 @@ GOOD = [
     ("row_wise", [(2, 34, 50, 0, 16), (0, 0, 17, 0, 16), (1, 17, 34, 0, 16)], [0, 1, 2]),
 ]
 BAD = [
-    ([(0, 0, 30, 0, 16), (1, 30, 50, 0, 16)], "cut by rows unevenly, or not over all ranks; TorchRec looks"),
+    ([(0, 0, 30, 0, 16), (1, 30, 50, 0, 16)], "is cut by rows unevenly"),
     ([(1, 0, 17, 0, 16), (0, 17, 34, 0, 16), (2, 34, 50, 0, 16)], "cut by rows unevenly"),
-    ([(0, 0, 25, 0, 16), (1, 25, 50, 0, 4), (0, 25, 50, 4, 16)], "cut by rows both ways"),
+    ([(0, 0, 25, 0, 16), (1, 25, 50, 0, 4), (0, 25, 50, 4, 16)], "or by columns as well"),
     ([(0, 0, 50, 0, 4), (1, 0, 50, 4, 8), (0, 0, 50, 8, 16)], "has parts of 4 and 8 columns at rank 0"),
 ]
 

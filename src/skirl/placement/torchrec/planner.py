@@ -23,7 +23,6 @@ _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dt
 
 
 def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
-    """Return the given sharders, or else the one for EmbeddingBagCollections."""
     needed()
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
@@ -31,34 +30,29 @@ def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
 
 
 def sharding_plan(
-    plan: TablePlan,
-    module: Any,
-    sharders: Iterable[Any] | None = None,
-    *,
-    device: str = "cpu",
-    local_world_size: int | None = None,
-    constraints: Any = None,
-) -> Any:
+    plan: TablePlan, module: Any, sharders: Iterable[Any] | None = None, *, device: str = "cpu",
+    local_world_size: int | None = None, constraints: Any = None,
+) -> Any:  # fmt: skip
     """Return a plan as TorchRec's ShardingPlan, for DistributedModelParallel.
 
     Tables are whole, cut by columns, or cut by rows evenly over all ranks, each with the fused kernel.
 
     **Arguments**
 
-    - `plan`: from `SkirlPlanner`, or from a file: `skirl place` writes one, `TablePlan.load` reads it.
+    - `plan`: from `SkirlPlanner`, or from a file of `skirl place`, which `TablePlan.load` reads.
     - `module`: the model, or any module that contains its EmbeddingBagCollections.
-    - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
+    - `sharders`: TorchRec's; the one for EmbeddingBagCollections if not given.
     - `device`: "cpu", "cuda" or "mtia".
     - `local_world_size`: number of ranks on one host; all of them if not given.
-    - `constraints`: TorchRec's, by table; None allows all. Sharding types that they do not allow are refused; their
-      rounding, bounds check and output type are handed on.
+    - `constraints`: TorchRec's, by table. Sharding types that they do not allow are refused; their rounding, bounds check
+      and output type are handed on.
     """
     tables = tables_of(module, sharders_of(sharders), PlanRequest(plan.ranks))
     return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})
 
 
 def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: int, constraints: Any) -> Any:
-    """Return the same for tables that are already known."""
+    """The same for tables that are already known."""
     needed()
     from torch.distributed._shard.sharding_spec import ShardMetadata
     from torchrec.distributed.sharding_plan import placement
@@ -81,8 +75,7 @@ def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: 
             kind = ROWS  # all rows evenly over one rank
         if kind not in allowed:
             raise ValueError(
-                f"table {table.spec.name!r} is {kind} in the plan, and its constraints allow {', '.join(allowed)}: plan "
-                "with these constraints, or allow it"
+                f"table {table.spec.name!r} is {kind} in the plan, and its constraints allow {', '.join(allowed)}: allow it"
             )
         passed = {name: getattr(constraint, name) for name in _PASSED if constraint is not None}
         modules.setdefault(table.path, EmbeddingModuleShardingPlan())[table.table] = ParameterSharding(
@@ -103,7 +96,7 @@ def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: 
 def laid_out(
     name: str, rows: int, dim: int, pieces: Sequence[tuple[Piece, int]], ranks: int
 ) -> tuple[str, list[tuple[Piece, int]]]:
-    """Return TorchRec's name for this way to cut a table, and its shards in TorchRec's order."""
+    """TorchRec's name for this way to cut a table, and its shards in TorchRec's order."""
     ordered = sorted(pieces)
     if len(ordered) == 1:
         return WHOLE, ordered
@@ -112,17 +105,14 @@ def laid_out(
             widths = [p.dim for p, at in ordered if at == rank]
             if len(set(widths)) > 1:  # its kernel assumes that all parts of a table at a rank have one width
                 unlike = " and ".join(map(str, widths))
-                raise ValueError(
-                    f"table {name!r} has parts of {unlike} columns at rank {rank}: make them equally wide for TorchRec"
-                )
+                raise ValueError(f"table {name!r} has parts of {unlike} columns at rank {rank}: make them equally wide")
         return COLUMNS, sorted(ordered, key=lambda of: of[0].col)
     even = [(Piece(ordered[0][0].table, a, b, 0, dim), r) for r, (a, b) in enumerate(blocks(rows, ranks))]
     if ordered == sorted(of for of in even if of[0].rows):
         return ROWS, even  # a shard for each rank, also where it has no rows
-    how = "both ways" if any(p.dim < dim for p, _ in ordered) else "unevenly, or not over all ranks"
     raise ValueError(
-        f"table {name!r} is cut by rows {how}; TorchRec looks rows up as if they were cut evenly over all ranks: plan with "
-        "`skirl place`"
+        f"table {name!r} is cut by rows unevenly, or by columns as well; TorchRec looks rows up as if they were cut evenly "
+        "over all ranks: plan with `skirl place`"
     )
 
 
@@ -134,7 +124,6 @@ def table_plan(
     **Arguments**
 
     - `sharding`, `module`, `sharders`: the ShardingPlan, its model and sharders.
-    - `ranks`: number of ranks.
     - `optimizer`: the row optimizer; the one that model or sharder name if not given.
     """
     tables = tables_of(module, sharders_of(sharders), PlanRequest(ranks, optimizer=optimizer))
@@ -158,11 +147,8 @@ def table_plan(
     return TablePlan(ranks, tuple(listed), tuple(pieces))
 
 
-HBM_RESERVED = 0.15
-"""Share of a GPU's memory that is left free if no reservation is given, as TorchRec's planner does."""
-MOST = 256 << 20
-"""Most bytes of a message from the first rank."""
-_SHOWN = 8
+HBM_RESERVED = 0.15  # of a GPU's memory is left free if no reservation is given, as TorchRec's planner does
+MOST = 256 << 20  # bytes of a message from the first rank
 
 
 class SkirlPlanner:
@@ -174,38 +160,28 @@ class SkirlPlanner:
     **Arguments**
 
     - `topology`: TorchRec's; plans keep to its memory (of the device that computes) and use its bandwidth.
-    - `batch_size`: samples of one rank in a step; TorchRec's 512 if not given. Not used if there are batches.
+    - `batch_size`: samples of one rank in a step, 512 if not given. Not used if there are batches.
     - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory is left free, and nothing on a CPU.
     - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be followed is
       refused, such as types without table_wise, unless row_wise is the only one.
-    - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted in them. If
-      there are none, TorchRec's pooling factors are used.
+    - `batches`: KeyedJaggedTensors of single ranks, at least one for each, in which ids and distinct rows are counted.
+      If there are none, TorchRec's pooling factors are used.
     - `optimizer`: the row optimizer, by skirl's name; if not given, the one applied in backward or in the sharder's
-      `fused_params`, else SGD, which is what TorchRec's kernel falls back to.
-    - `costs`: costs of parts of tables, from `measure_costs` or a file of `skirl place --costs`; if not given, those that
-      come with skirl, which are of its own kernels.
+      `fused_params`, else SGD, as in TorchRec's kernel.
+    - `costs`: from `measure_costs`, or a file of `skirl place --costs`; if not given, those of skirl's own kernels.
     - `columns`: "exact" cuts no table by columns whose optimizer keeps one number per row, since that would train
       another model; "always" and "never" do as they say.
     - `rows`: whether tables may be cut by rows.
     - `pins`: ranks of pinned tables, by name.
-    - `seconds`: most seconds to search; the search ends earlier if it can.
+    - `seconds`: most seconds to search.
     """
 
     def __init__(
-        self,
-        topology: Any,
-        batch_size: int | None = None,
-        storage_reservation: Any = None,
-        constraints: Mapping[str, Any] | None = None,
-        *,
-        batches: Sequence[Any] = (),
-        optimizer: str | None = None,
-        costs: Costs | str | Path | None = None,
-        columns: Columns = "exact",
-        rows: bool = True,
-        pins: Mapping[str, int] | None = None,
-        seconds: float = 30.0,
-    ) -> None:
+        self, topology: Any, batch_size: int | None = None, storage_reservation: Any = None,
+        constraints: Mapping[str, Any] | None = None, *, batches: Sequence[Any] = (), optimizer: str | None = None,
+        costs: Costs | str | Path | None = None, columns: Columns = "exact", rows: bool = True,
+        pins: Mapping[str, int] | None = None, seconds: float = 30.0,
+    ) -> None:  # fmt: skip
         needed()
         if not 0 < seconds < float("inf"):
             raise ValueError(f"seconds is {seconds}: set it above 0")
@@ -216,17 +192,10 @@ class SkirlPlanner:
         self.columns: Columns = columns
         self.costs, self.rows, self.seconds = costs, rows, seconds
         self.table_plan: TablePlan | None = None
-        """The last plan, in the form that skirl writes to a file."""
         self._found: tuple[SearchResult, Problem] | None = None
 
     def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
-        """Return a ShardingPlan within all memory. Raise a ValueError of one sentence if there is none.
-
-        **Arguments**
-
-        - `module`: the model; it may be on the meta device.
-        - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
-        """
+        """Return a ShardingPlan within all memory, of a model that may be on the meta device. Raise if there is none."""
         sharders = sharders_of(sharders)
         tables = tables_of(module, sharders, self.request)
         self.table_plan, found, problem = plan_tables(
@@ -237,13 +206,7 @@ class SkirlPlanner:
         return self._exported(tables)
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
-        """Return the first rank's plan, at every rank. If it finds none, every rank raises an error that says why.
-
-        **Arguments**
-
-        - `module`, `sharders`: as for `plan`.
-        - `pg`: the process group; the default one if not given.
-        """
+        """Return the first rank's plan, at every rank of a process group. If it finds none, every rank raises why."""
         import torch.distributed as dist
 
         if pg is None and not dist.is_initialized():
@@ -273,11 +236,9 @@ class SkirlPlanner:
         (found, problem), plan, lines = self._found, self.table_plan, []
         placed, exchange, load = found.placed, exchange_of(problem, found.placed), found.placed.load
         for rank, cap in enumerate(problem.caps):
-            names = plan.at(rank)
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             lines.append(
                 f"rank {rank}: {size(int(placed.used[rank]))} of {size(cap)}, computes {load[rank] - exchange[rank]:.3f} "
-                f"ms, exchanges {exchange[rank]:.3f} ms: {', '.join(names[:_SHOWN])}{more}"
+                f"ms, exchanges {exchange[rank]:.3f} ms: {', '.join(plan.at(rank))}"
             )
         above = load.max() / load.mean() - 1
         lines.append(f"busiest: rank {int(load.argmax())}, {load.max():.3f} ms predicted, {above:.1%} above the mean")
@@ -289,7 +250,7 @@ class SkirlPlanner:
         return exported(self.table_plan, tables, self.topology.compute_device, local, self.constraints or {})
 
     def _caps(self, module: Any, sharders: Sequence[Any]) -> tuple[int, ...]:
-        """Return the bytes that tables may take at each rank."""
+        """Bytes that tables may take at each rank."""
         gpu, topology = self.topology.compute_device != "cpu", self.topology
         if self.reservation is not None:
             from torchrec.distributed.planner.types import PlannerError
@@ -318,15 +279,14 @@ class SkirlPlanner:
             return load_costs(Path(self.costs), link=link, ranks=topology.world_size, kernels=kernels)
         if topology.compute_device != "cpu":
             warnings.warn(
-                f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to "
-                f"some that were measured for {topology.compute_device}",
+                f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs",
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
 
 
 def from_first(message: Any, group: Any = None) -> Any:
-    """Return, at every rank, the message of the first rank: JSON, so that nothing is unpickled."""
+    """The message of the first rank, at every rank: JSON, so that nothing is unpickled."""
     import torch
     import torch.distributed as dist
 

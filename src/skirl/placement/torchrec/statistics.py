@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.calibrate import LEAST, fit, measure_machine
-from skirl.placement.costs import Costs, Part, shipped
+from skirl.placement.costs import Costs, shipped
 from skirl.placement.fbgemm import check_optimizers
 from skirl.placement.measure import generate
 from skirl.placement.torchrec.planner import sharders_of
@@ -17,8 +17,7 @@ from skirl.tools.jit import kernel
 
 _INT, _FLOAT = 8, 4
 _TABLES, _BATCHES = 120, (256, 512, 1024, 4096)
-BINS = 1000
-"""Bins of a miss ratio curve."""
+BINS = 1000  # of a miss ratio curve
 
 
 def measure_costs(
@@ -34,10 +33,9 @@ def measure_costs(
 
     - `optimizer`: the row optimizer: "rowwise-adagrad", "sgd", "adagrad", or on a GPU "adam".
     - `combinations`: number of random combinations of tables; a quarter as many judge.
-    - `seed`: the random seed.
     - `device`: "cpu", or "cuda", which nobody has run yet.
     - `minutes`: time for all rounds together; two are always measured.
-    - `out`: a .json file for the costs, which `skirl place --costs` takes too; None writes none.
+    - `out`: a .json file for the costs, which `skirl place --costs` takes too.
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device is {device!r}: set it to cpu or cuda")
@@ -54,21 +52,14 @@ def measure_costs(
     return measure_machine(kernel, [optimizer], minutes=minutes, combinations=combinations, seed=seed, out=path)
 
 
-def sizes_of(parts: Iterable[Part]) -> np.ndarray:
-    """Return what TorchRec's estimator multiplies by coefficients: bytes of ids, rows looked up and outputs; rows."""
-    return np.sum([
-        (_INT * s.ids * rows / s.rows, _FLOAT * s.ids * rows / s.rows * dim, _FLOAT * s.batch * dim, rows)
-        for s, rows, dim in parts
-    ], axis=0)  # fmt: skip
+def hardware_config(costs: Costs | None = None, optimizer: str = "rowwise-adagrad") -> Any:
+    """Return a HardwarePerfConfig for `EmbeddingPerfEstimatorFactory.create_with_config`, fitted to measured costs.
 
+    **Arguments**
 
-def coefficients(combinations: Sequence[Sequence[Part]], ms: np.ndarray) -> tuple[float, ...]:
-    """Fit the four coefficients of these sizes, 0 or more, with about the least sum of relative errors."""
-    return fit(np.array([sizes_of(parts) for parts in combinations]), ms)
-
-
-def config_of(numbers: Sequence[float], name: str = "skirl") -> Any:
-    """Return a HardwarePerfConfig of TorchRec with these coefficients. A third of a step counts as its forward pass."""
+    - `costs`: costs of parts of tables; those that come with skirl if not given.
+    - `optimizer`: the row optimizer; its update is part of the costs.
+    """
     needed()
     from torchrec.distributed.planner.constants import DDR_MEM_BW
     from torchrec.distributed.planner.estimator.types import (
@@ -78,9 +69,18 @@ def config_of(numbers: Sequence[float], name: str = "skirl") -> Any:
         PerfCoefficientConfig,
     )
 
+    costs = costs or shipped(1.0, 1)
+    specs = [
+        spec
+        for n, batch in enumerate(_BATCHES)
+        for spec in generate(_TABLES, batch=batch, max_dim=128, seed=n, optimizer=optimizer)
+    ]  # the estimator multiplies bytes of ids, rows looked up and outputs, and rows, by coefficients
+    sizes = [(_INT * s.ids, _FLOAT * s.ids * s.dim, _FLOAT * s.batch * s.dim, s.rows) for s in specs]
+    numbers = fit(np.array(sizes), np.array([costs.part(s, s.rows, s.dim)[0] for s in specs]))
+    # A third of a step counts as its forward pass.
     forward = EstimatorPerfCoefficients(fwd=PerfCoefficient(*(float(n) * DDR_MEM_BW / 3 for n in numbers)))
     config = HardwarePerfConfig()
-    config.name = name
+    config.name = "skirl"
     config.device_bw = DDR_MEM_BW  # it divides what the coefficients are multiplied by
     config._coefficients = PerfCoefficientConfig(
         table_wise=forward, column_wise=forward, row_wise=forward, table_row_wise=forward, data_parallel=forward
@@ -88,23 +88,6 @@ def config_of(numbers: Sequence[float], name: str = "skirl") -> Any:
     config._bwd_compute_multiplier = 2.0
     vars(config).update(_use_block_usage_penalty=False, _use_min_dim_for_lookup=False)
     return config
-
-
-def hardware_config(costs: Costs | None = None, optimizer: str = "rowwise-adagrad") -> Any:
-    """Return a HardwarePerfConfig for `EmbeddingPerfEstimatorFactory.create_with_config`, fitted to measured costs.
-
-    **Arguments**
-
-    - `costs`: costs of parts of tables; those that come with skirl if not given.
-    - `optimizer`: the row optimizer; its update is part of the costs.
-    """
-    costs = costs or shipped(1.0, 1)
-    parts = [
-        [(spec, spec.rows, spec.dim)]
-        for n, batch in enumerate(_BATCHES)
-        for spec in generate(_TABLES, batch=batch, max_dim=128, seed=n, optimizer=optimizer)
-    ]
-    return config_of(coefficients(parts, np.array([costs.part(*part)[0] for [part] in parts])))
 
 
 def cache_statistics(
@@ -117,10 +100,8 @@ def cache_statistics(
 
     **Arguments**
 
-    - `module`: the model.
     - `batches`: KeyedJaggedTensors of single ranks, in order; `world` of them make one step.
-    - `world`: number of ranks.
-    - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
+    - `sharders`: TorchRec's; the one for EmbeddingBagCollections if not given.
     """
     sharders = sharders_of(sharders)
     import torch

@@ -10,8 +10,7 @@ import numpy as np
 from skirl.placement.spec import TableSpec, reuse_of
 
 INSTALL = "torchrec is not installed: pip install torchrec, with the FBGEMM of the same release"
-BATCH = 512
-"""TorchRec's default batch size."""
+BATCH = 512  # TorchRec's default
 OPTIMIZERS = {
     "SGD": "sgd", "EXACT_SGD": "sgd",
     "Adagrad": "adagrad", "EXACT_ADAGRAD": "adagrad",
@@ -20,13 +19,11 @@ OPTIMIZERS = {
 }  # fmt: skip
 """Names of optimizer classes and of FBGEMM's kinds, with skirl's name for each."""
 WHOLE, COLUMNS, ROWS = "table_wise", "column_wise", "row_wise"
-"""Ways to shard a table that skirl plans, by TorchRec's names."""
 _PLANNED = (WHOLE, COLUMNS, ROWS)
 _REFUSED = ("min_partition", "cache_params", "key_value_params", "device_group")
 
 
 def needed() -> None:
-    """Raise an error of one sentence if TorchRec is not installed."""
     try:
         import torchrec.distributed  # noqa: F401
     except (ImportError, OSError) as error:
@@ -35,18 +32,16 @@ def needed() -> None:
 
 @dataclass(frozen=True)
 class ModelTable:
-    """A table of a TorchRec model."""
-
     path: str
+    """Of its module in the model."""
     table: str
     spec: TableSpec
     forced: bool
+    """Whether it has to be cut by rows."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A request for a plan, apart from the model."""
-
     world: int
     batch_size: int = BATCH
     constraints: Mapping[str, Any] | None = None
@@ -56,7 +51,7 @@ class PlanRequest:
 
 
 def tables_of(module: Any, sharders: Iterable[Any], request: PlanRequest) -> list[ModelTable]:
-    """Return every table of the model that the sharders shard, in the model's order."""
+    """Every table of the model that the sharders shard, in the model's order."""
     by_type = {_name(sharder.module_type): sharder for sharder in sharders}
     found = list[tuple[str, Any, Any, Any]]()
     waiting = [("", module)]
@@ -77,12 +72,8 @@ def tables_of(module: Any, sharders: Iterable[Any], request: PlanRequest) -> lis
     if not found:
         raise ValueError("the model has no table that the sharders shard: give it an EmbeddingBagCollection")
     known = [config.name for _, config, *_ in found]
-    for what, given in (("constraints", request.constraints), ("pins", request.pins)):
-        unknown = [name for name in given or () if name not in known]
-        if unknown and what != "constraints":  # TorchRec takes constraints of more tables than a model has
-            raise ValueError(
-                f"{what} name a table {unknown[0]!r}, the model has {', '.join(known[:5])}: name one of those"
-            )
+    if unknown := [name for name in request.pins or () if name not in known]:
+        raise ValueError(f"pins name a table {unknown[0]!r}, the model has {', '.join(known[:5])}: name one of those")
     looked_up = _looked_up([config for _, config, *_ in found], request) if request.batches else None
     made = []
     for number, (path, config, param, sharder) in enumerate(found):
@@ -105,17 +96,15 @@ def _table(path: str, who: str, config: Any, param: Any, sharder: Any, request: 
         who, int(config.num_embeddings), int(config.embedding_dim), bags, ids, distinct, reuse,
         request.optimizer or optimizer_of(who, param, sharder) or "sgd", (request.pins or {}).get(config.name), split,
     )  # fmt: skip
-    if forced and spec.rank is not None:
-        raise ValueError(f"table {who!r} has to be row-wise, and is pinned: drop one of the two")
-    if forced and spec.rows < request.world:
+    if forced and (spec.rank is not None or spec.rows < request.world):
         raise ValueError(
-            f"table {who!r} has to be row-wise, and has {spec.rows} rows for {request.world} ranks: allow table_wise"
+            f"table {who!r} has to be row-wise, and is pinned, or has fewer rows than there are ranks: allow table_wise"
         )
     return ModelTable(path, config.name, spec, forced)
 
 
 def optimizer_of(who: str, param: Any, sharder: Any) -> str | None:
-    """Return skirl's name for the optimizer of a table, or None if neither table nor sharder names one."""
+    """skirl's name for the optimizer of a table, or None if neither table nor sharder names one."""
     classes = getattr(param, "_optimizer_classes", None) or getattr(param, "_optimizer_class", None)
     fused = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
     if classes:
@@ -133,7 +122,7 @@ def optimizer_of(who: str, param: Any, sharder: Any) -> str | None:
 
 
 def _ways(who: str, constraint: Any) -> tuple[Any, bool]:
-    """Return how constraints let a table be cut, and whether it has to be cut by rows."""
+    """How constraints let a table be cut, and whether it has to be cut by rows."""
     if constraint is None:
         return "any", False
     for name in _REFUSED:
@@ -159,7 +148,7 @@ def _ways(who: str, constraint: Any) -> tuple[Any, bool]:
 def _expected(
     who: str, config: Any, constraint: Any, request: PlanRequest
 ) -> tuple[int, float, float, tuple[float, ...]]:
-    """Return bags, ids and distinct rows of a step, from pooling factors, as if all rows were equally likely."""
+    """Bags, ids and distinct rows of a step, from pooling factors, as if all rows were equally likely."""
     features = len(config.feature_names)
     pooling = list(getattr(constraint, "pooling_factors", None) or [1.0])
     if len(pooling) == 1:
@@ -181,7 +170,7 @@ def _expected(
 
 
 def _looked_up(configs: Sequence[Any], request: PlanRequest) -> list[tuple[int, float, float, tuple[float, ...]]]:
-    """Return the same by counting: as many batches of single ranks are taken together as there are ranks."""
+    """The same by counting: as many batches of single ranks are taken together as there are ranks."""
     steps, found = steps_of(request.batches, request.world), []
     for config in configs:
         counts = [np.unique(ids_of(config, step), return_counts=True)[1] for step in steps]
@@ -201,19 +190,17 @@ def steps_of(batches: Sequence[Any], world: int) -> list[Sequence[Any]]:
 
 
 def ids_of(config: Any, step: Sequence[Any]) -> np.ndarray:
-    """Return the ids that batches look up in a table, int64. Raise if one is not among its rows."""
+    """The ids that batches look up in a table, int64. Raise if one is not among its rows."""
     found = []
     for batch in step:
         names = list(batch.keys())
         for name in config.feature_names:
             if name not in names:
                 raise ValueError(
-                    f"a batch has no feature {name!r}, which table {config.name!r} looks up; it has "
-                    f"{', '.join(names[:5])}: give batches of this model"
+                    f"a batch has no feature {name!r} of table {config.name!r}: give batches of this model"
                 )
             ids = batch[name].values().cpu().numpy()
-            wrong = ids[(ids < 0) | (ids >= config.num_embeddings)]
-            if len(wrong):
+            if len(wrong := ids[(ids < 0) | (ids >= config.num_embeddings)]):
                 raise ValueError(
                     f"feature {name!r} has an id {wrong[0]}, and table {config.name!r} has rows 0 to "
                     f"{config.num_embeddings - 1:,}: give ids of its rows"

@@ -24,7 +24,7 @@ class Serve:
     ValueError: meet is 'somewhere': write it HOST:PORT, such as 127.0.0.1:29400
     """
 
-    positional: ClassVar[str] = "meet"
+    positional: ClassVar[tuple[str, ...]] = ("meet",)
     example: ClassVar[str] = "skirl serve 127.0.0.1:29400"
 
     meet: str = "127.0.0.1:29400"
