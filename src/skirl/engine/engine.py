@@ -145,11 +145,6 @@ class Engine:
         ]
         return self.device.banks(facts)
 
-    @property
-    def in_flight_rows(self) -> int:
-        """Rows that are held right now for a write-back or for forwarding."""
-        return sum(bank.in_flight for bank in self.banks)
-
     def stands_for(self, other: "Engine") -> bool:
         """Return whether a plan of this engine's rows is one of the other's."""
         return other is self

@@ -391,16 +391,6 @@ def tables_of(model: nn.Module) -> dict[str, TablePlace]:
     return found
 
 
-def collection_of(model: nn.Module) -> Collection:
-    """Return the one collection of a model. Raise if it has more."""
-    found = collections_of(model)
-    if len(found) != 1:
-        raise ValueError(
-            f"the model has {len(found)} skirl collections ({', '.join(found)}), and this takes one: pass one of them itself"
-        )
-    return next(iter(found.values()))
-
-
 class EmbeddingBagCollection(Collection):
     """Pooled embeddings of any number of tables, whose rows live outside the device.
 

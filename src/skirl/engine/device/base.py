@@ -76,16 +76,6 @@ class BankRows(ABC):
     def __init__(self, facts: BankFacts) -> None:
         self.facts = facts
 
-    @property
-    @abstractmethod
-    def buffers_in_use(self) -> int:
-        """Number of buffers of rows on their way that have an owner."""
-
-    @property
-    @abstractmethod
-    def in_flight(self) -> int:
-        """Rows held for a write-back or for forwarding."""
-
     @abstractmethod
     def allocate(self, slots: int, staging_rows: int) -> Records:
         """Allocate the cache; the one before is gone. Free buffers are dropped beyond `staging_rows` rows in all of them."""

@@ -127,14 +127,6 @@ class GpuRows(BankRows):
         last = facts.dim, facts.seed, *initial, facts.initial_state
         self._fill = lambda keys, slots, into: gpu.kernels.fill(keys, slots, into, *last)
 
-    @property
-    def buffers_in_use(self) -> int:
-        return self.blocks.in_use
-
-    @property
-    def in_flight(self) -> int:
-        return sum(leaving.count for leaving in self._pending.values())
-
     def allocate(self, slots: int, staging_rows: int) -> "DeviceRecords":
         self.blocks.most = staging_rows * self._record_bytes
         need = slots * self._record_bytes

@@ -47,14 +47,6 @@ class HostRows(BankRows):
         self._buffers = buffers
         self._pending: dict[int, HostBuffer] = {}
 
-    @property
-    def buffers_in_use(self) -> int:
-        return self.staging.in_use
-
-    @property
-    def in_flight(self) -> int:
-        return sum(len(leaving.rows) for leaving in self._pending.values())
-
     def allocate(self, slots: int, staging_rows: int) -> Rows:
         if self.facts.half:
             raise ValueError(
