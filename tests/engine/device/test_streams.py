@@ -8,7 +8,7 @@ import torch
 
 import skirl
 from skirl.engine.access import peek, put
-from skirl.engine.device.transfers import Immediate, Streams
+from skirl.engine.device.transfers import Stream, Streams
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Counted(Streams):
 
 
 def test_the_stream_is_asked_for_at_every_use_of_rows(monkeypatch):
-    streams = Counted(Immediate(), Immediate(), Immediate())
+    streams = Counted(Stream(), Stream(), Stream())
     monkeypatch.setattr("skirl.engine.device.gpu.no_streams", lambda: streams)
     embeddings = skirl.EmbeddingBagCollection(
         [skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10, device="interpret"

@@ -5,7 +5,7 @@ Tests replace the streams with streams of their own.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,28 +21,29 @@ from skirl.tools.jit import kernel
 T = TypeVar("T")
 
 
-class Event(Protocol):
-    """A point in a stream."""
+class Event:
+    """A point in a stream. This one has passed."""
 
     def synchronize(self) -> None:
         """Block the calling thread until the stream has passed it."""
 
 
-class Stream(Protocol):
-    """Runs work in the order in which it comes."""
+class Stream:
+    """Runs work in the order in which it comes. This one does it at once: for Triton's interpreter."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Put work on the stream."""
+        work()
 
     def now(self, work: Callable[[], T]) -> T:
         """Call `work` now, with this stream as the current one, and return what it returns."""
-        ...
+        return work()
 
-    def record(self) -> Event:
+    def record(self) -> Any:
         """Return an event after all work so far."""
-        ...
+        return Event()
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Any) -> None:
         """Let work from here on run after the event."""
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -63,12 +64,12 @@ class Streams:
     def begin(self) -> None:
         """Prepare for the loop to use rows on the stream that is current there."""
 
-    def here(self) -> Event:
+    def here(self) -> Any:
         """Return an event at the end of the calling thread's current stream."""
         return self.compute.record()
 
 
-class CudaStream:
+class CudaStream(Stream):
     """A CUDA stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -82,13 +83,12 @@ class CudaStream:
         with torch.cuda.stream(self.stream):
             return work()
 
-    def record(self) -> Event:
+    def record(self) -> Any:
         event = torch.cuda.Event(blocking=True)  # a host thread that waits sleeps, instead of spinning on a core
         event.record(self.stream)
         return event
 
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
+    def wait(self, event: Any) -> None:
         self.stream.wait_event(event)
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -110,37 +110,13 @@ class CudaStreams(Streams):
             stream.wait_stream(self._loop.stream)
             self._loop.stream = stream
 
-    def here(self) -> Event:
+    def here(self) -> Any:
         return CudaStream(torch.cuda.current_stream(self._device)).record()
-
-
-class _Passed:
-    def synchronize(self) -> None:
-        pass
-
-
-class Immediate:
-    """No stream: work is done at once."""
-
-    def run(self, work: Callable[[], None]) -> None:
-        work()
-
-    def now(self, work: Callable[[], T]) -> T:
-        return work()
-
-    def record(self) -> Event:
-        return _Passed()
-
-    def wait(self, event: Event) -> None:
-        pass
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        pass
 
 
 def no_streams() -> Streams:
     """Return the streams for Triton's interpreter."""
-    return Streams(Immediate(), Immediate(), Immediate())
+    return Streams(Stream(), Stream(), Stream())
 
 
 ALIGNED = 16
@@ -189,9 +165,9 @@ class Block(Buffer):
 
     host: torch.Tensor
     device: torch.Tensor
-    copied: Event | None = None
+    copied: Any = None
     """The last copy between the two sides."""
-    used: Event | None = None
+    used: Any = None
     """The last use of the device's side, which may come after its owner has released it."""
 
     def on_host(self, rows: int, width: int, dtype: np.dtype) -> np.ndarray:
@@ -213,7 +189,7 @@ class Blocks(Pool[Block]):
     (True, 5120)
     """
 
-    def __init__(self, device: torch.device, here: Callable[[], Event], most: int, kept: int = 1 << 30) -> None:
+    def __init__(self, device: torch.device, here: Callable[[], Any], most: int, kept: int = 1 << 30) -> None:
         super().__init__(most, kept)
         self._device = device
         self._here = here
@@ -305,7 +281,7 @@ class Arrival:
     """For each step that rows are forwarded from: its number, and its first and end among the plan's forwarded rows."""
     tree: TreePlan | None
     """The plan for the sums of several micro-batches."""
-    came: Event | None = None
+    came: Any = None
     views: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -320,7 +296,7 @@ class Departure:
 class OnItsWay:
     """Records that a checkpoint reads, on their way to the host."""
 
-    def __init__(self, host: torch.Tensor, device: torch.Tensor, there: Event) -> None:
+    def __init__(self, host: torch.Tensor, device: torch.Tensor, there: Any) -> None:
         self._host, self._device, self._there = host, device, there
 
     @property
