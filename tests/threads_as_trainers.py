@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skirl.peers.base import CHANNELS, OF_STEP, BegunCall, Channel, PeerError, Peers, failed, missing, over, said_of
+from skirl.peers.base import CHANNELS, OF_STEP, Channel, PeerError, Peers, Wait, failed, missing, over, said_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,16 +106,6 @@ class InProcess(Peers):
             self._job.changed.notify_all()
 
 
-class _Waiting:
-    """A call to which this rank has brought its part."""
-
-    def __init__(self, take: Callable[[], None]) -> None:
-        self._take = take
-
-    def wait(self) -> None:
-        self._take()
-
-
 class _BetweenThreads(Channel):
     """A channel whose ranks are threads. Unlike a process group, it sees and compares what all ranks do."""
 
@@ -124,7 +114,7 @@ class _BetweenThreads(Channel):
         self._job = job
         self._moves = 0
 
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
         take = self._bring(doing, [part.clone() for part in parts])
 
         def wait() -> None:
@@ -143,7 +133,7 @@ class _BetweenThreads(Channel):
                     )
                 outs[rank].copy_(come[self.rank])
 
-        return _Waiting(wait)
+        return wait
 
     def _bring(self, doing: str, parts: "list[Tensor]") -> "Callable[[], dict[int, tuple[str, list[Tensor]]]]":
         """Bring this rank's parts of the next move. Return a function that waits for those of all ranks."""

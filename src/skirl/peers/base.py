@@ -4,11 +4,11 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,27 +99,21 @@ class ChannelTraffic:
     """Seconds that the thread waited in calls."""
 
 
-class BegunCall(Protocol):
-    """A call that was begun."""
-
-    def wait(self) -> None:
-        """Wait until it is done, or raise a PeerError."""
-        ...
-
-
+Wait = Callable[[], None]
+"""Waits until a call that was begun is done, or raises a PeerError."""
 What = TypeVar("What")
 
 
 class Swapping(Generic[What]):
     """A swap in progress. `send` must not change until `wait` has returned."""
 
-    def __init__(self, channel: "Channel", work: BegunCall, out: What, send: What) -> None:
-        self._channel, self._work, self._out, self._send = channel, work, out, send
+    def __init__(self, channel: "Channel", done: Wait, out: What, send: What) -> None:
+        self._channel, self._done, self._out, self._send = channel, done, out, send
 
     def wait(self) -> What:
         """Wait for the swap, and return the parts of all ranks, in the order of ranks."""
         with self._channel.timed():
-            self._work.wait()
+            self._done()
         return self._out
 
 
@@ -158,7 +152,7 @@ class Channel(ABC):
         heads["dtype"] = [array.dtype.str.encode() for array in arrays]
         ours = torch.from_numpy(heads.view(np.uint8).reshape(self.size, -1))
         come = torch.empty_like(ours)
-        self._begin(list(come), list(ours), doing).wait()
+        self._begin(list(come), list(ours), doing)()
         dtypes, sizes = [], []
         for rank, head in enumerate(come.numpy().reshape(-1).view(HEAD)):
             try:
@@ -180,7 +174,7 @@ class Channel(ABC):
         for message, array in zip(send, arrays, strict=True):
             message.numpy()[: array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
         out = [torch.empty(padded(size), dtype=torch.uint8) for size in sizes]
-        self._begin(out, send, doing).wait()
+        self._begin(out, send, doing)()
         return [message.numpy()[:size].view(dtype) for message, size, dtype in zip(out, sizes, dtypes, strict=True)]
 
     def told(self, mine: Any, tag: str) -> list[Any]:
@@ -217,7 +211,7 @@ class Channel(ABC):
         with self._issue("swap", tag, len(parts)) as doing, self.timed():
             return Swapping(self, self._begin(list(outs), list(parts), doing), outs, parts)
 
-    def _begin(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
+    def _begin(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
         """Count and begin to move parts, and copy this rank's own if it is elsewhere."""
         for rank, (part, out) in enumerate(zip(parts, outs, strict=True)):
             if rank != self.rank:
@@ -228,7 +222,7 @@ class Channel(ABC):
         return self._move(outs, parts, doing)
 
     @abstractmethod
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
         """Begin to send a part to each other rank, and to receive one from each."""
 
     @abstractmethod
@@ -411,21 +405,14 @@ class Alone(Peers):
         pass
 
 
-class _Done:
-    """A call that is done already."""
-
-    def wait(self) -> None:
-        pass
-
-
 class _ToItself(Channel):
     """A channel that delivers what is sent to the sender."""
 
     def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
         return [arrays[0]]
 
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
-        return _Done()
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
+        return lambda: None
 
     def _fail(self, why: str) -> NoReturn:
         raise PeerError(why)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from skirl.peers.base import CHANNELS, ON_DEVICE, BegunCall, Channel, PeerError, Peers, failed, missing, over, said_of
+from skirl.peers.base import CHANNELS, ON_DEVICE, Channel, PeerError, Peers, Wait, failed, missing, over, said_of
 from skirl.peers.processes import Connections, is_gone, this_process
 
 T = TypeVar("T")
@@ -192,20 +192,20 @@ class _Group(Channel):
         self._peers, self._group, self._destroyed = peers, group, False
         self._on_stream = backend == "nccl" and name in ON_DEVICE
 
-    def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> BegunCall:
+    def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Wait:
         if (why := self._peers.over) is not None:
             raise PeerError(why)
         try:
             if self._on_stream:
                 outs[self.rank] = parts[self.rank] = parts[self.rank].new_empty(0)
                 work = dist.all_to_all(outs, parts, group=self._group, async_op=True)
-                return _Begun(self._peers, [(None, work)], doing, on_stream=True)
+                return _Begun(self._peers, [(None, work)], doing, on_stream=True).wait
             return self._messages(outs, parts, doing)
         except RuntimeError as error:
             log.debug("%s: %r", doing, error)
             self._peers.lost(doing, 0.0, [])
 
-    def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> BegunCall:
+    def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Wait:
         """Begin a message to and from each other rank. Nothing is sent for an empty part."""
         works, late = [], []
         for distance in range(1, self.size):
@@ -216,7 +216,7 @@ class _Group(Channel):
                 works.append((of, self._group.recv([on_host], of, 0)))
             if parts[to].numel():
                 works.append((to, self._group.send([parts[to].cpu()], to, 0)))
-        return _Begun(self._peers, works, doing, late)
+        return _Begun(self._peers, works, doing, late).wait
 
     def _fail(self, why: str) -> NoReturn:
         self._peers.fail(why)
