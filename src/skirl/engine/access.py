@@ -18,11 +18,9 @@ from skirl.tools.threads import run
 
 RowIds = Sequence[int] | np.ndarray | Tensor
 PIECE = 1 << 16
-"""Rows moved at a time."""
 
 
 def bank_of(engine: Engine, table: int) -> int:
-    """Return the bank that a table is in."""
     return next(i for i, bank in enumerate(engine.schema.banks) if table in bank.tables)
 
 
@@ -118,7 +116,6 @@ def put_weight(engine: Engine, table: int, weight: torch.Tensor) -> None:
 
 
 def _numbers(engine: Engine, records: np.ndarray, bank: int) -> np.ndarray:
-    """Unpack rows from their records."""
     return expanded(records, engine.widths[bank], engine.half) if engine.half else records
 
 

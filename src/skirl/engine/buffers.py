@@ -11,7 +11,6 @@ import torch
 from numpy.typing import DTypeLike
 
 SMALLEST = 1 << 12
-"""Bytes of the smallest buffer."""
 ALWAYS = 1 << 16
 """Bytes of all buffers beyond which free ones may be dropped, however small the cache is: its steps need these."""
 
@@ -21,7 +20,6 @@ class Buffer:
     """Memory that a pool gave out."""
 
     size: int
-    """In bytes."""
     owners: int = field(default=1, init=False)
 
 
@@ -58,7 +56,6 @@ class Pool(ABC, Generic[B]):
 
     @property
     def in_use(self) -> int:
-        """Number of buffers that have an owner."""
         return len(self._used)
 
     def take(self, nbytes: int) -> B:
@@ -108,8 +105,6 @@ class Pool(ABC, Generic[B]):
 
 @dataclass(eq=False)
 class HostBuffer(Buffer):
-    """A buffer in host memory."""
-
     array: np.ndarray
     rows: np.ndarray = field(init=False)
     """The records that it holds now."""
@@ -158,7 +153,6 @@ def rounded(need: int, smallest: int) -> int:
 
 
 ALIGNED = 64
-"""Bytes of a cache line."""
 KEPT = 2
 """Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps."""
 

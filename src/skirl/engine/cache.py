@@ -31,7 +31,6 @@ class Cache:
 
     @property
     def filled(self) -> int:
-        """Number of slots that hold a row."""
         return int((self.key_of >= 0).sum())
 
     @property

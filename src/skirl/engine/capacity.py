@@ -84,7 +84,6 @@ class Room:
 
     cache: CacheSize
     rows: Sequence[int]
-    """Rows of each bank's tables."""
     record_bytes: Sequence[int]
     dims: Sequence[int]
     free: Callable[[], int] = free_bytes
@@ -95,7 +94,6 @@ class Room:
 
     @property
     def weights(self) -> Sequence[int]:
-        """The units that a row of each bank takes."""
         return self.record_bytes if self.in_bytes else [1] * len(self.rows)
 
     def needs(self, batches: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
@@ -107,7 +105,6 @@ class Room:
         return 2 * (need + sum(self.weights)) if self.in_bytes else need
 
     def bytes_of(self, counts: Sequence[int]) -> int:
-        """Return the bytes of so many rows of each bank."""
         return sum(n * width for n, width in zip(counts, self.record_bytes, strict=True))
 
     def budget(self, largest: Sequence[int], in_flight: int) -> tuple[int, list[int]]:

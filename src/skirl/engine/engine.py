@@ -67,7 +67,6 @@ class Engine:
         if not 0 <= seed < 1 << 63:
             raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
         self.optimizers = Groups(Schema.of(tables).tables, optimizer)
-        """The row optimizer of each table."""
         self.schema = Schema.of(tables, self.optimizers.records, banks)
         self.frozen = np.zeros(len(self.schema.tables), np.bool_)
         """Tables whose rows are looked up and not trained."""
@@ -123,7 +122,6 @@ class Engine:
         self.banks = self._open_banks()
         """One for each bank, which holds its part of the cache and computes on it."""
         self.table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
-        """By bank: the table of each feature."""
         self._pid = os.getpid()
 
     def _open_banks(self) -> list[BankRows]:
@@ -160,7 +158,6 @@ class Engine:
             )
 
     def check_process(self) -> None:
-        """Raise in a forked child."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "this process is a fork of the one that made the embeddings: rows move by threads, which a fork does not "
@@ -317,7 +314,6 @@ class Engine:
         return applied
 
     def banks_of(self, raised: np.ndarray) -> list[int]:
-        """Return the banks of tables with gradients."""
         return [bank for bank, members in enumerate(self.schema.banks) if raised[list(members.tables)].any()]
 
     def scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:

@@ -59,7 +59,6 @@ class FirstValues:
         self._written, self._among_others = own if self._written is None else self._written, True
 
     def wrote(self, keys: np.ndarray) -> None:
-        """Record that the store took these rows."""
         if self._written is not None:
             with self._lock:
                 self._written.note(keys)
@@ -110,7 +109,6 @@ _OF_SEED = ", seed "
 
 
 def _drawn(initial: Any, seed: int) -> str:
-    """Return what the rows of a table without an array begin from."""
     return repr(initial) if isinstance(initial, Constant) else f"{initial!r}{_OF_SEED}{seed}"
 
 

@@ -43,9 +43,7 @@ class Work:
 
     micros: list[Ids]
     number: int = -1
-    """Set when it is planned, as `steps`."""
     steps: Sequence[Step] = ()
-    """The Step of each bank."""
     fetched: list[Any] = field(default_factory=list)
     """By bank: its handle for the records of `step.fetch_keys`."""
     found: list[int] = field(default_factory=list)
@@ -76,16 +74,13 @@ class Work:
 
     @property
     def begun(self) -> bool:
-        """True if any forward of it ran."""
         return self.state >= State.FORWARD or any(work.begun for work in self.packs.values())
 
     @property
     def applied(self) -> bool:
-        """True if it updated rows."""
         return self.state == State.APPLIED or any(work.applied for work in self.packs.values())
 
     def to(self, state: State) -> None:
-        """Go on to a state."""
         if state not in AFTER[self.state]:
             raise AssertionError(
                 f"step {self.number} goes from {self.state.name} to {state.name}: this is a bug in skirl"
@@ -162,14 +157,12 @@ class Flight:
     """One step of all collections of a model."""
 
     works: list[Work]
-    """One for each collection."""
     banks: list[Positions]
     """Until it is planned: the ids of all banks of all collections, joined over the micro-batches. If rows have owners,
     what all trainers ask of this one."""
     next_uses: list[np.ndarray] | None = None
     """By bank, until it is planned, if the epoch is known."""
     number: int = -1
-    """Set when it is planned."""
 
     @property
     def nbytes(self) -> int:
@@ -178,22 +171,18 @@ class Flight:
 
     @property
     def micros(self) -> list[Ids]:
-        """The user's micro-batches."""
         return self.works[0].micros
 
     @property
     def steps(self) -> list[Step]:
-        """The Steps of all banks of all collections."""
         return [step for work in self.works for step in work.steps]
 
     @property
     def begun(self) -> bool:
-        """True if any forward of it ran."""
         return any(work.begun for work in self.works)
 
     @property
     def applied(self) -> bool:
-        """True if it updated rows."""
         return any(work.applied for work in self.works)
 
 

@@ -45,7 +45,6 @@ def check_weights(model: nn.Module, peers: Peers) -> None:
 
 
 def _scale(scaler: Any) -> float:
-    """Return the factor that a loss is multiplied with; 0 if there is none."""
     return 0.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
 
 
@@ -98,11 +97,9 @@ class ShardsInLoop:
             check_weights(self._model, self._peers)
 
     def open(self) -> None:
-        """Begin a pass."""
         self._dense.open()
 
     def close(self) -> None:
-        """End the pass."""
         rng_state.swap_out()
         self._dense.close()
 
@@ -111,7 +108,6 @@ class ShardsInLoop:
         self._peers.comes(step)
 
     def begin(self, step: int, micro: int) -> None:
-        """Let a micro-batch enter the loop."""
         self._dense.begin(micro)
         rng_state.swap_in(self._seed, step, self._first + micro)
 

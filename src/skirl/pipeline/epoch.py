@@ -37,7 +37,6 @@ class Epoch:
         self._next = 0
 
     def add(self, batch: Sequence[Batch]) -> None:
-        """Add a batch of the first pass."""
         banks = [Positions.of(part) for part in batch]
         with _spooling():
             for spool, part in zip(self._banks, banks, strict=True):
@@ -59,7 +58,6 @@ class Epoch:
         return [spool.next_uses(self._next - 1) for spool in self._banks]
 
     def close(self) -> None:
-        """Delete the spool."""
         for spool in self._banks:
             spool.close()
 
@@ -161,7 +159,6 @@ def _spooling() -> Iterator[None]:
 
 @kernel
 def _name(tables, found, low, first, keys):
-    """Write the keys of a batch's distinct rows."""
     for t in range(len(tables)):
         for i in range(first[t], first[t + 1]):
             keys[i] = tables[t] << ROW_BITS | found[low[t] + i - first[t]]

@@ -73,7 +73,6 @@ class Watch:
         self._watcher, self._closed = None, threading.Event()  # ready for another with-block
 
     def abandon(self) -> None:
-        """Let the thread end by itself. The garbage collector may call this anywhere."""
         self._closed = _SET
 
     def _check(self) -> None:

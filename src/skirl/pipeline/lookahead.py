@@ -37,7 +37,6 @@ class OnePlan(Protocol):
     """Several models whose rows move by one plan: a `skirl.Sweep`."""
 
     def in_their_place(self) -> Collection:
-        """Return the collection that stands for those of all the models."""
         ...
 
 
@@ -443,7 +442,6 @@ class Lookahead:
 
 
 def _collections(model: nn.Module | OnePlan) -> list[Collection]:
-    """Return the collections whose rows the batches of a model use."""
     if not isinstance(model, nn.Module):
         return [model.in_their_place()]
     refuse_copies(model)

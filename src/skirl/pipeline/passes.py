@@ -36,12 +36,10 @@ class InLoop:
 
     @property
     def begun(self) -> bool:
-        """True if any forward of the step ran."""
         return self.flight is not None and self.flight.begun
 
     @property
     def ends_step(self) -> bool:
-        """True if the batch is the last micro-batch of its step."""
         return self.flight is None or self.micro + 1 == len(self.flight.micros)
 
     def tears(self, collections: Sequence[Collection]) -> bool:
@@ -165,7 +163,6 @@ class Pass:
         return True
 
     def _finish(self, apply: bool = True) -> None:
-        """Finish the step in the loop."""
         for collection in self._collections:
             collection.current.finish(apply)
         flight = self._in_loop.flight
@@ -186,7 +183,6 @@ class Pass:
         return ids.batch
 
     def _computed(self) -> None:
-        """Record that the loop is done with the batch in it."""
         since, self._computing = self._computing, None
         flight = self._in_loop.flight
         if since is not None and flight is not None:

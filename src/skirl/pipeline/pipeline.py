@@ -85,7 +85,6 @@ class Pipeline:
 
     @property
     def window(self) -> int:
-        """Number of batches that the planner knows and has not planned yet."""
         return len(self._window)
 
     # The training loop's side. All of it runs with interrupts held back.
@@ -145,7 +144,6 @@ class Pipeline:
             return self._is_hungry()
 
     def _pull(self, hold: Hold) -> None:
-        """Read one step's micro-batches for the planner."""
         batches = self._reader.pull(hold)
         with self._lock:
             self._stages.check()
@@ -191,7 +189,6 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        """True if nothing moves before the loop goes on."""
         return self._stages.failure is not None or self._stages.idle
 
     def close(self) -> None:
@@ -297,7 +294,6 @@ class Pipeline:
         return self._stages.stopping or len(self._planned) <= self._plan.prefetch
 
     def _fetch_all(self) -> None:
-        """Read the rows of planned steps, in order."""
         stages = self._stages
         while True:
             with self._lock:
@@ -369,7 +365,6 @@ class Pipeline:
 
 
 def _moves(flight: Flight) -> dict[str, int]:
-    """Return how many rows a plan moves."""
     return {
         "fetched": sum(step.fetches for step in flight.steps),
         "new": sum(len(step.new_keys) for step in flight.steps),

@@ -45,7 +45,6 @@ class DataPosition:
     step: int = 0
     epochs: int = 0
     batches: int = 0
-    """Batches of this pass."""
     loader: Any = None
     """The loader's own state at this place, if it has one."""
     start: dict[str, Any] | None = None
@@ -103,13 +102,11 @@ class Reader:
             self._loader.check_state(state)  # type: ignore[attr-defined]
 
     def begin(self, place: DataPosition) -> None:
-        """Begin a pass at a place."""
         self._read = 0
         with self._watched():
             self._source = self._open(place)
 
     def end(self) -> None:
-        """End the pass."""
         self._source = None
 
     def pull(self, hold: Hold) -> list[Ids]:

@@ -28,9 +28,7 @@ class Totals:
     forwarded: int = 0
     """Those of them that came from a pending write-back."""
     new: int = 0
-    """First uses."""
     written: int = 0
-    """Rows that left the cache."""
 
 
 def simulate(

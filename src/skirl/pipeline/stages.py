@@ -110,7 +110,6 @@ class Stages:
         self._threads: dict[str, threading.Thread] = {}
 
     def start(self, jobs: dict[str, Callable[[], None]]) -> None:
-        """Run each job in its own thread."""
         try:
             for name, job in jobs.items():
                 thread = threading.Thread(target=self._guard, args=(name, job), name=f"skirl-{name}", daemon=True)
@@ -234,7 +233,6 @@ class Stages:
         self.times.tell(LOOP, "wait", step, began, now, {"for": what})
 
     def close(self) -> None:
-        """Let the stages end, after writing what is left."""
         with self.lock:
             self.closing = True
             self._wake_all()

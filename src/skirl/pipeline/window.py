@@ -172,7 +172,6 @@ class Window:
         return flight
 
     def executed(self, number: int) -> None:
-        """Mark steps before `number` as done."""
         if self._planner is not None:
             self._planner.executed(number)
 
@@ -190,7 +189,6 @@ class Window:
             self._route.tell(error)
 
     def _vote(self) -> Vote:
-        """Return what this owner says about its window."""
         return Vote(0, 0) if self._planner is None else self._planner.vote()
 
     @property
@@ -258,7 +256,6 @@ class Window:
         return capacity.refusal([self._needs(i, flight) for flight in flights], in_flight=in_flight, number=number)
 
     def _needs(self, i: int, flight: Flight) -> list[int]:
-        """Return the number of distinct rows of each bank of an engine."""
         return [len(distinct(part.keys())[0]) for part in flight.banks[self._banks[i]]]
 
     def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:

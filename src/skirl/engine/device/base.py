@@ -23,7 +23,6 @@ class BankFacts:
     """The facts about one bank that are the same for all steps."""
 
     number: int
-    """Index of the bank in the schema."""
     dim: int
     width: int
     """Numbers in a record: the weight and its optimizer's state. In half precision, words of two numbers."""
@@ -174,7 +173,6 @@ class Device(ABC):
     """Makes the banks of one engine, and memory for their outputs."""
 
     at: torch.device
-    """Where the outputs are."""
     by_any_thread = False
     """True if threads other than the one that computes may pool rows."""
 

@@ -73,8 +73,6 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
 
 
 class Gpu(Device):
-    """One GPU, or Triton's interpreter."""
-
     def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
         from skirl.engine.kernels import gpu, gpu_update
 
@@ -104,15 +102,12 @@ class Gpu(Device):
 
 
 class GpuRows(BankRows):
-    """One bank on a GPU."""
-
     def __init__(self, facts: BankFacts, gpu: Gpu) -> None:
         super().__init__(facts)
         self._gpu, self._streams = gpu, gpu.streams
         self._kernels = gpu.kernels
         self._record_bytes = facts.width * facts.dtype.itemsize
         self.blocks = Blocks(gpu.at, self._streams.here, most=0)
-        """Buffers of rows on their way."""
         self.plans = Blocks(gpu.at, self._streams.here, most=1 << 62, kept=PLANS_KEPT)
         self.cache = torch.empty((0, facts.width), dtype=gpu.dtype, device=gpu.at)
         """The records, in the dtype in which they travel."""
@@ -120,7 +115,6 @@ class GpuRows(BankRows):
         """The same memory, in the dtype of its numbers."""
         self._pending: dict[int, Departure] = {}
         self._now: Arrival | None = None
-        """The arrival of the current step."""
         self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
         self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
         initial = [gpu.up(array) for array in (facts.initial.kind, facts.initial.scale, facts.initial.quantiles)]

@@ -19,8 +19,6 @@ from skirl.tools.threads import run
 
 
 class Host(Device):
-    """Host memory."""
-
     at = torch.device("cpu")
     by_any_thread = True
 
@@ -217,7 +215,6 @@ class HostRows(BankRows):
         self.array[slots] = records
 
     def _make(self, keys: np.ndarray, slots: np.ndarray) -> None:
-        """Make new rows."""
         facts, initial = self.facts, self.facts.initial
         self._run(
             fill, len(keys), keys, slots, self.array, facts.dim, facts.seed, initial.kind, initial.scale,

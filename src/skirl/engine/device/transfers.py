@@ -32,7 +32,6 @@ class Stream:
     """Runs work in the order in which it comes. This one does it at once: for Triton's interpreter."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Put work on the stream."""
         work()
 
     def now(self, work: Callable[[], T]) -> T:
@@ -57,9 +56,7 @@ class Streams:
     compute: Stream
     """The training loop's own: the one that is current where it takes a batch, looks rows up or runs backward."""
     inward: Stream
-    """From host to device: fetched rows and plans."""
     outward: Stream
-    """From device to host: rows that leave."""
 
     def begin(self) -> None:
         """Prepare for the loop to use rows on the stream that is current there."""
@@ -70,8 +67,6 @@ class Streams:
 
 
 class CudaStream(Stream):
-    """A CUDA stream."""
-
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
 
@@ -96,8 +91,6 @@ class CudaStream(Stream):
 
 
 class CudaStreams(Streams):
-    """The streams on a GPU."""
-
     def __init__(self, device: torch.device) -> None:
         self._loop = CudaStream(torch.cuda.current_stream(device))
         super().__init__(self._loop, *(CudaStream(torch.cuda.Stream(device)) for _ in range(2)))
@@ -115,7 +108,6 @@ class CudaStreams(Streams):
 
 
 def no_streams() -> Streams:
-    """Return the streams for Triton's interpreter."""
     return Streams(Stream(), Stream(), Stream())
 
 
@@ -146,7 +138,6 @@ class Packed:
             self.nbytes += -(-array.nbytes // ALIGNED) * ALIGNED
 
     def write(self, buffer: np.ndarray) -> None:
-        """Copy all arrays to their places."""
         for name, array in self._arrays.items():
             at = self._at[name]
             buffer[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
@@ -171,11 +162,9 @@ class Block(Buffer):
     """The last use of the device's side, which may come after its owner has released it."""
 
     def on_host(self, rows: int, width: int, dtype: np.dtype) -> np.ndarray:
-        """Return the host's side as an array."""
         return self.host.numpy()[: rows * width * dtype.itemsize].view(dtype).reshape(rows, width)
 
     def on_device(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the device's side as a tensor."""
         return self.device[: rows * width * dtype.itemsize].view(dtype).view(rows, width)
 
 

@@ -232,7 +232,6 @@ def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
 
 @kernel
 def take(cache, slots, out, lo, hi):
-    """Copy whole records out of the cache: out[i] = cache[slots[i]]."""
     width = cache.shape[1]
     for i in range(lo, hi):
         slot = slots[i]

@@ -74,7 +74,6 @@ def weight_grad(
 
 
 def take(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy whole records out of the cache: out[i] = cache[slots[i]]."""
     _move(cache, slots, out, None, slots.numel())
 
 

@@ -91,7 +91,6 @@ def signed(z: int) -> int:
 
 
 def as_bytes(live: torch.Tensor) -> torch.Tensor:
-    """View a bool tensor as uint8."""
     return live.view(torch.uint8) if live.dtype == torch.bool else live
 
 
@@ -136,13 +135,11 @@ def root(x):
 
 @triton.jit
 def above(a, b, then, other):
-    """Return `then` where a > b, and `other` elsewhere."""
     return tl.where(a > b, then, other)
 
 
 @triton.jit
 def zero(like):
-    """Return 0 of the same type."""
     return tl.zeros_like(like)
 
 
