@@ -36,8 +36,7 @@ def _sparse_of(batch: Any) -> Sparse:
 class OnePlan(Protocol):
     """Several models whose rows move by one plan: a `skirl.Sweep`."""
 
-    def in_their_place(self) -> Collection:
-        ...
+    def in_their_place(self) -> Collection: ...
 
 
 def lookahead(
