@@ -30,18 +30,10 @@ def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str
     assert line.startswith("skirl info: ") and said in line
 
 
-def test_a_run_folder_without_its_config_or_with_a_damaged_file_is_told_by_name(tmp_path: Path, capsys):
+def test_the_folder_of_a_run_is_left_to_its_report(tmp_path: Path, capsys):
     (tmp_path / "metrics.jsonl").write_text("")
-    said = []
-    for config in (None, "{}"):
-        if config is not None:
-            (tmp_path / "config.json").write_text(config)
-        assert cli.main(["info", str(tmp_path)]) == 1
-        said += capsys.readouterr().err.splitlines()
-    assert said == [
-        f"skirl info: {tmp_path} is a run folder without its config.json: put that back, or remove the folder",
-        f"skirl info: {tmp_path / 'config.json'} is damaged: put back a copy of it, or remove {tmp_path}",
-    ]
+    found = told(tmp_path, capsys)
+    assert (found["kind"], found["shown_by"]) == ("run folder", f"skirl report {tmp_path}")
 
 
 def test_json_files_are_told_what_they_are(tmp_path: Path, capsys):

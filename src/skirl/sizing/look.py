@@ -36,14 +36,13 @@ def look(path: Path, *, check: bool) -> dict[str, Any]:
 
 def _of_folder(path: Path, check: bool) -> dict[str, Any]:
     if (path / OF_SWEEP).is_file() or (path / SWEEP).is_file():
-        facts = _sweep_checkpoint(path, check) if (path / OF_SWEEP).is_file() else _sweep(path)
-        return {**facts, "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file())}
+        return _run(path, "folder of a sweep") | (_sweep_checkpoint(path, check) if (path / OF_SWEEP).is_file() else {})
     if checkpoints.numbers(path) or (path / "checkpoint.json").is_file():
         return checkpoint.describe(path, check=check)
     if (path / MANIFEST).is_file():
         return checkpoint.describe_store(path)
     if (path / "config.json").is_file() or (path / "metrics.jsonl").is_file():
-        return _run(path)
+        return _run(path, "run folder")
     data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
     if not data or _kind(data[0]) is None:
         raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
@@ -61,7 +60,7 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         head = file.read(4096)
     if path.suffix == ".json":
         if path.name in ("config.json", "result.json"):
-            return _run(path.parent)
+            return _run(path.parent, "run folder")
         if (found := _plan(path)) is None:
             raise ValueError(f"{path} is a JSON file that skirl does not recognise: name {KINDS}")
         return found
@@ -83,34 +82,12 @@ def _kind(path: Path) -> str | None:
     return kind if kind in ("parquet", "text") else None
 
 
-def _run(path: Path) -> dict[str, Any]:
-    """Describe a run folder."""
-    result, last, at = {}, 0, path / "config.json"
-    if not at.is_file():
-        raise ValueError(f"{path} is a run folder without its config.json: put that back, or remove the folder")
-    try:
-        config = json.loads(at.read_text(encoding="utf-8"))
-        flags, started, skirl = config["flags"], config["started"], config["versions"]["skirl"]
-        if (at := path / "result.json").is_file():
-            result = json.loads(at.read_text(encoding="utf-8"))
-        if (at := path / "metrics.jsonl").is_file():
-            lines = [line for line in at.read_bytes().split(b"\n")[:-1] if line]
-            last = json.loads(lines[-1])["step"] if lines else 0
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{at} is damaged: put back a copy of it, or remove {path}") from None
+def _run(path: Path, kind: str) -> dict[str, Any]:
+    """Describe the folder of a run or a sweep, which `skirl report` reads."""
     return {
-        "kind": "run folder",
-        "made": started,
-        "skirl": skirl,
-        "model": flags.get("model"),
-        "dim": flags.get("dim"),
-        "data": flags.get("data"),
-        "optimizer": flags.get("optimizer"),
-        "save": flags.get("save"),
-        "step": result.get("steps", last),
-        "finished": bool(result),
-        "scores": {name: result[name] for name in ("auc", "logloss", "test_auc", "test_logloss") if name in result},
-        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "kind": kind,
+        "shown_by": f"skirl report {path}",
+        "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     }
 
 
@@ -144,29 +121,6 @@ def _sweep_checkpoint(path: Path, check: bool) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / OF_SWEEP} is damaged ({error!r}): use another checkpoint") from None
     return facts | {"whole": wrong is None, "checked": "checksums" if check else "sizes", "failed": wrong}
-
-
-def _sweep(path: Path) -> dict[str, Any]:
-    """Describe the folder of a sweep, with a run folder for each variant."""
-    at = path / "result.json"
-    try:
-        sweep = json.loads((path / SWEEP).read_bytes())
-        result = json.loads(at.read_bytes()) if at.is_file() else {}
-        left = {name: of.get("left") or "trained to the end" for name, of in result.get("by_variant", {}).items()}
-        return {
-            "kind": "folder of a sweep",
-            "made": sweep["started"],
-            "data": sweep["flags"].get("data"),
-            "step": result.get("steps"),
-            "finished": bool(result) and result.get("stopped_by") is None,
-            "variants": {v["name"]: left.get(v["name"], "still trained, or stopped") for v in sweep["variants"]},
-            "winner": result.get("winner"),
-            "failed": result.get("failed"),
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is the folder of a sweep with a damaged file ({error!r}): look at the folders of its variants"
-        ) from None
 
 
 def made(path: Path) -> str:
