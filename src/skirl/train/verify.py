@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from skirl.core.batch import Batch, Sparse, moved
+from skirl.core.batch import Batch, KeyedJagged, Sparse, moved
 from skirl.core.groups import Groups, TorchHandle
 from skirl.core.once import Distinct
 from skirl.core.reference import Bags, Reference, over_tree
@@ -385,5 +385,8 @@ def _bags(sparse: Sparse) -> dict[str, Bags]:
 
 def _inverse(sparse: Sparse) -> dict[str, Tensor] | None:
     """Return the bag of each sample, by feature; None for a plain batch."""
-    shares = getattr(sparse, "inverse_indices_or_none", lambda: None)()
-    return None if shares is None else dict(zip(*shares, strict=True))
+    batch = KeyedJagged.of(sparse)
+    if not batch.groups:
+        return None
+    own = dict.fromkeys(batch.keys(), torch.arange(batch.stride()))
+    return own | {name: bags for names, bags in batch.groups.items() for name in names}
