@@ -3,7 +3,6 @@ a file cannot run code: torch's own format is read with `weights_only=True`.
 """
 
 import json
-import mmap
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -216,12 +215,8 @@ class Tensors:
                 self.tables = self._stated(about)
             return
         try:
-            if zipfile.is_zipfile(source):
-                _refuse_damaged(source)
-                state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
-            else:  # from an old torch; mapped, so that a false size in it takes no memory
-                with open(source, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                    state = torch.load(mapped, map_location="cpu", weights_only=True)  # pyright: ignore[reportArgumentType]
+            _refuse_damaged(source)
+            state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
         except MemoryError:
             raise
         except Exception as error:  # of any class, with a text of any length

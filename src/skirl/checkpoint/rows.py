@@ -12,7 +12,7 @@ from skirl.checkpoint.folder import ROWS
 from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement, Shard
 from skirl.engine.engine import Engine
-from skirl.store.base import Facts, FrozenPart, Record, SavedRows, Store
+from skirl.store.base import Facts, Frozen, FrozenPart, Record, SavedRows, Store
 from skirl.store.disk.frozen import check_files, manifest_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
@@ -20,31 +20,29 @@ from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 log = logging.getLogger("skirl")
 
 
-class FrozenCaches:
-    """The caches of an engine as they are when this is made. Release it before making the next one."""
+def freeze_caches(engine: Engine, folder: Path, since: Facts | None) -> Frozen:
+    """Freeze the resident rows of an engine. Release them before freezing again."""
+    caches = list(engine.caches)
+    records = [Record(cache.records.shape[1], cache.records.dtype.name) for cache in caches]
+    before = [] if since is None else manifest_of(folder, since).segments
+    before = worth_keeping(before, zip(records, [cache.filled for cache in caches], strict=True))
+    manifest = Manifest(engine.store.identity, engine.store.generation, engine.store.layout, before)
+    resident = np.concatenate([np.empty(0, np.int64), *(c.key_of[c.key_of >= 0] for c in caches)])
+    for cache in caches:
+        cache.changes.freeze(cache.flags, cache.key_of, everything=not before)
 
-    def __init__(self, engine: Engine, folder: Path, since: Facts | None) -> None:
-        self._caches, self._folder = list(engine.caches), folder
-        self._records = [Record(cache.records.shape[1], cache.records.dtype.name) for cache in self._caches]
-        before = [] if since is None else manifest_of(folder, since).segments
-        counts = [cache.filled for cache in self._caches]
-        before = worth_keeping(before, zip(self._records, counts, strict=True))
-        store = engine.store
-        self._manifest = Manifest(store.identity, store.generation, store.layout, before)
-        self._resident = np.concatenate([np.empty(0, np.int64), *(c.key_of[c.key_of >= 0] for c in self._caches)])
-        for cache in self._caches:
-            cache.changes.freeze(cache.flags, cache.key_of, everything=not before)
-
-    def write(self) -> Facts:
+    def write() -> Facts:
         taken = [
             (record, iter(partial(cache.changes.take, cache.flags, cache.key_of, cache.records), None))
-            for record, cache in zip(self._records, self._caches, strict=True)
+            for record, cache in zip(records, caches, strict=True)
         ]
-        return write_frozen(self._folder, self._manifest, taken, self._resident)
+        return write_frozen(folder, manifest, taken, resident)
 
-    def release(self) -> None:
-        for cache in self._caches:
+    def release() -> None:
+        for cache in caches:
             cache.changes.forget(cache.flags)
+
+    return Frozen(write, release)
 
 
 class FrozenCollection:
@@ -52,7 +50,7 @@ class FrozenCollection:
         rows = path / ROWS
         self._changes = [cache.changes for cache in engine.caches]
         same = before.get("changes") == self._changes
-        self._caches = FrozenCaches(engine, rows, before["cache"] if same else None)
+        self._caches = freeze_caches(engine, rows, before["cache"] if same else None)
         try:
             self._store = engine.store.freeze(rows, before.get("store"))
         except BaseException:

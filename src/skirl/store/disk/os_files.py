@@ -54,12 +54,6 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def unwritable(path: Path, error: OSError) -> DiskError | OSError:
-    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return error
-    return DiskError(f"{path} cannot be written to ({error.strerror}): name another folder, or make it writable")
-
-
 _NOT_HERE = (OSError, NotImplementedError, AttributeError)  # raised if the system or the file system lacks a call
 
 

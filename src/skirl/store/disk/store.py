@@ -4,6 +4,7 @@ README.md in this folder says which files there are, what is atomic, and how a s
 """
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from skirl.store.disk import log as all_logs
 from skirl.store.disk import manifest as manifests
 from skirl.store.disk.log import Cleaner, Log
 from skirl.store.disk.manifest import NAME, Manifest
-from skirl.store.disk.os_files import DiskError, DiskFull, OsFiles, Unusable, explained, unwritable
+from skirl.store.disk.os_files import DiskError, DiskFull, OsFiles, Unusable, explained
 from skirl.store.gate import Gate
 
 __all__ = ["DiskError", "DiskFull", "DiskStore"]
@@ -94,7 +95,11 @@ class DiskStore(Store):
             self._files.make_folder(self.path)
             self._lock = os_files.Lock(self.path)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise DiskError(
+                f"{self.path} cannot be written to ({error.strerror}): name another folder, or make it writable"
+            ) from error
         names = os.listdir(self.path)
         others = [name for name in names if name != os_files.NAME and not manifests.OURS.fullmatch(name)]
         if NAME in others:
@@ -264,7 +269,7 @@ class DiskStore(Store):
             manifest = self._manifest(self.identity, generation, self._logs)
             segments = [s for log in self._logs for s in log.segments.values() if log.live[s.slot]]
             unsynced = [segment.name for segment in segments if segment.synced < 0]
-            state = frozen.FrozenSegments(self._files, self.path, folder, manifest, unsynced)
+            state = frozen.freeze_segments(self._files, self.path, folder, manifest, unsynced)
             self.generation, self._changed = generation, True
         return state
 

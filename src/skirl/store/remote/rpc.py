@@ -1,10 +1,6 @@
-"""PyTorch RPC as far as a store needs it: join the group of a run, call with a time limit, leave; and its private names.
+"""PyTorch RPC as far as a store needs it, over TCP only, since torch's default transports poll and read others' memory.
 
-No RRef, no distributed autograd. Only TCP, since torch's default transports poll, and read other processes' memory.
-
-These names of torch are not public, and stand nowhere else: `rpc.api._is_current_rpc_agent_set`, `rpc._init_counter`,
-`_transports` and `_channels` of TensorPipeRpcBackendOptions, `rpc.internal._unpickler` and `_InternalRPCPickler`, and
-`_MEMBERS`. They are so in torch 2.6 to 2.13.
+Its private names stand nowhere else; they are so in torch 2.6 to 2.13.
 """
 
 import array
