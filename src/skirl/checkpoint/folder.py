@@ -137,13 +137,7 @@ def _start_file(folder: Path, number: int) -> Path:
 def claim(folder: Path) -> int:
     """Begin a new start by creating its file, and return its number. Two processes at once get different numbers.
 
-    This also removes drafts of headers, so that an older start that has just found itself the newest can no longer rename
-    its draft into place.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     (claim(Path(folder)), claim(Path(folder)), sorted(os.listdir(folder)))
-    (1, 2, ['start-000002'])
+    This also removes drafts of headers, so that an older start that has just found itself the newest cannot rename its own.
     """
     while True:
         number = max([0, *_starts(folder)]) + 1

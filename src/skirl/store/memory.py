@@ -181,7 +181,7 @@ class MemoryStore(Store):
             self._frozen = generation
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. Old rows are freed last, so unless the store is empty, both are in memory for a while."""
+        """Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
         for part in saved.parts:

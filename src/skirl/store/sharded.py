@@ -157,10 +157,7 @@ class ShardedStore(Store):
         return Frozen(lambda: joined(all_at_once(self._pool, writes), self.placement.digest), release)
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. If the same list saved the rows, each store takes its own; else each looks through all.
-
-        If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds.
-        """
+        """If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds."""
         self._check_open()
         for part in saved.parts:
             manifest_of(saved.folder, part.facts, self.layout)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from skirl.core.tables import MAX_ROWS
-from skirl.store import DiskError, DiskFull, DiskStore, Layout, MemoryStore, Record, open_store
+from skirl.store import DiskError, DiskFull, DiskStore, Layout, Record, open_store
 from skirl.store.disk import log as room_module
 from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME
@@ -133,29 +133,6 @@ def test_many_short_lives_leave_few_files(tmp_path):
         with DiskStore(tmp_path / "store", LAYOUT) as store:
             store.write(table_keys(0, range(i, i + 10)), random_rows(0, 10, i))
     assert len(list(store.path.iterdir())) < 8
-
-
-def test_stores_in_memory_and_on_disk_take_each_other_s_rows(tmp_path, store):
-    memory = filled(MemoryStore)
-    frozen.save(memory, tmp_path / "memory")
-    store.write(np.array([5]), blank(0, 1))
-    frozen.load(store, tmp_path / "memory")
-    assert contents(store) == contents(memory) and (store.identity, store.generation) == (memory.identity, 1)
-    held, again = held_then_reopened(store)
-    assert contents(again) == held == contents(memory)
-    again.write(np.array([97]), random_rows(0, 1, seed=9))  # its files now have this row twice
-    held = contents(again)
-    before = frozen.save(again, tmp_path / "disk")
-    again.close()
-    memory = MemoryStore(LAYOUT)
-    frozen.load(memory, tmp_path / "disk")
-    assert contents(memory) == held
-    memory.write(np.array([5]), random_rows(0, 1, seed=1))
-    after = frozen.save(memory, tmp_path / "disk", before)
-    assert after["segments"][:-1] == before["segments"], "only what has changed is written"
-    with DiskStore(tmp_path / "other", LAYOUT) as other:
-        frozen.load(other, tmp_path / "disk")
-        assert contents(other) == contents(memory) != held
 
 
 def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path, store):

@@ -161,7 +161,7 @@ class DiskStore(Store):
                 found[piece] = positions >= 0
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        """See `Store.write`. If it fails, some of the rows may be held; the same call can be repeated."""
+        """If it fails, some of the rows may be held; the same call can be repeated."""
         try:
             self._write_all(kind, keys, rows)
         except KeyboardInterrupt:
@@ -181,10 +181,7 @@ class DiskStore(Store):
                     log.append(piece, words[start * each : (start + piece.size) * each])
 
     def held(self) -> Iterator[NDArray[np.int64]]:
-        """See `Store.held`. The order is that of the rows on disk, so that reading them goes through the files once.
-
-        The key of a row written during the iteration may come twice.
-        """
+        """In the order of the rows on disk. The key of a row written during the iteration may come twice."""
         self._check_open()
         for kind in range(len(self._logs)):
             ordinal, start = -1, 0
@@ -211,7 +208,7 @@ class DiskStore(Store):
     # Durable points
 
     def describe(self, about: Mapping[str, Any] | None = None) -> int:
-        """See `Store.describe`. If any row was written, this makes a durable point of a new generation."""
+        """If any row was written, this makes a durable point of a new generation."""
         if about is not None:
             self._check_open()
             with self._writing, self._explained():
@@ -254,10 +251,7 @@ class DiskStore(Store):
     # Frozen states
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """See `Store.freeze`. Nothing is copied: the folder gets hard links to the files written so far.
-
-        If the folder is on another file system, files that it lacks are kept open, and `Frozen.write` copies them.
-        """
+        """By hard links. If the folder is on another file system, files are kept open, and `Frozen.write` copies them."""
         self._check_open()
         with self._writing:
             with self._explained():
@@ -282,11 +276,7 @@ class DiskStore(Store):
             log.seal()
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. This is a durable point.
-
-        Files of a part that is taken whole are hard-linked, or copied if they cannot be; of any other part, each row is
-        read and written again. For a moment, the index of the new rows is in memory along with the old one.
-        """
+        """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
         self._check_open()
         with self._writing, self._explained(), frozen.named(saved.folder, self.path):
             for part in saved.parts:
@@ -301,9 +291,7 @@ class DiskStore(Store):
             except BaseException:
                 for log in logs:
                     log.close()
-                if (
-                    header.read_bytes() == before
-                ):  # else the rename went through, and the manifest names the added files
+                if header.read_bytes() == before:  # else the manifest names the added files
                     manifests.undo(self._files, added)
                 raise
             with self._gate.alone():
@@ -327,7 +315,7 @@ class DiskStore(Store):
     # Closing
 
     def close(self, *, flush: bool = True) -> None:
-        """See `Store.close`. Without a flush it stays at the last durable point."""
+        """Without a flush it stays at the last durable point."""
         if not self.closed:
             try:
                 if flush:

@@ -226,7 +226,7 @@ class RemoteStore(Store):
     # Points
 
     def describe(self, about: Mapping[str, Any] | None = None) -> int:
-        """See `Store.describe`. The node is told what rows start from only if these outlive this run."""
+        """The node is told what rows start from only if these outlive this run."""
         if about is None:
             return self._node.call("describe", self._number)["rows"]
         self._check_open()
@@ -238,7 +238,7 @@ class RemoteStore(Store):
         return facts["rows"]
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """See `Store.freeze`. The node writes to the folder, so it must have the same path on all machines."""
+        """The node writes to the folder, so it must have the same path on all machines."""
         self._check_open()
 
         def release() -> None:
@@ -253,7 +253,7 @@ class RemoteStore(Store):
         return Frozen(lambda: self._node.job("write", self._number), release)
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. The node reads the files twice: it changes its rows only once `ready` has returned."""
+        """The node reads the files twice: it changes its rows only once `ready` has returned."""
         self._check_open()
         for each in saved.parts:
             manifest_of(saved.folder, each.facts, self.layout)
