@@ -240,7 +240,7 @@ CHECKPOINTS = [
           "list(manifest.segments)", "[]"),
     Fault("rows that have left the cache are taken from an old file", "store.disk.frozen:rows_of",
           "known is not None", "False"),
-    Fault("resident rows that did not change are forgotten", "checkpoint.rows:freeze_caches",
+    Fault("resident rows that did not change are forgotten", "checkpoint.rows:FrozenCollection.__init__",
           "c.key_of >= 0", "c.flags != 0"),
     Fault("rows on their way to the store are not waited for", "nn.current_step:CurrentStep.settle",
           "self.loop.drain()", "pass"),
