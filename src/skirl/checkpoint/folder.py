@@ -225,6 +225,18 @@ def sweep(folder: Path, start: int | None = None) -> None:
             _remove(path)
 
 
+def take_back(folder: Path, number: int, start: int | None) -> None:
+    """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty."""
+    if is_newest(folder, start):
+        _remove(header(folder, number))
+        sweep(folder, start)
+        if start is not None:
+            _start_file(folder, start).unlink(missing_ok=True)
+        for empty in (folder / ROWS, folder):
+            with suppress(OSError):
+                empty.rmdir()
+
+
 def files(body: dict[str, Any]) -> set[str]:
     named = {str(Path(body["dense"]["file"]).parent)}
     return named.union(*(files_of_rows(part["rows"]) for part in body["parts"]))

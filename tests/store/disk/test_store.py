@@ -177,15 +177,6 @@ def test_other_tables_are_refused(tmp_path):
     DiskStore(tmp_path, LAYOUT).close()  # and the refused one leaves no lock behind
 
 
-def test_a_store_without_rows_takes_other_tables(tmp_path):
-    with DiskStore(tmp_path, LAYOUT) as store:
-        store.describe({"t0": "zeros()"})
-    with DiskStore(tmp_path, {0: Record(5)}) as store:
-        store.write(np.array([3]), np.ones((1, 5), np.float32))
-    with DiskStore(tmp_path, {0: Record(5)}) as store:
-        assert (len(store), store.about) == (1, {})
-
-
 def test_rows_beyond_their_table_are_refused(tmp_path):
     sizes = dict.fromkeys(TABLES, 10000)
     store = filled(lambda layout: DiskStore(tmp_path / "store", layout, rows=sizes))
@@ -479,19 +470,6 @@ def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch)
     assert len(store) == rows
     store.check()
     store.close()
-
-
-def test_an_older_point_is_kept_where_there_is_room(tmp_path, monkeypatch):
-    make_small(monkeypatch)
-    store = DiskStore(tmp_path, {0: Record(16)}, room=2.8)
-    store.write(np.arange(200), np.zeros((200, 16), np.float32))
-    store.flush()
-    store.write(np.arange(200), np.ones((200, 16), np.float32))
-    assert store.generation == 1
-    store._let_go()
-    with DiskStore(tmp_path, {0: Record(16)}) as again:
-        assert again.generation == 1
-        assert again.read(np.arange(200), out := np.ones((200, 16), np.float32)).all() and (out == 0).all()
 
 
 # Threads and interrupts
