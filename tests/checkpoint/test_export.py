@@ -159,17 +159,3 @@ def test_limits_and_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the limit is 10:"):
         skirl.export(both.rows, path, limit=10)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_failure_leaves_the_file_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = Both(ROWS[0])
-    both.step(batch(0))
-    path = tmp_path / "rows.safetensors"
-    skirl.export(both.rows, path)
-    before = path.read_bytes()
-    both.step(batch(1))
-    monkeypatch.setattr(both.rows.engine.store, "read", lambda *args: 1 / 0)
-    monkeypatch.setattr("skirl.checkpoint.export.peek", lambda *args: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        skirl.export(both.rows, path)
-    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["rows.safetensors"]

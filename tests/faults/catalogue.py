@@ -201,8 +201,8 @@ DISK = [
 ]  # fmt: skip
 
 FROZEN = [
-    Fault("names of frozen files are not synced", "store.disk.frozen:FrozenSegments.write",
-          "self._files.sync_folder(self._folder)", "pass"),
+    Fault("names of frozen files are not synced", "store.disk.frozen:freeze_segments.write",
+          "files.sync_folder(folder)", "pass"),
     Fault("a copy is not synced", "store.disk.os_files:OsFiles.copy_of",
           "self.sync(target.number)", "pass"),
     Fault("a frozen file is taken for whole whatever its size", "store.disk.manifest:take_over",
@@ -211,10 +211,10 @@ FROZEN = [
           "log.seal()", "pass"),
     Fault("a file that a frozen state shares is cut", "store.disk.log:_shared",
           "path.stat().st_nlink > 1", "False"),
-    Fault("an older state's files go before the new header is there", "store.disk.frozen:FrozenSegments.write",
-          "entries = [entry.sized(self._folder) for entry in self._manifest.segments]",
-          "entries = [entry.sized(self._folder) for entry in self._manifest.segments]\n"
-          "manifests.remove_but(self._files, self._folder, {name for entry in entries for name in entry.files()})"),
+    Fault("an older state's files go before the new header is there", "store.disk.frozen:freeze_segments.write",
+          "entries = [entry.sized(folder) for entry in manifest.segments]",
+          "entries = [entry.sized(folder) for entry in manifest.segments]\n"
+          "manifests.remove_but(files, folder, {name for entry in entries for name in entry.files()})"),
     Fault("thawed rows are not synced", "store.disk.store:DiskStore.thaw",
           "all_logs.sync(logs, self._files)", "self._files.sync_folder(self.path)"),
     Fault("what a thawed state replaces goes before it", "store.disk.store:DiskStore.thaw",
@@ -240,8 +240,8 @@ CHECKPOINTS = [
           "list(manifest.segments)", "[]"),
     Fault("rows that have left the cache are taken from an old file", "store.disk.frozen:rows_of",
           "known is not None", "False"),
-    Fault("resident rows that did not change are forgotten", "checkpoint.rows:FrozenCaches.__init__",
-          "cache.key_of >= 0", "cache.flags != 0"),
+    Fault("resident rows that did not change are forgotten", "checkpoint.rows:FrozenCollection.__init__",
+          "c.key_of >= 0", "c.flags != 0"),
     Fault("rows on their way to the store are not waited for", "nn.current_step:CurrentStep.settle",
           "self.loop.drain()", "pass"),
     Fault("segments of frozen rows are not synced", "store.disk.segment:write_segments.finished",

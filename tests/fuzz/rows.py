@@ -332,8 +332,7 @@ class Import(Target):
         state = {"a.weight": torch.rand(60, 4), "x.b.weight": torch.rand(40, 2), "y": torch.zeros(3)}
         save_file(state, folder / "state.safetensors")
         torch.save(state, folder / "state.pt")
-        torch.save({"state_dict": state}, folder / "old.pt", _use_new_zipfile_serialization=False)
-        names = ["state.pt", "old.pt"] if self._pickled else ["state.safetensors", "rows.safetensors"]
+        names = ["state.pt"] if self._pickled else ["state.safetensors", "rows.safetensors"]
         self._seeds = [(folder / name).read_bytes() for name in names]
 
     def draw(self, draw: Draw, folder: Path) -> None:

@@ -177,10 +177,10 @@ class StoreConformance:
         refused: list[tuple[Any, np.ndarray, str]] = [
             (one, np.zeros((1, 5), np.float32), r"rows are \[5\] float32, this store holds \[3\] float32, .*"),
             (one, np.zeros((1, 4), np.float64), r"rows are \[4\] float64"),
-            (np.array([key(1, 0)]), row, r"table 1, whose records are \[9\] float32, not \[4\]"),
+            (np.array([key(1, 0)]), row, r"table 1, which has records \[9\] float32, not \[4\]"),
             (np.array([key(3, 0)]), row, "table 3, which is not in the layout"),
             (np.array([key(7, 0)]), row, "table 7, which is not in the layout"),
-            (np.array([-1]), row, "key -1 is negative"),
+            (np.array([-1]), row, "key -1 is of table -1, which is not in the layout"),
             (np.array([0, 1]), row, r"pass an array \[2, width\]"),
             (one, row[0], r"pass an array \[1, width\]"),
             (np.array([0, 1]), np.zeros((4, 2), np.float32).T, "not contiguous"),

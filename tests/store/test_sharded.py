@@ -44,20 +44,16 @@ class TestShardedStore(StoreConformance):
 
 @pytest.mark.parametrize("weights", [(2, 1, 3), (1, 1, 1, 1)])
 def test_frozen_rows_move_to_where_other_weights_have_them(tmp_path, weights):
-    rows_move(tmp_path, weights)
-
-
-def rows_move(folder: Path, weights: Weights = (1, 2)) -> None:
     """Move rows out of one store into several, into others, and back into one."""
     plain = filled(MemoryStore)
     held = contents(plain)
-    frozen.save(plain, folder / "0")
+    frozen.save(plain, tmp_path / "0")
     for number, of in enumerate([(3, 1, 2), weights, weights, None]):
         store = MemoryStore(LAYOUT) if of is None else in_memory(LAYOUT, of)
-        frozen.load(store, folder / str(number), [(table_keys(0, [97]), random_rows(0, 1, 3 + number))])
+        frozen.load(store, tmp_path / str(number), [(table_keys(0, [97]), random_rows(0, 1, 3 + number))])
         held[97] = random_rows(0, 1, 3 + number).tobytes()
         assert contents(store) == held and (of is None or divided(store))
-        frozen.save(store, folder / str(number + 1))
+        frozen.save(store, tmp_path / str(number + 1))
 
 
 def test_stores_on_disk_take_all_or_nothing_and_know_their_list(tmp_path):
@@ -95,10 +91,7 @@ def test_stores_on_disk_take_all_or_nothing_and_know_their_list(tmp_path):
 
 def test_a_store_that_lost_its_rows_is_refused_and_gets_them_from_a_checkpoint(tmp_path):
     """As if a disk is not mounted, or a folder in the list has changed its name."""
-    lost_store(tmp_path, 2)
-
-
-def lost_store(folder: Path, gone: int = 0) -> None:
+    folder, gone = tmp_path, 2
     with on_disks(folder / "a") as store:
         store.describe(ABOUT)
         store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
@@ -138,10 +131,7 @@ class Fails(DiskStore):
 
 def test_rows_of_a_load_that_failed_halfway_are_refused(tmp_path):
     """By the new list and by the old one, because no store is sure to have its old rows."""
-    half_loaded(tmp_path, (1, 2, 3))
-
-
-def half_loaded(folder: Path, now: Weights = (3, 1, 2)) -> None:
+    folder, now = tmp_path, (1, 2, 3)
     with on_disks(folder / "a") as store:
         store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
         held = contents(store)

@@ -79,13 +79,3 @@ def test_keys_spread_whatever_their_pattern(shift):
     away = (np.flatnonzero(index.keys != EMPTY) - homes) & index.mask
     assert index.keys.size == 1 << 14
     assert 1.4 < 1 + away.mean() < 1.6
-
-
-def test_refuses_what_it_cannot_mark():
-    index = HashIndex()
-    with pytest.raises(ValueError, match="must not be negative"):
-        index.put(int64([-1]), np.zeros(1, np.int32))
-    with pytest.raises(ValueError, match="must not be negative"):
-        index.put(int64([1]), np.full(1, -1, np.int32))
-    with pytest.raises(ValueError, match="one value for each key"):
-        index.put(int64([1, 2]), np.zeros(1, np.int32))

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from numba import config
 
@@ -153,23 +152,6 @@ def test_a_file_that_was_cut_off_is_written_anew(tmp_path, caplog):
     assert files.load("key") == b"code"
     path.write_bytes(pickle.dumps(("another key", b"other code")))
     assert files.load("key") is None
-
-
-@compiled
-def test_a_folder_that_goes_away_costs_a_warning(tmp_path, caplog, monkeypatch):
-    from numba import njit
-
-    def plus(x):
-        return x + 1
-
-    kernel = njit(plus)
-    (tmp_path / "gone").touch()
-    kernel._cache = KernelCache(plus, tmp_path / "gone")
-    assert kernel(np.float32(1)) == 2
-    assert "is not kept on disk" in caplog.text
-    (tmp_path / "gone").unlink()  # a folder that another process has removed is made again
-    assert kernel(np.float64(1)) == 2
-    assert list((tmp_path / "gone").iterdir())
 
 
 RACE = """

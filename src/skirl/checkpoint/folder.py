@@ -137,13 +137,7 @@ def _start_file(folder: Path, number: int) -> Path:
 def claim(folder: Path) -> int:
     """Begin a new start by creating its file, and return its number. Two processes at once get different numbers.
 
-    This also removes drafts of headers, so that an older start that has just found itself the newest can no longer rename
-    its draft into place.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     (claim(Path(folder)), claim(Path(folder)), sorted(os.listdir(folder)))
-    (1, 2, ['start-000002'])
+    This also removes drafts of headers, so that an older start that has just found itself the newest cannot rename its own.
     """
     while True:
         number = max([0, *_starts(folder)]) + 1
@@ -229,6 +223,18 @@ def sweep(folder: Path, start: int | None = None) -> None:
     for path, name in ours:
         if name not in named:
             _remove(path)
+
+
+def take_back(folder: Path, number: int, start: int | None) -> None:
+    """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty."""
+    if is_newest(folder, start):
+        _remove(header(folder, number))
+        sweep(folder, start)
+        if start is not None:
+            _start_file(folder, start).unlink(missing_ok=True)
+        for empty in (folder / ROWS, folder):
+            with suppress(OSError):
+                empty.rmdir()
 
 
 def files(body: dict[str, Any]) -> set[str]:

@@ -3,7 +3,6 @@ a file cannot run code: torch's own format is read with `weights_only=True`.
 """
 
 import json
-import mmap
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
@@ -193,44 +193,27 @@ def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
 
 
 class Tensors:
+    """Named tensors of a state dict or a file, which is mapped into memory and read in pieces."""
+
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
-        self._file: Any = None
-        self.where = "the state dict"
+        self.where = "the state dict" if isinstance(source, Mapping) else str(source)
         self.tables: dict[str, Any] = {}
         """By table, the rows, steps and optimizer that a file of `skirl.export` states; empty for other sources."""
         if isinstance(source, Mapping):
-            self._tensors = {n: t for n, t in source.items() if isinstance(t, Tensor)}
-            self.names = set(self._tensors)
-            return
-        self.where = str(source)
-        if not Path(source).is_file():
+            state = dict(source)
+        elif not Path(source).is_file():
             raise FileNotFoundError(f"{source} does not exist: name a file, or a folder of checkpoints")
-        if Path(source).suffix == ".safetensors":
+        elif Path(source).suffix == ".safetensors":
             try:
-                self._file = safe_open(source, framework="pt")
+                state = dict[str, Any](load_file(source))
+                with safe_open(source, framework="pt") as file:
+                    about = file.metadata() or {}
             except SafetensorError as error:
                 raise ValueError(f"{source} is not a safetensors file ({error}): name another") from None
-            self.names = set(self._file.keys())
-            about = self._file.metadata() or {}
             if about.get("format") == FORMAT:
                 self.tables = self._stated(about)
-            return
-        try:
-            if zipfile.is_zipfile(source):
-                _refuse_damaged(source)
-                state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
-            else:  # from an old torch; mapped, so that a false size in it takes no memory
-                with open(source, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                    state = torch.load(mapped, map_location="cpu", weights_only=True)  # pyright: ignore[reportArgumentType]
-        except MemoryError:
-            raise
-        except Exception as error:  # of any class, with a text of any length
-            why = str(error).partition("\n")[0].partition(". ")[0][:200]
-            raise ValueError(
-                f"{source} is not a state dict that torch.load(weights_only=True) can read ({why}): name a file that "
-                "torch.save or skirl export wrote, or a .safetensors"
-            ) from None
-        state = state.get("state_dict", state) if isinstance(state, dict) else {}
+        else:
+            state = _torch_state(source)
         self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
         self.names = set(self._tensors)
 
@@ -254,19 +237,33 @@ class Tensors:
         return self.tables.get(base.removesuffix(".") or self.alone or "", {})
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
+        return tuple(self._tensors[name].shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        return (self._file.get_slice(name)[:0] if self._file else self._tensors[name]).dtype
+        return self._tensors[name].dtype
 
     def refuse_other_than_floats(self, name: str) -> None:
         if (found := self.dtype(name)) not in _FLOATS:
             raise ValueError(f"{name} is of {found} in {self.where}: make it a float32")
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        part = self._file.get_slice(name)[start:stop] if self._file else self._tensors[name][start:stop]
-        part = part.detach().cpu()
+        part = self._tensors[name][start:stop].detach().cpu()
         return (part.to(torch.float32) if part.dtype in (torch.bfloat16, torch.float16) else part).numpy()
+
+
+def _torch_state(source: str | Path) -> dict[str, Any]:
+    try:
+        _refuse_damaged(source)
+        state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # of any class, with a text of any length
+        why = str(error).partition("\n")[0].partition(". ")[0][:200]
+        raise ValueError(
+            f"{source} is not a state dict that torch.load(weights_only=True) can read ({why}): name a file that "
+            "torch.save or skirl export wrote, or a .safetensors"
+        ) from None
+    return state.get("state_dict", state) if isinstance(state, dict) else {}
 
 
 def _refuse_damaged(source: str | Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, load, numbers, save
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep
+from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep, take_back
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
@@ -31,7 +31,8 @@ class Keeper:
     older one that may still be alive saves and logs nothing from then on.
 
     At SIGTERM the run saves after its current step and ends; a second SIGTERM ends it at once. If a checkpoint cannot be
-    written, a warning says so, the one before it stays, and the next one is tried anyway.
+    written, a warning says so, the one before it stays, and the next one is tried anyway. If an error ends the run
+    before its first step, its first checkpoint is removed.
     """
 
     def __init__(
@@ -123,6 +124,9 @@ class Keeper:
             if self._handles:
                 signal.signal(signal.SIGTERM, self._before)
                 self._handles = False
+        refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
+        if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
+            take_back(self._savings[0].folder, self._savings[0].number, self._start)
 
     def asked(self) -> Asked:
         minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes

@@ -20,53 +20,46 @@ from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 log = logging.getLogger("skirl")
 
 
-class FrozenCaches:
-    """The caches of an engine as they are when this is made. Release it before making the next one."""
+class FrozenCollection:
+    """Rows of a collection as they are when this is made. `before` is what the last checkpoint wrote of them.
 
-    def __init__(self, engine: Engine, folder: Path, since: Facts | None) -> None:
-        self._caches, self._folder = list(engine.caches), folder
+    Release it before making the next one.
+    """
+
+    def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
+        self._folder, self._caches = path / ROWS, list(engine.caches)
+        self._changes = [cache.changes for cache in self._caches]
         self._records = [Record(cache.records.shape[1], cache.records.dtype.name) for cache in self._caches]
-        before = [] if since is None else manifest_of(folder, since).segments
+        same = before.get("changes") == self._changes
+        written = manifest_of(self._folder, before["cache"]).segments if same else []
         counts = [cache.filled for cache in self._caches]
-        before = worth_keeping(before, zip(self._records, counts, strict=True))
-        store = engine.store
-        self._manifest = Manifest(store.identity, store.generation, store.layout, before)
+        written = worth_keeping(written, zip(self._records, counts, strict=True))
+        self._manifest = Manifest(engine.store.identity, engine.store.generation, engine.store.layout, written)
         self._resident = np.concatenate([np.empty(0, np.int64), *(c.key_of[c.key_of >= 0] for c in self._caches)])
         for cache in self._caches:
-            cache.changes.freeze(cache.flags, cache.key_of, everything=not before)
-
-    def write(self) -> Facts:
-        taken = [
-            (record, iter(partial(cache.changes.take, cache.flags, cache.key_of, cache.records), None))
-            for record, cache in zip(self._records, self._caches, strict=True)
-        ]
-        return write_frozen(self._folder, self._manifest, taken, self._resident)
-
-    def release(self) -> None:
-        for cache in self._caches:
-            cache.changes.forget(cache.flags)
-
-
-class FrozenCollection:
-    def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
-        rows = path / ROWS
-        self._changes = [cache.changes for cache in engine.caches]
-        same = before.get("changes") == self._changes
-        self._caches = FrozenCaches(engine, rows, before["cache"] if same else None)
+            cache.changes.freeze(cache.flags, cache.key_of, everything=not written)
         try:
-            self._store = engine.store.freeze(rows, before.get("store"))
+            self._store = engine.store.freeze(self._folder, before.get("store"))
         except BaseException:
-            self._caches.release()
+            self._forget()
             raise
 
     def write(self) -> dict[str, Any]:
         """Write all rows to disk. Those in the cache come first: they change most often, and are set aside when they do."""
-        cache = self._caches.write()
-        return {"store": self._store.write(), "cache": cache, "changes": self._changes}
+        taken = [
+            (record, iter(partial(cache.changes.take, cache.flags, cache.key_of, cache.records), None))
+            for record, cache in zip(self._records, self._caches, strict=True)
+        ]
+        cached = write_frozen(self._folder, self._manifest, taken, self._resident)
+        return {"store": self._store.write(), "cache": cached, "changes": self._changes}
 
     def release(self) -> None:
-        self._caches.release()
+        self._forget()
         self._store.release()
+
+    def _forget(self) -> None:
+        for cache in self._caches:
+            cache.changes.forget(cache.flags)
 
 
 class AllFrozen:

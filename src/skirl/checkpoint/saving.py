@@ -75,12 +75,7 @@ class Saving:
         folder.check_start(self.folder, self.start)
 
     def run(self, write: Callable[[], None]) -> None:
-        """Write in the background.
-
-        **Arguments**
-
-        - `write`: writes the whole checkpoint, and cleans up if that fails.
-        """
+        """Write in the background. `write` cleans up if it fails."""
 
         def guarded() -> None:
             try:

@@ -39,18 +39,13 @@ class Arena:
         Spare room takes no memory until it is written to, but counts towards a limit of the process (RLIMIT_DATA).
         """
         if items > len(self):
-            self._map = _grown(self._map, _whole_pages(max(items * self._item, int(len(self._map) * (1 + spare)))))
+            size, page = max(items * self._item, int(len(self._map) * (1 + spare))), mmap.PAGESIZE
+            self._map = _grown(self._map, -(-size // page) * page)
 
 
 def _anonymous(size: int) -> mmap.mmap:
-    if hasattr(mmap, "MAP_PRIVATE"):
-        # Python's default is shared memory, which cannot grow on Linux, and which a forked child would write to.
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return mmap.mmap(-1, size)
-
-
-def _whole_pages(size: int) -> int:
-    return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    # Python's default is shared memory, which cannot grow on Linux, and which a forked child would write to.
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _grown(old: mmap.mmap, size: int) -> mmap.mmap:

@@ -19,16 +19,14 @@ Facts = dict[str, Any]
 """JSON-compatible facts about frozen rows, such as the files that hold them."""
 
 
-class Frozen(ABC):
+@dataclass
+class Frozen:
     """The rows of a store as they were at one moment, which can be written while the store goes on changing."""
 
-    @abstractmethod
-    def write(self) -> Facts:
-        """Write the rows, wait until they are durable, and return the facts of a `FrozenPart`. Meant for its own thread."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Free the frozen state, once it is written or given up. The store works as before even if this fails."""
+    write: Callable[[], Facts]
+    """Writes the rows, waits until they are durable, and returns the facts of a `FrozenPart`. Meant for its own thread."""
+    release: Callable[[], None]
+    """Frees the frozen state, once it is written or given up. The store works as before even if this fails."""
 
 
 Pairs = Iterator[tuple[NDArray[np.int64], Any]]
@@ -130,21 +128,14 @@ class Layout:
 
     @classmethod
     def from_facts(cls, facts: Any) -> "Layout":
-        """Return the layout that the method `facts` described. Raise a TypeError or ValueError if `facts` is none."""
+        """Raise a TypeError or ValueError if `facts` is not what the method `facts` returned."""
         return cls({table: Record(width, dtype) for table, width, dtype in facts})
 
     def facts(self) -> list[list[Any]]:
-        """Return the records of each table in a form that JSON can hold."""
         return [[table, r.width, r.dtype] for table, r in self.records.items()]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self.records == other.records
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.records.items()))
-
-    def __repr__(self) -> str:
-        return f"Layout({self.records})"
 
     def against(self, other: "Layout") -> tuple[str, str]:
         """Describe the first difference from another layout: what this one has, and what the other has."""
@@ -173,7 +164,12 @@ class Layout:
             raise ValueError(f"rows are [{rows.shape[1]}] {rows.dtype}, this store holds {held}: pass one of these")
         stranger = _first_stranger(keys, self._kind_of_table, kind)
         if stranger >= 0:
-            raise ValueError(self._refusal(int(keys[stranger]), self.kinds[kind]))
+            table, given = int(table_of(keys[stranger])), self.kinds[kind]
+            has = f"has records {self.records[table]}" if table in self.records else "is not in the layout"
+            raise ValueError(
+                f"key {keys[stranger]} is of table {table}, which {has}, not {given}: a key is table << {ROW_BITS} | row, "
+                "and one call is for one kind of record"
+            )
         return kind
 
     def rows_by_kind(self, rows: Mapping[int, int] | None) -> list[dict[int, int] | None]:
@@ -186,17 +182,6 @@ class Layout:
 
     def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
-
-    def _refusal(self, key: int, given: Record) -> str:
-        table = table_of(key)
-        if key < 0:
-            return f"key {key} is negative: a key is table << {ROW_BITS} | row"
-        if table not in self.records:
-            return f"key {key} is of table {table}, which is not in the layout: open the store with a Record for it"
-        return (
-            f"key {key} is of table {table}, whose records are {self.records[table]}, not {given}: make one call for each "
-            "kind of record"
-        )
 
 
 def _shown(value: Any) -> str:
@@ -239,10 +224,7 @@ class Store(ABC):
     def read(self, keys: NDArray[np.int64], out: Rows) -> NDArray[np.bool_]:
         """Copy the rows that are held to `out`, and leave its other rows alone. Return a mask of those that are held.
 
-        **Arguments**
-
-        - `keys`: int64 `[n]`, all of one kind.
-        - `out`: `[n, width]`, contiguous, in the dtype of that kind.
+        `keys` are int64 `[n]`, all of one kind. `out` is `[n, width]`, contiguous, in the dtype of that kind.
         """
         self._check_open()
         kind = self.layout.kind(keys, out)
@@ -256,10 +238,7 @@ class Store(ABC):
     def write(self, keys: NDArray[np.int64], rows: Rows) -> int:
         """Store a copy of rows, replacing those held under the same keys. Return how many: all of them, or it raises.
 
-        **Arguments**
-
-        - `keys`: int64 `[n]`, distinct and all of one kind.
-        - `rows`: `[n, width]`, contiguous, in the dtype of that kind.
+        `keys` are int64 `[n]`, distinct and all of one kind. `rows` are `[n, width]`, contiguous, in the dtype of that kind.
         """
         self._check_open()
         kind = self.layout.kind(keys, rows)
@@ -287,37 +266,27 @@ class Store(ABC):
         """Freeze the rows as they are now, and return them. `generation` grows.
 
         It returns at once, and must not run at the same time as a `write`. Release a frozen state before the next call.
-
-        **Arguments**
-
-        - `folder`: where the rows go. Several frozen states may share its files.
-        - `since`: what the last `Frozen.write` of this store for this folder returned. Rows that have not changed since
-          are not written again. None: write all.
+        The rows go to `folder`, whose files several frozen states may share. `since` is what the last `Frozen.write` of
+        this store for this folder returned: rows that have not changed since are not written again. None: write all.
         """
 
     @abstractmethod
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
         """Replace the store's rows, identity and generation.
 
-        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged.
-
-        **Arguments**
-
-        - `saved`: what replaces them.
-        - `ready`: called once everything is read (and on disk, in a store on disk), before anything changes. If it
-          raises, nothing changes.
+        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged. `ready` is
+        called once everything is read (and on disk, in a store on disk), before anything changes. If it raises, nothing
+        changes.
         """
 
     @abstractmethod
     def describe(self, about: Mapping[str, Any] | None = None) -> int:
         """Return how many rows are held.
 
-        **Arguments**
-
-        - `about`: if given, kept in the attribute `about`, and all that was written is made to survive a kill, as far as
-          this kind of store can. A store that outlives its process keeps the digests with its rows, although computing
-          one reads the whole array: without them it is refused when it is opened again to train rows that started from
-          an array.
+        If `about` is given, it is kept in the attribute `about`, and all that was written is made to survive a kill, as far
+        as this kind of store can. A store that outlives its process keeps the digests with its rows, although computing
+        one reads the whole array: without them it is refused when it is opened again to train rows that started from an
+        array.
         """
 
     def close(self, *, flush: bool = True) -> None:

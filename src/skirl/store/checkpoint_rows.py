@@ -46,7 +46,7 @@ class CheckpointRows(Store):
         return "the rows of a checkpoint"
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. The files must not change while the store is open, but may be unlinked."""
+        """The files must not change while the store is open, but may be unlinked."""
         self._check_open()
         beside = _folder_beside(saved.folder.parent)
         try:

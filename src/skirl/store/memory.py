@@ -154,7 +154,15 @@ class MemoryStore(Store):
                 kind.changes.freeze(kind.flags.array, kind.directory.keys, everything=not before)
             self.generation += 1
             self._frozen = None
-        return FrozenRows(self, folder, Manifest(self.identity, self.generation, self.layout, before))
+        manifest, written = Manifest(self.identity, self.generation, self.layout, before), list[int]()
+
+        def write() -> Facts:
+            kinds = [(record, iter(partial(self._take, n), None)) for n, record in enumerate(self.layout.kinds)]
+            facts = write_frozen(folder, manifest, kinds)
+            written.append(manifest.generation)
+            return facts
+
+        return Frozen(write, lambda: self._release(next(iter(written), None)))
 
     def _take(self, kind: int) -> Taken | None:
         try:
@@ -173,7 +181,7 @@ class MemoryStore(Store):
             self._frozen = generation
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. Old rows are freed last, so unless the store is empty, both are in memory for a while."""
+        """Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
         for part in saved.parts:
@@ -205,22 +213,3 @@ class MemoryStore(Store):
 def _pieces(size: int) -> Iterator[slice]:
     for start in range(0, size, PIECE):
         yield slice(start, start + PIECE)
-
-
-class FrozenRows(Frozen):
-    """Rows to be written. `manifest` names the segments that have the others."""
-
-    def __init__(self, store: MemoryStore, folder: Path, manifest: Manifest) -> None:
-        self._store, self._folder, self._manifest = store, folder, manifest
-        self._written = False
-
-    def write(self) -> Facts:
-        kinds = enumerate(self._manifest.layout.kinds)
-        facts = write_frozen(
-            self._folder, self._manifest, [(record, iter(partial(self._store._take, n), None)) for n, record in kinds]
-        )
-        self._written = True
-        return facts
-
-    def release(self) -> None:
-        self._store._release(self._manifest.generation if self._written else None)

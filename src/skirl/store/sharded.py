@@ -140,20 +140,24 @@ class ShardedStore(Store):
         self._check_placed()
         parts = None if since is None else own_parts(since, self.placement.digest)
         frozen: list[Frozen] = []
+
+        def release() -> None:
+            with ExitStack() as releasing:
+                for one in frozen:
+                    releasing.callback(one.release)
+
         try:
             for number, store in enumerate(self.stores):
                 frozen.append(store.freeze(folder, None if parts is None else parts[number]))
         except BaseException:
-            FrozenShards(self._pool, self.placement.digest, frozen).release()
+            release()
             raise
         self._take_point()
-        return FrozenShards(self._pool, self.placement.digest, frozen)
+        writes = [one.write for one in frozen]
+        return Frozen(lambda: joined(all_at_once(self._pool, writes), self.placement.digest), release)
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. If the same list saved the rows, each store takes its own; else each looks through all.
-
-        If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds.
-        """
+        """If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds."""
         self._check_open()
         for part in saved.parts:
             manifest_of(saved.folder, part.facts, self.layout)
@@ -215,19 +219,6 @@ class ShardedStore(Store):
             with ExitStack() as closing:
                 for store in self.stores:
                     closing.callback(store.close, flush=flush)
-
-
-class FrozenShards(Frozen):
-    def __init__(self, pool: ThreadPoolExecutor, placement: str, parts: Sequence[Frozen]) -> None:
-        self._pool, self._placement, self._parts = pool, placement, parts
-
-    def write(self) -> Facts:
-        return joined(all_at_once(self._pool, [part.write for part in self._parts]), self._placement)
-
-    def release(self) -> None:
-        with ExitStack() as releasing:
-            for part in self._parts:
-                releasing.callback(part.release)
 
 
 T = TypeVar("T")

@@ -117,27 +117,26 @@ def _own_first(owner: type) -> Iterator[Flag]:
 
 
 def _texts(owner: type) -> dict[str, str]:
-    return {
-        name: text
-        for base in reversed(owner.__mro__)
-        for name, text in _classes(base.__module__).get(base.__name__, {}).items()
-    }
+    """Return the docstring of each field, as one line."""
+    found = [_in_source(base.__module__).get(base.__name__, {}) for base in reversed(owner.__mro__)]
+    return {name: text for of in found for name, text in of.items()}
 
 
 @cache
-def _classes(module: str) -> dict[str, dict[str, str]]:
+def _in_source(module: str) -> dict[str, dict[str, str]]:
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # it was typed in, or is built in
         return {}
-    return {node.name: dict(_lines(node)) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-
-
-def _lines(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    for field, text in pairwise(node.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            yield field.target.id, " ".join(str(text.value.value).split())
+    return {
+        node.name: {
+            ast.unparse(field.target): " ".join(str(text.value.value).split())
+            for field, text in pairwise(node.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        }
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def _made(owner: type, values: Mapping[str, Any]) -> Any:

@@ -209,10 +209,6 @@ class HashIndex:
         return out
 
     def put(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> NDArray[np.bool_]:
-        if len(keys) != len(values):
-            raise ValueError(f"{len(keys)} keys and {len(values)} values given: pass one value for each key")
-        if len(keys) and (keys.min() < 0 or values.min() < 0):
-            raise ValueError("keys and values must not be negative: -1 marks what is not there")
         self.reserve(len(keys))
         had = np.empty(len(keys), np.bool_)
         self.count += insert_all(self.keys, self.values, self.mask, keys, values, had)

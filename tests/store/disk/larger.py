@@ -36,12 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=0.4, help="of rows that are touched, with their state")
-    parser.add_argument("--limit", type=int, help="MiB of private memory that the process may have, from its start")
-    parser.add_argument("--above", type=int, help="instead: MiB beyond what it has before it trains")
+    parser.add_argument("--limit", type=int, default=1024, help="MiB of private memory that the process may have")
     parser.add_argument("--batch", type=int, default=8192)
     given = parser.parse_args()
-    if given.limit:
-        resource.setrlimit(resource.RLIMIT_DATA, (given.limit * MIB, given.limit * MIB))
+    resource.setrlimit(resource.RLIMIT_DATA, (given.limit * MIB, given.limit * MIB))
     threading.stack_size(MIB)  # a stack counts in full: 8 MiB for each of some 20 threads, by default
     given.folder.mkdir(parents=True)
     try:
@@ -114,16 +112,6 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(1)
     optimizer = skirl.RowwiseAdagrad(lr=0.1)
     tables = {0: Record(DIM + 1)}
-    if given.above:  # how much memory does training a few rows take?
-        small = Stream(20 * given.batch, given.batch)
-        warm = DiskStore(given.folder / "warm", tables, rows={0: small.rows})
-        train(small, warm)[1].close()
-        shutil.rmtree(given.folder / "warm")
-    before = status("VmData")
-    if given.above:
-        limit = before + given.above * MIB
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     stream = Stream(int(given.gigabytes * 1e9) // RECORD, given.batch)
     store = DiskStore(given.folder / "rows", tables, rows={0: stream.rows})
     peak, model = train(stream, store)
@@ -149,7 +137,7 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
     return {
         "rows": held,
         "gigabytes": round(held * RECORD / 1e9, 2),
-        "limit_mib": limit // MIB,
+        "limit_mib": given.limit,
         "private_mib_at_most": peak // MIB,
         "index_bytes_a_row": round(index / held, 2),
         "disk_bytes_to_payload": round(on_disk / (held * RECORD), 3),

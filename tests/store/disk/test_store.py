@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from skirl.core.tables import MAX_ROWS
-from skirl.store import DiskError, DiskFull, DiskStore, Layout, MemoryStore, Record, open_store
+from skirl.store import DiskError, DiskFull, DiskStore, Layout, Record, open_store
 from skirl.store.disk import log as room_module
 from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME
@@ -135,29 +135,6 @@ def test_many_short_lives_leave_few_files(tmp_path):
     assert len(list(store.path.iterdir())) < 8
 
 
-def test_stores_in_memory_and_on_disk_take_each_other_s_rows(tmp_path, store):
-    memory = filled(MemoryStore)
-    frozen.save(memory, tmp_path / "memory")
-    store.write(np.array([5]), blank(0, 1))
-    frozen.load(store, tmp_path / "memory")
-    assert contents(store) == contents(memory) and (store.identity, store.generation) == (memory.identity, 1)
-    held, again = held_then_reopened(store)
-    assert contents(again) == held == contents(memory)
-    again.write(np.array([97]), random_rows(0, 1, seed=9))  # its files now have this row twice
-    held = contents(again)
-    before = frozen.save(again, tmp_path / "disk")
-    again.close()
-    memory = MemoryStore(LAYOUT)
-    frozen.load(memory, tmp_path / "disk")
-    assert contents(memory) == held
-    memory.write(np.array([5]), random_rows(0, 1, seed=1))
-    after = frozen.save(memory, tmp_path / "disk", before)
-    assert after["segments"][:-1] == before["segments"], "only what has changed is written"
-    with DiskStore(tmp_path / "other", LAYOUT) as other:
-        frozen.load(other, tmp_path / "disk")
-        assert contents(other) == contents(memory) != held
-
-
 def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path, store):
     store.write(np.array([5]), random_rows(0, 1, seed=1))
     segment = next(iter(store._logs[LAYOUT.kinds.index(LAYOUT.records[0])].segments.values()))
@@ -198,15 +175,6 @@ def test_other_tables_are_refused(tmp_path):
     with pytest.raises(DiskError, match=r"has records .* the tables need .*or name another folder"):
         DiskStore(tmp_path, {0: Record(5)})
     DiskStore(tmp_path, LAYOUT).close()  # and the refused one leaves no lock behind
-
-
-def test_a_store_without_rows_takes_other_tables(tmp_path):
-    with DiskStore(tmp_path, LAYOUT) as store:
-        store.describe({"t0": "zeros()"})
-    with DiskStore(tmp_path, {0: Record(5)}) as store:
-        store.write(np.array([3]), np.ones((1, 5), np.float32))
-    with DiskStore(tmp_path, {0: Record(5)}) as store:
-        assert (len(store), store.about) == (1, {})
 
 
 def test_rows_beyond_their_table_are_refused(tmp_path):
@@ -502,19 +470,6 @@ def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch)
     assert len(store) == rows
     store.check()
     store.close()
-
-
-def test_an_older_point_is_kept_where_there_is_room(tmp_path, monkeypatch):
-    make_small(monkeypatch)
-    store = DiskStore(tmp_path, {0: Record(16)}, room=2.8)
-    store.write(np.arange(200), np.zeros((200, 16), np.float32))
-    store.flush()
-    store.write(np.arange(200), np.ones((200, 16), np.float32))
-    assert store.generation == 1
-    store._let_go()
-    with DiskStore(tmp_path, {0: Record(16)}) as again:
-        assert again.generation == 1
-        assert again.read(np.arange(200), out := np.ones((200, 16), np.float32)).all() and (out == 0).all()
 
 
 # Threads and interrupts

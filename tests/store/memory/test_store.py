@@ -12,8 +12,6 @@ import pytest
 from skirl.store import Layout, MemoryStore, Record, open_store
 from skirl.store import arena as arena_module
 from skirl.store import memory as memory_module
-from skirl.store.arena import Arena
-from skirl.store.gate import Gate
 from tests.processes import interpreter
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled
@@ -76,22 +74,6 @@ def test_memory_is_rows_and_20_bytes():
     assert measured["peak"] > rows * (4 * width + 8), "the measure itself: what is written has to show"
 
 
-def test_arena_grows_under_a_view_kept_by_a_traceback():
-    arena = Arena("float32", (2,))
-    arena.array[:] = 3
-    n = len(arena)
-    try:
-        raise_holding(arena.array)
-    except RuntimeError as error:
-        arena.reserve(10 * n)
-        assert error.__traceback__ is not None
-    assert (arena.array[:n] == 3).all() and (arena.array[n : 10 * n] == 0).all()
-
-
-def raise_holding(view: np.ndarray) -> None:
-    raise RuntimeError(view.shape)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_does_not_write_to_the_parent():
     store = filled(MemoryStore)
@@ -133,28 +115,6 @@ def test_a_read_passes_a_write_in_progress_and_growth_waits_for_it(monkeypatch):
     out = np.zeros((100_000, 8), np.float32)
     assert store.read(np.arange(100_000), out).all()
     assert (out[:5] == 2).all() and (out[5:10] == 1).all() and (out[10:] == 3).all()
-
-
-def test_a_copy_left_behind_by_an_interrupt_blocks_nobody():
-    """Ctrl-C reaches the main thread between any two lines: whatever it was doing must not stop a later growth."""
-    gate = Gate()
-    with gate.lookup():
-        pass  # the interrupt: `copied` is never called
-    with gate.alone():
-        pass
-    with pytest.raises(KeyboardInterrupt), gate.alone():
-        raise KeyboardInterrupt
-    done = []
-
-    def other() -> None:
-        with gate.alone():
-            done.append(True)
-
-    gate.copied()
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join(10)
-    assert done
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX signals")

@@ -28,41 +28,38 @@ _MANY = 500
 """Most segments of frozen files beyond those that the rows held would fill. A store on disk takes some 4,000 of a kind."""
 
 
-class FrozenSegments(Frozen):
-    """Frozen segments. They never change, so they are hard-linked. `write` copies what cannot be linked, and syncs."""
+def freeze_segments(
+    files: OsFiles, source: Path, folder: Path, manifest: Manifest, unsynced: Iterable[str] = ()
+) -> Frozen:
+    """Freeze segments by hard links, since they never change. `write` copies what cannot be linked, and syncs."""
+    added, later, written = list[Path](), list[tuple[Handle, Path]](), list[bool]()
 
-    def __init__(
-        self, files: OsFiles, source: Path, folder: Path, manifest: Manifest, unsynced: Iterable[str] = ()
-    ) -> None:
-        self._files, self._folder, self._manifest = files, folder, manifest
-        self._unsynced = [folder / f"{name}.{suffix}" for name in unsynced for suffix in ("rows", "keys")]
-        self._added: list[Path] = []
-        self._later: list[tuple[Handle, Path]] = []
-        self._written = False
-        files.make_folder(folder)
-        try:
-            manifests.take_over(files, manifest.segments, source, folder, self._added, self._later)
-        except BaseException:
-            self.release()
-            raise
+    def write() -> Facts:
+        for file, path in later:
+            files.copy_of(file.number, path)
+            file.close()
+        names = [folder / f"{name}.{suffix}" for name in unsynced for suffix in ("rows", "keys")]
+        for path in dict.fromkeys(added + names):  # these: the store may unlink its own meanwhile
+            with Handle(files, lambda path=path: files.open(path)) as file:
+                files.sync(file.number)
+        files.sync_folder(folder)
+        entries = [entry.sized(folder) for entry in manifest.segments]
+        written.append(True)
+        return replace(manifest, segments=entries).facts()
 
-    def write(self) -> Facts:
-        for source, path in self._later:
-            self._files.copy_of(source.number, path)
-            source.close()
-        for path in dict.fromkeys(self._added + self._unsynced):  # these: the store may unlink its own meanwhile
-            with Handle(self._files, lambda path=path: self._files.open(path)) as file:
-                self._files.sync(file.number)
-        self._files.sync_folder(self._folder)
-        entries = [entry.sized(self._folder) for entry in self._manifest.segments]
-        self._written = True
-        return replace(self._manifest, segments=entries).facts()
+    def release() -> None:
+        for file, _ in later:
+            file.close()
+        if not written:
+            manifests.undo(files, added)
 
-    def release(self) -> None:
-        for source, _ in self._later:
-            source.close()
-        if not self._written:
-            manifests.undo(self._files, self._added)
+    files.make_folder(folder)
+    try:
+        manifests.take_over(files, manifest.segments, source, folder, added, later)
+    except BaseException:
+        release()
+        raise
+    return Frozen(write, release)
 
 
 def worth_keeping(before: list[SegmentEntry], kinds: Iterable[tuple[Record, int]]) -> list[SegmentEntry]:

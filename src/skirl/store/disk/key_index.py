@@ -268,8 +268,8 @@ class _Table:
 class KeyIndex:
     """The position of each key. Not thread-safe: the gate makes threads take turns."""
 
-    def __init__(self, rows: Mapping[int, int] | None = None, *, after_growth: float = _AFTER_GROWTH) -> None:
-        self._rows, self._after_growth = rows or {}, after_growth
+    def __init__(self, rows: Mapping[int, int] | None = None) -> None:
+        self._rows = rows or {}
         self._base, self._bits = np.empty(0, np.int64), 64
         if rows is not None:
             each = [rows.get(table, 0) for table in range(max(rows) + 1)]
@@ -322,7 +322,7 @@ class KeyIndex:
     def reserve(self, n_more: int) -> None:
         need = self.count + n_more
         if need > self._size * _FULL:
-            self._grow(int(need / self._after_growth) + 1)
+            self._grow(int(need / _AFTER_GROWTH) + 1)
         at_end = self._table.arrays[1][max(0, self._room - n_more - 1) : self._room].any()
         if at_end or self._room <= self._size + n_more:
             more = _PAD + n_more  # all of them may belong at the end

@@ -335,10 +335,7 @@ class Log:
         segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
 
     def trim(self) -> None:
-        """Cut off what an earlier process left after the last record of each segment.
-
-        Files with a second hard link stay: a frozen state that is newer than the manifest being opened needs those bytes.
-        """
+        """Cut off what an earlier process left after the last records, unless a newer frozen state shares the file."""
         for segment in self.segments.values():
             if segment.behind and not (_shared(segment.rows_path) or _shared(segment.keys_path)):
                 for path, size in ((segment.rows_path, self.stride), (segment.keys_path, 8)):

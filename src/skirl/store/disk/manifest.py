@@ -101,11 +101,8 @@ def take_over(
     added: list[Path],
     later: list[tuple[Handle, Path]] | None = None,
 ) -> None:
-    """Link or copy segments' files from one folder to another that may have some of them. Append new paths to `added`.
-
-    A file that is there but too short is replaced by the longer one, and is not `added`: the manifest there may name it.
-    With `later`, files that cannot be linked are opened instead of copied, and the caller copies and closes them.
-    """
+    """Link or copy segments' files from one folder to another. Append new paths to `added`, but not those of shorter files,
+    which are replaced. With `later`, files that cannot be linked are opened, and the caller copies and closes them."""
     for entry in entries:
         for name, size in entry.least().items():
             old, new = source / name, target / name

@@ -54,12 +54,6 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def unwritable(path: Path, error: OSError) -> DiskError | OSError:
-    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return error
-    return DiskError(f"{path} cannot be written to ({error.strerror}): name another folder, or make it writable")
-
-
 _NOT_HERE = (OSError, NotImplementedError, AttributeError)  # raised if the system or the file system lacks a call
 
 
@@ -153,10 +147,7 @@ class OsFiles:
                 raise
 
     def linked(self, old: Path, new: Path) -> bool:
-        """Try to make a hard link, and return whether that worked. It fails across file systems, or on one without links.
-
-        An existing file is replaced atomically: `new` is always one file or the other, complete.
-        """
+        """Try to make a hard link, and return whether that worked. An existing file is replaced atomically."""
         there = new.exists()
         path = _draft_of(new) if there else new
         with suppress(*_NOT_HERE):
@@ -179,9 +170,8 @@ class OsFiles:
 class Handle:
     """The only owner of a descriptor: nobody else closes it, and it is closed once.
 
-    The system gives the number of a closed file to the next one that is opened. So a Ctrl-C between a close and the line
-    that records it must not lead to a second close, which would hit another file. Therefore the number is forgotten first,
-    and SIGINT waits. At worst, another signal's exception leaves a file open until the owner is gone.
+    A Ctrl-C must not lead to a second close, which would hit the next file that got the number. So the number is forgotten
+    first, and SIGINT waits.
     """
 
     __slots__ = ("_files", "number")

@@ -4,6 +4,7 @@ README.md in this folder says which files there are, what is atomic, and how a s
 """
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from skirl.store.disk import log as all_logs
 from skirl.store.disk import manifest as manifests
 from skirl.store.disk.log import Cleaner, Log
 from skirl.store.disk.manifest import NAME, Manifest
-from skirl.store.disk.os_files import DiskError, DiskFull, OsFiles, Unusable, explained, unwritable
+from skirl.store.disk.os_files import DiskError, DiskFull, OsFiles, Unusable, explained
 from skirl.store.gate import Gate
 
 __all__ = ["DiskError", "DiskFull", "DiskStore"]
@@ -94,7 +95,11 @@ class DiskStore(Store):
             self._files.make_folder(self.path)
             self._lock = os_files.Lock(self.path)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise DiskError(
+                f"{self.path} cannot be written to ({error.strerror}): name another folder, or make it writable"
+            ) from error
         names = os.listdir(self.path)
         others = [name for name in names if name != os_files.NAME and not manifests.OURS.fullmatch(name)]
         if NAME in others:
@@ -156,7 +161,7 @@ class DiskStore(Store):
                 found[piece] = positions >= 0
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        """See `Store.write`. If it fails, some of the rows may be held; the same call can be repeated."""
+        """If it fails, some of the rows may be held; the same call can be repeated."""
         try:
             self._write_all(kind, keys, rows)
         except KeyboardInterrupt:
@@ -176,10 +181,7 @@ class DiskStore(Store):
                     log.append(piece, words[start * each : (start + piece.size) * each])
 
     def held(self) -> Iterator[NDArray[np.int64]]:
-        """See `Store.held`. The order is that of the rows on disk, so that reading them goes through the files once.
-
-        The key of a row written during the iteration may come twice.
-        """
+        """In the order of the rows on disk. The key of a row written during the iteration may come twice."""
         self._check_open()
         for kind in range(len(self._logs)):
             ordinal, start = -1, 0
@@ -206,7 +208,7 @@ class DiskStore(Store):
     # Durable points
 
     def describe(self, about: Mapping[str, Any] | None = None) -> int:
-        """See `Store.describe`. If any row was written, this makes a durable point of a new generation."""
+        """If any row was written, this makes a durable point of a new generation."""
         if about is not None:
             self._check_open()
             with self._writing, self._explained():
@@ -249,10 +251,7 @@ class DiskStore(Store):
     # Frozen states
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """See `Store.freeze`. Nothing is copied: the folder gets hard links to the files written so far.
-
-        If the folder is on another file system, files that it lacks are kept open, and `Frozen.write` copies them.
-        """
+        """By hard links. If the folder is on another file system, files are kept open, and `Frozen.write` copies them."""
         self._check_open()
         with self._writing:
             with self._explained():
@@ -264,7 +263,7 @@ class DiskStore(Store):
             manifest = self._manifest(self.identity, generation, self._logs)
             segments = [s for log in self._logs for s in log.segments.values() if log.live[s.slot]]
             unsynced = [segment.name for segment in segments if segment.synced < 0]
-            state = frozen.FrozenSegments(self._files, self.path, folder, manifest, unsynced)
+            state = frozen.freeze_segments(self._files, self.path, folder, manifest, unsynced)
             self.generation, self._changed = generation, True
         return state
 
@@ -277,11 +276,7 @@ class DiskStore(Store):
             log.seal()
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. This is a durable point.
-
-        Files of a part that is taken whole are hard-linked, or copied if they cannot be; of any other part, each row is
-        read and written again. For a moment, the index of the new rows is in memory along with the old one.
-        """
+        """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
         self._check_open()
         with self._writing, self._explained(), frozen.named(saved.folder, self.path):
             for part in saved.parts:
@@ -296,9 +291,7 @@ class DiskStore(Store):
             except BaseException:
                 for log in logs:
                     log.close()
-                if (
-                    header.read_bytes() == before
-                ):  # else the rename went through, and the manifest names the added files
+                if header.read_bytes() == before:  # else the manifest names the added files
                     manifests.undo(self._files, added)
                 raise
             with self._gate.alone():
@@ -322,7 +315,7 @@ class DiskStore(Store):
     # Closing
 
     def close(self, *, flush: bool = True) -> None:
-        """See `Store.close`. Without a flush it stays at the last durable point."""
+        """Without a flush it stays at the last durable point."""
         if not self.closed:
             try:
                 if flush:

@@ -227,7 +227,7 @@ class Part:
                 deque(rows_of(OsFiles(), FrozenPart(facts), layout, where), maxlen=0)
 
     def thaw(self, number: int, folder: str, parts: list[tuple[Facts, Any]], identity: str, generation: int) -> Facts:
-        """See `Store.thaw`. Each part comes with what `Shard.of` takes, which says which of its rows to take."""
+        """Each part comes with what `Shard.of` takes, which says which of its rows to take."""
         held = self._of(number)
         saved = [FrozenPart(facts, Shard.of(shard)) for facts, shard in parts]
         held.store.thaw(SavedRows(Path(folder), saved, identity, generation))

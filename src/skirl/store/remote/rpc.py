@@ -1,10 +1,6 @@
-"""PyTorch RPC as far as a store needs it: join the group of a run, call with a time limit, leave; and its private names.
+"""PyTorch RPC as far as a store needs it, over TCP only, since torch's default transports poll and read others' memory.
 
-No RRef, no distributed autograd. Only TCP, since torch's default transports poll, and read other processes' memory.
-
-These names of torch are not public, and stand nowhere else: `rpc.api._is_current_rpc_agent_set`, `rpc._init_counter`,
-`_transports` and `_channels` of TensorPipeRpcBackendOptions, `rpc.internal._unpickler` and `_InternalRPCPickler`, and
-`_MEMBERS`. They are so in torch 2.6 to 2.13.
+Its private names stand nowhere else; they are so in torch 2.6 to 2.13.
 """
 
 import array
@@ -98,22 +94,9 @@ def end(future: Any) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """Say why a call failed, in a few words.
-
-    >>> reason(RuntimeError("RPCErr:1:RPC ran for more than set timeout (1000 ms) and will now be marked with an error"))
-    'it did not answer in time'
-    >>> reason(RuntimeError("ECONNRESET: connection reset by peer (this error originated at a.cc:1)"))
-    'the connection broke: connection reset by peer'
-    """
+    """Say why a call failed, in a line."""
     text = str(error)
-    if "set timeout" in text or "imeout" in text:
-        return LATE
-    code, colon, words = text.partition(": ")
-    if colon and code.startswith("E") and code.isupper():
-        return f"the connection broke: {words.partition(' (')[0]}"
-    if "pipe closed" in text or "could not find destination" in text:
-        return "it has left"
-    return text.splitlines()[0][:200] if text else type(error).__name__
+    return LATE if "imeout" in text else text.splitlines()[0][:200] if text else type(error).__name__
 
 
 def only(functions: Iterable[Callable[..., Any]]) -> None:

@@ -226,7 +226,7 @@ class RemoteStore(Store):
     # Points
 
     def describe(self, about: Mapping[str, Any] | None = None) -> int:
-        """See `Store.describe`. The node is told what rows start from only if these outlive this run."""
+        """The node is told what rows start from only if these outlive this run."""
         if about is None:
             return self._node.call("describe", self._number)["rows"]
         self._check_open()
@@ -238,18 +238,22 @@ class RemoteStore(Store):
         return facts["rows"]
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """See `Store.freeze`. The node writes to the folder, so it must have the same path on all machines."""
+        """The node writes to the folder, so it must have the same path on all machines."""
         self._check_open()
-        frozen = FrozenOnNode(self._node, self._number)
+
+        def release() -> None:
+            with suppress(NodeError):  # if the node is gone, so is what it kept
+                self._node.job("release", self._number)
+
         try:
             self._take_point(self._node.job("freeze", self._number, str(folder.absolute()), since))
         except BaseException:
-            frozen.release()
+            release()
             raise
-        return frozen
+        return Frozen(lambda: self._node.job("write", self._number), release)
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
-        """See `Store.thaw`. The node reads the files twice: it changes its rows only once `ready` has returned."""
+        """The node reads the files twice: it changes its rows only once `ready` has returned."""
         self._check_open()
         for each in saved.parts:
             manifest_of(saved.folder, each.facts, self.layout)
@@ -265,19 +269,6 @@ class RemoteStore(Store):
             super().close()
             if self._node.failure is None and not self._node.closed:
                 self._node.job("close", self._number)
-
-
-class FrozenOnNode(Frozen):
-    def __init__(self, node: Connection, number: int) -> None:
-        self._node, self._number = node, number
-
-    def write(self) -> Facts:
-        return self._node.job("write", self._number)
-
-    def release(self) -> None:
-        """Have the node release what it keeps. If it is gone, so is what it kept."""
-        with suppress(NodeError):
-            self._node.job("release", self._number)
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

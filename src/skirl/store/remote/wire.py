@@ -1,5 +1,6 @@
 """What trainers and memory nodes share without torch: addresses, and errors that travel."""
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -55,35 +56,30 @@ def hush() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-Said = tuple[str, str, int | None]
-"""The kind of an error, its message, and its errno."""
-
-_KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (CheckpointError, DiskError, ValueError, TypeError)
-}
-
-
 class NodeError(RuntimeError):
     """A memory node does not answer, or refuses a call. The message names the node and says what to do."""
 
 
+Said = tuple[str, str, int | None]
+"""The kind of an error, its message, and its errno."""
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (CheckpointError, DiskError, DiskFull, OSError, ValueError, TypeError, NodeError)
+}
+
+
 def said(error: BaseException) -> Said:
     """Encode an error of a node for its owner."""
-    if isinstance(error, DiskFull):
-        return "DiskFull", str(error), error.errno
-    if isinstance(error, OSError):
-        return "OSError", str(error) if error.errno is None else str(error.strerror or error), error.errno
-    kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "NodeError")
-    return kind, str(error) if kind != "NodeError" or isinstance(error, NodeError) else repr(error), None
+    kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "")
+    words = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    return kind or "NodeError", words if kind else repr(error), getattr(error, "errno", None)
 
 
 def raised(text: Any, node: str) -> Exception:
-    """Return the exception for an error that a node reported. Unless it is one of `_KINDS`, its message names the node."""
+    """Return the exception for an error that a node reported. It names the node if it is of the node."""
     kind, words, number = text
-    if kind == "DiskFull":
-        return DiskFull(f"{node}: {words}", number)
-    if kind == "OSError":
-        return OSError(number, f"{node}: {words}") if number is not None else OSError(f"{node}: {words}")
-    if kind in _KINDS:
+    if kind in ("CheckpointError", "DiskError", "ValueError", "TypeError"):
         return _KINDS[kind](words)
-    return NodeError(f"{node}: {words}")
+    words = f"{node}: {words}"
+    if kind == "OSError" and number is not None:
+        return OSError(number, words)
+    return DiskFull(words, number or errno.ENOSPC) if kind == "DiskFull" else _KINDS.get(kind, NodeError)(words)
