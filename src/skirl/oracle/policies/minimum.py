@@ -60,7 +60,7 @@ class Minimum:
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         """Move every row of the batch on to the list of its next batch."""
-        farthest = int(_last_known(next_uses))
+        farthest = int(np.where(next_uses == NEVER, -1, next_uses).max(initial=-1))
         self._reach(farthest)
         self._farthest = max(self._farthest, farthest)
         # The rows that waited for this batch are exactly those of its list: they all move, so the list is dropped whole.
@@ -100,14 +100,6 @@ class Minimum:
         lists, held, called = np.full((size, 4), -1, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int32)
         lists[new], held[new], called[new] = self._lists[old], self._held[old], self._called[old]
         self._lists, self._held, self._called, self._size = lists, held, called, size
-
-
-@kernel
-def _last_known(next_uses):
-    last = np.int32(-1)
-    for use in next_uses:
-        last = max(last, use if use != NEVER else np.int32(-1))
-    return last
 
 
 @kernel
