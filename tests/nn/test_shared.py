@@ -11,7 +11,6 @@ from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollectio
 from skirl.core import once
 from skirl.core.find import find
 from skirl.nn import output
-from skirl.pipeline.reader import OrderChanged
 
 TABLES = (
     Table("user", 50, 4, features=("user", "friends")),
@@ -196,31 +195,6 @@ def test_a_grad_scaler_changes_nothing():
                 scaler.update()
         runs.append(rows_of(embeddings))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-def other(ids: KeyedJagged) -> KeyedJagged:
-    """Return the same bags with one sample assigned to another bag."""
-    groups = {names: inverse.clone() for names, inverse in ids.groups.items()}
-    groups["word",][-1] = 0
-    return KeyedJagged(ids.keys(), ids.values(), lengths=ids.lengths(), strides=ids.stride_per_key(), inverse=groups)
-
-
-class Changing:
-    """A loader whose second pass has another inverse."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-
-    def __iter__(self):
-        self.passes += 1
-        return iter([shared(0), shared(1) if self.passes == 1 else other(shared(1))])
-
-
-def test_an_epoch_sees_the_inverse() -> None:
-    with pytest.raises(OrderChanged):
-        train(collection(SGD(lr=0.1)), Changing(), bent, depth="epoch")  # type: ignore[arg-type]
-    twice = [shared(0), shared(1)]
-    assert len(train(collection(Adagrad(lr=0.1)), twice, bent, depth="epoch")) == 2 * len(NAMES)
 
 
 @pytest.mark.parametrize("weights", [False, True])
