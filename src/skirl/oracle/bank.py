@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from skirl.core.keys import key_of, table_of
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle import loops
@@ -256,8 +257,11 @@ class BankPlanner:
 
     def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
         rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
-        handles = rows.handles(keys)
-        loops.adopt(keys, handles, slots, rows.arrays, self._cache)
+        tables, handles = table_of(keys), rows.handles(keys)
+        small = rows.base[tables] >= 0
+        self._cache.next[slots] = -1
+        self._cache.row[slots] = np.where(small, keys, key_of(tables, handles))
+        rows.dense[handles[small]], rows.hashed[handles[~small]] = -1 - slots[small], -1 - slots[~small]
         taken = np.zeros(self.capacity, np.bool_)
         taken[slots] = True
         free = np.flatnonzero(~taken)[::-1].astype(np.int32)

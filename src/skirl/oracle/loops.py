@@ -270,19 +270,6 @@ def last_uses(tables, rows, first, place, uses, out):
 
 
 @kernel
-def adopt(keys, handles, slots, rows, cache):
-    for i in range(len(keys)):
-        s, h, table = slots[i], handles[i], keys[i] >> ROW_BITS
-        cache.next[s] = -1
-        if rows.base[table] >= 0:
-            cache.row[s] = keys[i]
-            rows.dense[h] = -1 - s
-        else:
-            cache.row[s] = table << ROW_BITS | h
-            rows.hashed[h] = -1 - s
-
-
-@kernel
 def group(borders, parts, first_part, at, first, row_of, rows, slots, start, pos, lo, hi):
     """Write the slot of every position, and the positions of every row, by a counting sort within each table."""
     for stretch in range(lo, hi):
