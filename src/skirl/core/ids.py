@@ -112,7 +112,6 @@ class BankIds:
         return np.tile(mask, self.batch) if self.shared is None else self.shared.by_bag(mask)
 
     def unpooled(self) -> "BankIds":
-        """Return the same ids, each in a bag of its own."""
         each = np.arange(self.count, dtype=np.int32)
         return BankIds(self.positions, self.offsets, each, self.scale[:0], self.batch, False, True, self.shared)
 

@@ -17,7 +17,6 @@ MEANING: dict[Kind, str] = {
     "batchnorm": "computes its statistics over the batch, but would compute them over distinct bags here",
     "dropout": "draws for each sample, but would draw once for all samples of a bag here",
 }
-"""The reason why a kind of layer means something else if it runs once per bag."""
 
 
 class Distinct(NamedTuple):
@@ -164,7 +163,6 @@ class OncePerBag(nn.Module):
 
 
 def _kind(layer: nn.Module) -> Kind | None:
-    """Return why a layer means something else over distinct bags, or None if it does not."""
     if isinstance(layer, _BatchNorm):
         return "batchnorm"
     drawn = layer.p if isinstance(layer, _DropoutNd) else 0.0

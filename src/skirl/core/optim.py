@@ -21,7 +21,6 @@ class Rule(NamedTuple):
     states: int
     """Number of states that are as long as the weight: up to 2."""
     one: bool
-    """True if the state is one number."""
 
 
 def root(x: Any) -> Any:
@@ -95,7 +94,6 @@ class RowOptimizer:
     """The base of all row optimizers. Numbers are 0 or more."""
 
     update: ClassVar[Callable[..., Any]]
-    """The rule: see `Rule`."""
     states: ClassVar[tuple[str, ...]] = ()
     weight_follows_state: ClassVar[bool] = False
     """True if a row's weight follows from its state and the learning rate: a new rate alone would change it."""
@@ -360,7 +358,6 @@ ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = dict(zip(get_args(Optim
 
 
 def row_optimizer(name: str) -> Callable[..., RowOptimizer]:
-    """Return the function that makes the row optimizer of this name, as written in flags or in files."""
     for short, make in ROW_OPTIMIZERS.items():
         if name in (short, make().name):
             return make

@@ -34,8 +34,6 @@ _NONE, _NO_ROWS = np.empty(0, np.bool_), np.empty(0, np.int64)
 
 
 class BatchTooLarge(ValueError):
-    """A batch needs more rows at the same time than the cache holds."""
-
     def __init__(self, number: int, needs: int, has: int, dim: int, bank: int = 0) -> None:
         self.number, self.bank = number, bank
         self._facts = needs, has, dim

@@ -52,8 +52,6 @@ Item = TypeVar("Item")
 
 
 class Planner(Generic[Item]):
-    """Plans all banks of a model together."""
-
     def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, first: int = 0, may_stop: bool = False) -> None:
         self.banks = list(banks)
         self.first = first
@@ -74,7 +72,6 @@ class Planner(Generic[Item]):
 
     @property
     def rest(self) -> list[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]]:
-        """Batches that were added and have not entered."""
         return list(self._inbox)
 
     def add(self, item: Item, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
@@ -101,7 +98,6 @@ class Planner(Generic[Item]):
         return item, steps
 
     def executed(self, number: int) -> None:
-        """Mark steps before `number` as done."""
         for bank in self.banks:
             bank.executed(number - self.first)
 

@@ -59,7 +59,6 @@ class RowStates:
         return RowArrays(self.base, self.key, self.dense, self.hashed)
 
     def reserve(self, count: int) -> None:
-        """Make room for this many more hashed rows."""
         self.index.reserve(count)
         used = len(self.key) - self.n_free
         if count <= self.n_free:

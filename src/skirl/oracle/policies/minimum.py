@@ -30,7 +30,6 @@ class Minimum:
         self._free = np.array([-1, 0], np.int64)
         """The first free piece, and the number of free pieces."""
         self._held = np.zeros(self._size, np.int64)
-        """Number of pieces of each list."""
         self._called = np.zeros(self._size, np.int32)
         """For each list: how many slots at its head came from the queue, in the order of the batch that called them."""
         self._now = 0
@@ -75,7 +74,6 @@ class Minimum:
         )
 
     def _reserve(self, slots: int) -> None:
-        """Make sure that there are pieces for this many more slots, on whatever lists."""
         need = slots // (PIECE - 1) + min(slots, self._size) + 1
         if need <= self._free[1]:
             return
