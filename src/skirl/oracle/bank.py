@@ -34,17 +34,14 @@ _NONE, _NO_ROWS = np.empty(0, np.bool_), np.empty(0, np.int64)
 
 
 class BatchTooLarge(ValueError):
-    def __init__(self, number: int, needs: int, has: int, dim: int, bank: int = 0) -> None:
-        self.number, self.bank = number, bank
-        self._facts = needs, has, dim
+    def __init__(self, number: int, needs: int, has: int, dim: int) -> None:
+        self.number = number
+        self.bank = 0
+        """Index of the bank, if there are several."""
         super().__init__(
             f"batch {number} needs {needs} rows of dim {dim} together, the cache holds {has}: "
             f"set cache to {needs} rows or more for this dim, or use smaller batches"
         )
-
-    def at(self, first: int, bank: int) -> "BatchTooLarge":
-        """Return the same error for one of several banks, with batches counted from `first`."""
-        return BatchTooLarge(first + self.number, *self._facts, bank)
 
 
 class BankPlanner:

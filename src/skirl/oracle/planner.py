@@ -114,7 +114,8 @@ class Planner(Generic[Item]):
             except BatchTooLarge as error:
                 if not self._may_stop:
                     raise
-                self.stopped = error.at(self.first, i)
+                error.number, error.bank = self.first + error.number, i
+                self.stopped = error.with_traceback(None)  # its frames hold arrays
                 return
         self._inbox.popleft()
         self._entered.append((item, nbytes))
