@@ -76,11 +76,11 @@ def test_micro_batches_of_a_step_are_planned_as_one():
     window.enter(parts)
     (work,) = window.next().works
     for bank in range(2):
-        ids = np.concatenate([micro.banks[bank].keys for micro in work.micros])
+        ids = np.concatenate([micro.banks[bank].positions.keys() for micro in work.micros])
         assert sorted(work.steps[bank].keys) == sorted(set(ids))
         assert len(work.steps[bank].slots) == len(ids)
         assert work.positions(bank, 1) == slice(
-            len(work.micros[0].banks[bank].keys), len(ids) - len(work.micros[2].banks[bank].keys)
+            work.micros[0].banks[bank].count, len(ids) - work.micros[2].banks[bank].count
         )
 
 
