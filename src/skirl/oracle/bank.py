@@ -124,10 +124,10 @@ class BankPlanner:
             loops.link, borders, self._tables, rows.arrays, distinct.found, distinct.low, first, place, uses.arrays, state,
             self._cache, called, told,
         )  # fmt: skip
-        n_called, fresh = loops.close_up(first, told, called)
         if next_uses is None:
-            self._policy.entered(called[:n_called], self.entered)
-        self.window_rows += fresh
+            stretches = zip(first.tolist(), told[:, 0].tolist())
+            self._policy.entered(np.concatenate([called[at : at + n] for at, n in stretches]), self.entered)
+        self.window_rows += int(told[:, 1].sum())
         if self._threads > 1:
             self._cost = np.diff(distinct.at) + 4 * np.diff(first) + 1
         distinct.place, distinct.next_uses = place, next_uses

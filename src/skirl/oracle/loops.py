@@ -96,17 +96,6 @@ def link(borders, tables, rows, found, low, first, place, uses, state, cache, ca
 
 
 @kernel
-def close_up(first, counts, called):
-    n = fresh = 0
-    for t in range(len(counts)):
-        for i in range(first[t], first[t] + counts[t, 0]):
-            called[n] = called[i]
-            n += 1
-        fresh += counts[t, 1]
-    return n, fresh
-
-
-@kernel
 def scan(borders, tables, rows, first, place, uses, keys, missing, counts, lo, hi):
     """Write the keys of a batch's rows, and which of its uses have no slot, in each table's stretch of `missing`.
     counts [tables]: how many uses have no slot."""
