@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,21 +25,6 @@ def test_golden_bits():
     assert got == GOLDEN_NORMAL
 
 
-def test_uniform_is_what_the_definition_says():
-    def mix(z):
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-        return z ^ (z >> 31)
-
-    key, seed, bound = 3 << 48 | 123_456_789, 42, 0.3
-    expected = []
-    for d in range(5):
-        z = mix((mix(key ^ mix(seed)) + (d // 2 + 1) * 0x9E3779B97F4A7C15) % 2**64)
-        u = z >> 40 if d % 2 == 0 else z >> 8 & 0xFFFFFF
-        expected.append(np.float32(u - 2**23) * np.float32(bound / 2**23))
-    assert first_rows([key], Uniform(bound), dim=5, seed=seed)[0].tolist() == expected
-
-
 @cases(100)
 @given(st.lists(keys, min_size=1, max_size=5), initials, st.integers(1, 9), st.integers(0, 2**63 - 1), dtypes)
 def test_kernel_equals_reference(key_list, initial, dim, seed, dtype):
@@ -48,34 +32,6 @@ def test_kernel_equals_reference(key_list, initial, dim, seed, dtype):
     expected = reference.initial_values(initial, key_list, dim, seed, dtype)
     assert got.dtype == dtype
     np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
-
-
-def torch_uniform(key_list, bound, dim, seed):
-    """Compute the same values with torch's int64, whose right shift is arithmetic and needs a mask."""
-
-    def shift(z, by):
-        return (z >> by) & ((1 << 64 - by) - 1)
-
-    def signed(z):
-        return z - 2**64 if z >= 2**63 else z
-
-    def mix(z):
-        z = (z ^ shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
-        z = (z ^ shift(z, 27)) * signed(0x94D049BB133111EB)
-        return z ^ shift(z, 31)
-
-    d = torch.arange(dim)
-    base = mix(torch.tensor(key_list) ^ mix(torch.tensor(seed)))
-    z = mix(base[:, None] + (d // 2 + 1) * signed(0x9E3779B97F4A7C15))
-    u = torch.where(d % 2 == 0, shift(z, 40), shift(z, 8) & 0xFFFFFF)
-    return (u - 2**23).float() * torch.tensor(bound / 2**23, dtype=torch.float32)
-
-
-@cases(50)
-@given(st.lists(keys, min_size=1, max_size=5), st.floats(0, 10), st.integers(1, 9), st.integers(0, 2**63 - 1))
-def test_torch_makes_the_same_bits(key_list, bound, dim, seed):
-    got = torch_uniform(key_list, bound, dim, seed).numpy()
-    np.testing.assert_array_equal(got, first_rows(key_list, Uniform(bound), dim, seed))
 
 
 def test_distribution():

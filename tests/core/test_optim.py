@@ -146,13 +146,6 @@ def test_ftrl_agrees_with_the_paper_number_by_number(numbers):
     assert l1 == 0 or 0.02 < (cache[:, :DIM] == 0).mean() < 0.9
 
 
-def test_ftrl_keeps_a_row_whose_gradient_is_zero():
-    cache = new_cache(FTRL(), np.float32)
-    before = cache[:, :DIM].copy()
-    update(FTRL(), cache, np.arange(2), [np.array([0]), np.array([1])], np.zeros((2, DIM), np.float32), 1)
-    np.testing.assert_allclose(cache[:, :DIM], before, rtol=1e-6)
-
-
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(("dtype", "steps", "within"), [(np.float32, 1, 1e-5), (np.float64, 100, 1e-12)])
 def test_rowwise_adagrad_agrees_with_its_definition(weight_decay, dtype, steps, within):

@@ -52,12 +52,6 @@ def weight(embeddings, row: int, table: int = 0) -> list[float]:
 
 
 class TestOneBatchOneStep:
-    def test_without_a_lookahead_each_forward_is_a_step(self):
-        embeddings = made()
-        for _ in range(2):
-            embeddings(one_hot((1, 2, 3)))["x"].sum().backward()
-        assert weight(embeddings, 1) == [0.0, 0.0]
-
     def test_every_id_is_compared(self):
         for other in (
             one_hot((1, 2, 4)),
@@ -185,13 +179,6 @@ class TestTraining:
                 schedule.step() if len(seen) < 3 else None
         assert seen == [0.0, -0.25, -0.25]
 
-    def test_clipping_is_by_row(self):
-        embeddings = made(optimizer=SGD(lr=1.0, clip=0.5))
-        out = embeddings(one_hot((1, 2, 3)))
-        (3 * out["x"][:, 0] + 4 * out["x"][:, 1] + 0.1 * out["y"][:, 0]).sum().backward()
-        np.testing.assert_allclose(weight(embeddings, 1), [1 - 0.3, 1 - 0.4], rtol=1e-6)  # norm 5 becomes 0.5
-        np.testing.assert_allclose(weight(embeddings, 2), [1 - 0.1, 1.0], rtol=1e-6)  # norm 0.1 is kept
-
     def test_amp_skips_what_gradscaler_skips(self):
         """Scaled losses train rows as plain ones do, bit for bit. An overflow skips the step, for rows too."""
         plain, scaled = made(optimizer=Adam(lr=0.1)), made(optimizer=Adam(lr=0.1))
@@ -243,16 +230,6 @@ class TestTraining:
             scaler.update()
             scales.append(scaler.get_scale())
         assert scales == [16.0, 8.0, 16.0] and weight(embeddings, 1) == [0.0, 0.0]
-
-    def test_micro_batches_update_once_after_the_last(self):
-        embeddings = made(optimizer=Adam(lr=0.1))
-        seen = []
-        with ahead(embeddings, [one_hot((1, 2, 3))] * 4, accumulate=2) as batches:
-            for ids in batches:
-                embeddings(ids)["x"].sum().backward()
-                seen.append(embeddings.engine.table_steps.tolist())
-                assert (weight(embeddings, 1) == [1.0, 1.0]) == (len(seen) == 1)
-        assert seen == [[0, 0], [1, 0], [1, 0], [2, 0]]
 
     def test_a_backward_that_never_comes_is_no_update(self):
         embeddings = made(optimizer=Adam(lr=0.1))

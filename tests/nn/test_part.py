@@ -121,17 +121,6 @@ def test_parts_in_two_modules_train_one_table_as_plain_torch_does(optimizer: Any
         torch.testing.assert_close(found, table.weight.detach(), rtol=1e-11, atol=1e-14)
 
 
-def test_parts_have_the_bits_of_the_collection_itself() -> None:
-    model, direct = Both(), collection()
-    train(model)
-    for sparse in loader(3):
-        out = direct(sparse)
-        bags = torch.stack([out.pooling("mean")[name] for name in ("user", "bought")], 1)
-        loss = bags.square().sum() + (out.padded("seen")[0].cumsum(1) * 0.1).exp().sum()
-        (loss + out.pooling("sum")["seen"].pow(3).sum()).backward()
-    assert torch.equal(model.rows.rows("item", range(ROWS)), direct.rows("item", range(ROWS)))
-
-
 def test_a_model_of_parts_is_saved_loaded_and_exported_with_one_table(tmp_path: Path) -> None:
     model, again = Both(), Both()
     train(model)

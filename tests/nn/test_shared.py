@@ -11,7 +11,6 @@ from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollectio
 from skirl.core import once
 from skirl.core.find import find
 from skirl.nn import output
-from skirl.pipeline.reader import OrderChanged
 
 TABLES = (
     Table("user", 50, 4, features=("user", "friends")),
@@ -158,39 +157,6 @@ def test_a_frozen_feature_and_one_without_a_gradient_train_no_row():
     assert set(changed.tolist()) == set(ids.select(["liked"]).values().tolist())
 
 
-def test_weights_of_shared_bags_get_the_sum_of_their_samples():
-    ids = shared(4, weights=True)
-    weights = ids.weights_or_none().clone().requires_grad_()  # type: ignore[union-attr]
-    embeddings = collection(SGD(lr=0.1), dtype=torch.float64)
-    now = KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=weights, strides=ids.stride_per_key(),
-                      inverse=ids.groups)  # fmt: skip
-    tables = dict(zip(("user", "item", "word"), rows_of(embeddings), strict=True))
-    again = weights.detach().double().clone().requires_grad_()
-    at = KeyedJagged(
-        NAMES, torch.arange(len(weights)), lengths=ids.lengths(), strides=ids.stride_per_key(), inverse=ids.groups
-    )
-    places, plainly = at.expanded().values(), ids.expanded()
-    names = [name for name, lengths in plainly.lengths_by_sample().items() for _ in range(int(lengths.sum()))]
-    table_of = {name: table.name for table in TABLES for name in table.features}
-    rows = [
-        tables[table_of[name]][i] * again[p]
-        for name, i, p in zip(names, plainly.values().tolist(), places.tolist(), strict=True)
-    ]
-    bags, begin = {}, 0
-    for name, lengths in plainly.lengths_by_sample().items():
-        parts = []
-        for length in lengths.tolist():
-            dim = tables[table_of[name]].shape[1]
-            parts.append(
-                torch.stack(rows[begin : begin + length]).sum(0) if length else torch.zeros(dim, dtype=torch.float64)
-            )
-            begin += length
-        bags[name] = torch.stack(parts)
-    bent(bags).backward()
-    bent(embeddings(now)).backward()
-    torch.testing.assert_close(weights.grad.double(), again.grad, rtol=1e-6, atol=1e-7)
-
-
 def with_unused(seed: int, weights: bool) -> KeyedJagged:
     """Return samples that use only the last two bags of a feature, so that nobody uses the others."""
     ids, rng = shared(seed, weights=weights), np.random.default_rng(seed)
@@ -216,18 +182,6 @@ def test_bags_that_no_sample_has_are_not_trained(kind, weights):
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_weights_of_bags_that_no_sample_has_get_no_gradient():
-    ids, grads = with_unused(1, True), []
-    for expanded in (False, True):
-        weights = ids.weights_or_none().clone().requires_grad_()  # type: ignore[union-attr]
-        now = KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=weights, strides=ids.stride_per_key(),
-                          inverse=ids.groups)  # fmt: skip
-        bent(collection(SGD(lr=0.1))(now.expanded() if expanded else now)).backward()
-        grads.append(weights.grad)
-    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
-    assert (grads[0] == 0).any()
-
-
 def test_a_grad_scaler_changes_nothing():
     runs = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
@@ -241,31 +195,6 @@ def test_a_grad_scaler_changes_nothing():
                 scaler.update()
         runs.append(rows_of(embeddings))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-def other(ids: KeyedJagged) -> KeyedJagged:
-    """Return the same bags with one sample assigned to another bag."""
-    groups = {names: inverse.clone() for names, inverse in ids.groups.items()}
-    groups["word",][-1] = 0
-    return KeyedJagged(ids.keys(), ids.values(), lengths=ids.lengths(), strides=ids.stride_per_key(), inverse=groups)
-
-
-class Changing:
-    """A loader whose second pass has another inverse."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-
-    def __iter__(self):
-        self.passes += 1
-        return iter([shared(0), shared(1) if self.passes == 1 else other(shared(1))])
-
-
-def test_an_epoch_sees_the_inverse() -> None:
-    with pytest.raises(OrderChanged):
-        train(collection(SGD(lr=0.1)), Changing(), bent, depth="epoch")  # type: ignore[arg-type]
-    twice = [shared(0), shared(1)]
-    assert len(train(collection(Adagrad(lr=0.1)), twice, bent, depth="epoch")) == 2 * len(NAMES)
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -282,27 +211,16 @@ def test_triton_pools_copies_and_sums_shared_bags_to_the_bit(weights):
         assert torch.equal(of_cpu, of_gpu)
 
 
-def test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none():
-    """Compared with the same samples with one bag each, whose weights' gradients are summed by bag."""
-    ids = shared(0, weights=True)
-    found = []
-    for sparse in (ids, ids.expanded()):
-        weights = sparse.weights_or_none().clone().requires_grad_()
-        given = KeyedJagged(
-            NAMES, sparse.values(), offsets=sparse.offsets(), weights=weights,
-            **({"strides": sparse.stride_per_key(), "inverse": sparse.groups} if sparse.groups else {}),
-        )  # fmt: skip
-        collection(SGD(lr=0.1))(given)["word"].sum().backward()
-        found.append((given, weights.grad))
-    (one, of_bags), (whole, of_samples) = found
-    place, samples = NAMES.index("word"), ids.stride()
-    begin = sum(one.stride_per_key()[:place])
-    starts, all_starts = one.offsets().tolist(), whole.offsets().tolist()
-    expected = torch.zeros_like(of_bags)
-    inverse = next(of for names, of in ids.groups.items() if "word" in names)
-    for sample, bag in enumerate(inverse.tolist()):
-        low, high = starts[begin + bag], starts[begin + bag + 1]
-        first = all_starts[place * samples + sample]
-        expected[low:high] += of_samples[first : first + high - low]
-    assert expected.abs().sum() > 0
-    torch.testing.assert_close(of_bags, expected)
+@pytest.mark.parametrize("loss", [bent, lambda out: out["word"].sum()])
+@pytest.mark.parametrize("ids", [shared(4, weights=True), with_unused(1, True)])
+def test_weights_of_shared_bags_get_the_sum_of_their_samples(ids, loss):
+    """Those of bags that no sample has, or of features without a gradient, get none."""
+    grads = []
+    for expanded in (False, True):
+        weights = ids.weights_or_none().clone().requires_grad_()
+        now = KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=weights, strides=ids.stride_per_key(),
+                          inverse=ids.groups)  # fmt: skip
+        loss(collection(SGD(lr=0.1))(now.expanded() if expanded else now)).backward()
+        grads.append(weights.grad)
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
+    assert grads[0].abs().sum() > 0

@@ -20,15 +20,6 @@ def step(model: nn.ModuleDict) -> None:
     model["top"](model["rows"](IDS)["a"]).sum().backward()
 
 
-def test_it_names_store_generation_and_step_and_holds_no_rows() -> None:
-    model = made()
-    step(model)
-    state = model.state_dict()
-    assert sorted(state) == ["rows._extra_state", "top.bias", "top.weight"]
-    store = model["rows"].engine.store  # type: ignore[union-attr]
-    assert state["rows._extra_state"] == {"identity": store.identity, "generation": 0, "steps": 1}
-
-
 def test_rows_of_another_store_snapshot_or_step_are_refused(tmp_path: Path) -> None:
     model = made()
     step(model)

@@ -67,16 +67,6 @@ def test_victims_are_exactly_those_of_the_rule(data, trace):
     assert [step.evict_keys.tolist() for step in steps] == wanted
 
 
-def test_ties_are_by_least_recent_use_also_when_the_window_grows_before_they_matter():
-    """Batch 4 uses rows 1, 2, 3 in the opposite order. Then distant batches enter, and one of the three must go."""
-    trace = [[1], [2], [3], [4], [3, 2, 1], *[[4]] * 60]
-    ends = [1, 2, 3, 65, *[65] * 61]
-    batches = [keys_of(batch) for batch in trace]
-    steps = list(drive(planner_of(3), batches, ends))
-    assert steps[3].evict_keys.tolist() == keys_of([1]).tolist()
-    assert [step.evict_keys.tolist() for step in steps] == brute.victims([b.tolist() for b in batches], 3, ends)
-
-
 @cases(100)
 @given(data=st.data(), before=traces(), after=traces(), policy=st.sampled_from(["min", "lru"]))
 def test_a_planner_that_adopts_a_cache_goes_on_as_the_one_that_filled_it(data, before, after, policy):

@@ -86,15 +86,3 @@ def test_the_rows_that_leave_are_those_of_the_obvious_version(policy, batches, s
     obvious = Obvious(policy, depth, resident)
     expected = [obvious.step(t, batches, capacity) for t in range(len(batches))]
     assert victims(policy, batches, capacity, depth, resident) == expected
-
-
-def test_a_time_to_live_is_not_lengthened_by_a_batch_that_enters_later():
-    # Row 7 expires after batch 0: the window of two batches does not show its next use then. It leaves at the clean-up
-    # before batch 1, although by then batch 2, which uses it, has entered.
-    assert victims("ttl", [[7], [8], [7], [9]], 4, 2, []) == [[], [7], [8], [7]]
-
-
-def test_an_expired_row_leaves_although_there_is_room_and_lru_keeps_it():
-    batches = [[1], [2], [2], [2], [2], [2], [2], [2]]
-    assert sum(map(len, victims("ttl", batches, 50, 4, []))) == 1
-    assert sum(map(len, victims("lru", batches, 50, 4, []))) == 0

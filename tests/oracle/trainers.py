@@ -11,7 +11,7 @@ from skirl import Table
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
-from skirl.oracle.options import Plan, Vote
+from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.route import Joined, SharedRoute
 from skirl.oracle.seen import Seen
@@ -37,38 +37,26 @@ class Owner(Generic[Item]):
 
     def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
         self.together = SharedRoute([schema], rank, placement, _not_called)
-        self._plan = plan
-        self._planner: Planner[tuple[Item, Joined]] = Planner(
+        self.plan = plan
+        self.planner: Planner[tuple[Item, Joined]] = Planner(
             bank_planners(schema, capacities, plan, Seen(schema)), plan
         )
-        self._planner.due = 0
-
-    def vote(self) -> Vote:
-        """Return its vote on the window, which travels with the next batch."""
-        return self._planner.vote()
+        self.planner.due = 0
 
     def add(self, item: Item, batch: Joined, nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
         """Add a batch after its exchange. The other arguments are those of `Planner.add`."""
-        self.together.decide(self._plan, batch)
-        self._planner.due = self.together.due
-        self._planner.add((item, batch), batch.banks, nbytes, next_uses)
-
-    def end(self) -> None:
-        """Say that no more batches will come."""
-        self._planner.end()
+        self.together.decide(self.plan, batch)
+        self.planner.due = self.together.due
+        self.planner.add((item, batch), batch.banks, nbytes, next_uses)
 
     def next(self) -> tuple[Item, Joined, list[Step]] | None:
         """Return the next batch and its Steps, one per bank. None if it is not due yet, or if all are planned."""
-        planned = self._planner.next()
+        planned = self.planner.next()
         if planned is None:
             return None
         self.together.step_planned()
         (item, batch), steps = planned
         return item, batch, steps
-
-    def executed(self, number: int) -> None:
-        """Say that the steps before `number` are done."""
-        self._planner.executed(number)
 
 
 def _not_called(given: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -182,7 +170,9 @@ class Trainers:
     def swap(self, batch: Batch | None) -> list[list[np.ndarray]]:
         """Exchange requests, and return what every rank gets, by rank."""
         out = [
-            owner.together.ask(None if batch is None else [positions(part) for part in batch[rank]], owner.vote())
+            owner.together.ask(
+                None if batch is None else [positions(part) for part in batch[rank]], owner.planner.vote()
+            )
             for rank, owner in enumerate(self.owners)
         ]
         return [list(given) for given in zip(*out, strict=True)]
@@ -200,7 +190,7 @@ class Trainers:
             yield from self.ready()
         for owner, given in zip(self.owners, self.swap(None), strict=True):
             assert owner.together.answer(given) is None
-            owner.end()
+            owner.planner.end()
         yield from self.ready()
 
     def ready(self) -> Iterator[list[tuple[int, Joined, list[Step], int]]]:
@@ -210,5 +200,5 @@ class Trainers:
             if None in planned:
                 assert planned == [None] * len(planned), "some plan and others wait"
                 return
-            ends = [owner._planner._planned + owner._planner.window for owner in self.owners]
+            ends = [owner.planner._planned + owner.planner.window for owner in self.owners]
             yield [(*of, end) for of, end in zip(planned, ends, strict=True) if of is not None]

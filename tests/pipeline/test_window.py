@@ -80,7 +80,7 @@ def test_micro_batches_of_a_step_are_planned_as_one():
         assert sorted(work.steps[bank].keys) == sorted(set(ids))
         assert len(work.steps[bank].slots) == len(ids)
         assert work.positions(bank, 1) == slice(
-            len(work.micros[0].banks[bank].positions.keys()), len(ids) - len(work.micros[2].banks[bank].positions.keys())
+            work.micros[0].banks[bank].count, len(ids) - work.micros[2].banks[bank].count
         )
 
 

@@ -99,7 +99,6 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
 
 @kernel
 def _same(values, weights, weighted, begin, end, low, high):
-    """Return whether two bags have the same ids and weights, in the same order."""
     if end - begin != high - low:
         return False
     for i in range(end - begin):
@@ -114,7 +113,6 @@ def _same(values, weights, weighted, begin, end, low, high):
 
 @kernel
 def _hash(values, weights, weighted, begin, end):
-    """Return a hash of a bag's ids and weights, each mixed with its position."""
     step, mix, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
     total, place = np.uint64(end - begin), np.uint64(0)
     for i in range(begin, end):

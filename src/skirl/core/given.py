@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _PIECE = 16 << 20
-"""Bytes hashed at a time for the digest."""
 
 
 class Given:
     """The initial values of all rows of a table, from an array, copied unless it is mapped read-only from a file."""
 
     def __init__(
-        self, shape: tuple[int, int], kind: str, raw: NDArray[np.uint8] | None, mapped: np.memmap | None = None,
+        self, shape: tuple[int, ...], kind: str, raw: NDArray[np.uint8] | None, mapped: np.memmap | None = None,
         digest: str | None = None,
     ) -> None:  # fmt: skip
         self.shape = shape
@@ -31,19 +30,21 @@ class Given:
 
     @classmethod
     def of(cls, source: Any, table: str, rows: int, dim: int) -> Self:
-        """Build from what a user gives."""
         try:
-            if not isinstance(source, np.ndarray) and not hasattr(source, "detach"):
+            if isinstance(source, cls):  # of another table
+                given = source
+            elif isinstance(source, np.ndarray) or hasattr(source, "detach"):
+                values, kind = _array(source)
+                raw = _rows(values, kind)
+                given = cls(values.shape, kind, raw, values if isinstance(values, np.memmap) else None)
+            else:
                 raise TypeError(
                     f"is a {type(source).__name__}, set it to a skirl Uniform, Normal or Constant, or to an array or a "
                     'tensor; a file is mapped by numpy.load("FILE.npy", mmap_mode="r")'
                 )
-            values, kind = _array(source)
-            mapped = values if isinstance(values, np.memmap) else None
-            given = cls((rows, dim), kind, _rows(values, kind), mapped)
-            if values.shape != (rows, dim):
+            if given.shape != (rows, dim):
                 raise ValueError(
-                    f"has shape {list(values.shape)} in {given.where}, but the table is [{rows}, {dim}]: give both the same "
+                    f"has shape {list(given.shape)} in {given.where}, but the table is [{rows}, {dim}]: give both the same "
                     "shape"
                 )
         except (TypeError, ValueError) as error:

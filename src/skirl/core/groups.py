@@ -37,8 +37,6 @@ class Setting(NamedTuple):
 
 
 class Groups(Sequence[RowOptimizer]):
-    """The row optimizer of each table."""
-
     def __init__(self, tables: Sequence[Table], optimizer: RowOptimizers) -> None:
         by_name = optimizer if isinstance(optimizer, Mapping) else {"*": optimizer}
         for name, rule in by_name.items():
@@ -94,7 +92,6 @@ class Groups(Sequence[RowOptimizer]):
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:
-    """Return the indices of the names that match a pattern. Raise if there are none."""
     found = [i for i, name in enumerate(names) if _matches(name, pattern)]
     if not found:
         raise ValueError(f"no table {pattern!r}: there are {', '.join(map(repr, names))}")
@@ -141,7 +138,6 @@ class TorchHandle(torch.optim.Optimizer):
 
     @property
     def lr(self) -> float:
-        """ValueError if tables have several."""
         if len(self.param_groups) > 1:
             raise ValueError("tables have several learning rates: read them from optimizer.param_groups")
         return float(self.param_groups[0]["lr"])
@@ -191,7 +187,6 @@ class TorchHandle(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore learning rates and weight decays. The groups must be the same as those saved."""
         both = state_dict["param_groups"], self.param_groups
         saved, here = ([(group.get("name"), group.get("tables")) for group in groups] for groups in both)
         if saved != here:

@@ -1,7 +1,6 @@
 """A hash of each feature's ids. It shows whether forward gets the batch of the loop, and unchanged."""
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,17 +14,8 @@ _MIX = 0xBF58476D1CE4E5B9
 _LENGTHS = 0x94D049BB133111EB  # so that lengths do not hash like ids
 
 
-class FeatureHashes(NamedTuple):
-    """The hashes of a feature of a batch."""
-
-    ids: int
-    """Hash of its ids and its bags."""
-    weights: int
-    """Hash of its weights and its bags; 0 if there are no weights."""
-
-
-Hashes = dict[str, FeatureHashes]
-"""The hashes of a batch, by feature."""
+Hashes = dict[str, tuple[int, int]]
+"""By feature: a hash of its ids and bags, and one of its weights and bags, 0 without weights."""
 
 
 def hashes_of(captured: Ids) -> Hashes:
@@ -39,7 +29,7 @@ def hashes_of(captured: Ids) -> Hashes:
             _hash(of, captured.offsets, captured.samples, _of_one_each(captured.samples), out)
         else:
             _hash_shared(of, captured, out)
-    return dict(zip(captured.keys, map(FeatureHashes._make, array.T.tolist()), strict=True))
+    return {name: (ids, weights) for name, ids, weights in zip(captured.keys, *array.tolist(), strict=True)}
 
 
 def _hash_shared(numbers: np.ndarray, captured: Ids, out: np.ndarray) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -112,7 +111,6 @@ class BankIds:
         return np.tile(mask, self.batch) if self.shared is None else self.shared.by_bag(mask)
 
     def unpooled(self) -> "BankIds":
-        """Return the same ids, each in a bag of its own."""
         each = np.arange(self.count, dtype=np.int32)
         return BankIds(self.positions, self.offsets, each, self.scale[:0], self.batch, False, True, self.shared)
 
@@ -222,9 +220,6 @@ def resolve(ids: Ids, positions: Positions, schema: Schema, bank: int, dtype: np
     if any(each is not None for each in inverse):
         shared = Shared.of(inverse, [ids.bags(p).stop - ids.bags(p).start for p in place], batch)
         bags = int(shared.first[-1])
-    elif total == bags and _one_each(ids.offsets, first, batch) and not weighted:
-        offsets, bag_of = _one_hot(len(features), batch)
-        return BankIds(positions, offsets, bag_of, np.empty(0, dtype), batch, one_each=True)
     mean = np.array([schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
     offsets, bag_of = np.empty(bags + 1, np.int32), np.empty(total, np.int32)
     scale = np.empty(total if weighted or mean.any() else 0, dtype)
@@ -232,6 +227,8 @@ def resolve(ids: Ids, positions: Positions, schema: Schema, bank: int, dtype: np
     of_plain = np.arange(len(features)), np.full(len(features), len(features)), np.full(len(features), batch)
     rows = of_plain if shared is None else shared.rows_of_bags()
     one_each = fill_bags(ids.offsets, weights, first, *rows, mean, offsets, bag_of, scale)
+    if one_each and not weighted:
+        scale = scale[:0]  # also for a mean
     if shared is not None:
         shared.divide(offsets)
     return BankIds(positions, offsets, bag_of, scale, batch, one_each=one_each and shared is None, shared=shared)
@@ -275,13 +272,6 @@ class Resolver:
         return ids
 
 
-@lru_cache(maxsize=4)
-def _one_hot(features: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return offsets and bags for a batch with one id in every bag. Batches share these arrays: never write to them."""
-    bag_of = np.arange(batch * features, dtype=np.int32).reshape(batch, features).T.reshape(-1)
-    return np.arange(batch * features + 1, dtype=np.int32), bag_of
-
-
 def _complaint(ids: Ids, schema: Schema, position: int) -> str:
     bag = int(np.searchsorted(ids.offsets, position, side="right")) - 1
     place = next(p for p in range(len(ids.keys)) if bag < ids.bags(p).stop)
@@ -316,12 +306,3 @@ def _check(values, parts, rows):
                 if values[p] < 0 or values[p] >= rows[f]:
                     return p
     return -1
-
-
-@kernel
-def _one_each(starts, firsts, batch):
-    odd = 0
-    for first in firsts:
-        for b in range(first, first + batch):
-            odd += starts[b + 1] - starts[b] != 1
-    return odd == 0

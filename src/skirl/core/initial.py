@@ -32,9 +32,6 @@ class Uniform:
     **Arguments**
 
     - `bound`: the largest absolute value, 0 or more.
-
-    >>> first_rows([0, 1], Uniform(0.5), dim=2, seed=0).tolist()
-    [[0.38331079483032227, -0.019076526165008545], [0.24974822998046875, 0.3662542700767517]]
     """
 
     bound: float
@@ -91,26 +88,22 @@ class InitialTable:
 
     @classmethod
     def of(cls, initials: Sequence[Initial], dtype: DTypeLike = np.float32) -> "InitialTable":
-        kinds, scales = [], []
-        for initial in initials:
-            match initial:
-                case Uniform(bound):
-                    kinds.append(UNIFORM)
-                    scales.append(bound / 2**23)
-                case Normal(std):
-                    kinds.append(NORMAL)
-                    scales.append(std)
-                case Constant(value):
-                    kinds.append(CONSTANT)
-                    scales.append(value)
-                case Given():  # their rows are fetched, never made by a kernel
-                    kinds.append(CONSTANT)
-                    scales.append(0.0)
-                case _:
-                    raise TypeError(f"init is {initial!r}, set it to a skirl Uniform, Normal or Constant")
+        kinds, scales = zip(*map(_kind_and_scale, initials))
         quantiles = normal_quantiles() if NORMAL in kinds else np.zeros(1, np.float32)
         quantiles.flags.writeable = False  # one compiled kernel for both
         return cls(np.array(kinds, np.int32), np.array(scales, dtype), quantiles)
+
+
+def _kind_and_scale(initial: Initial) -> tuple[int, float]:
+    match initial:
+        case Uniform(bound):
+            return UNIFORM, bound / 2**23
+        case Normal(std):
+            return NORMAL, std
+        case Constant(value):
+            return CONSTANT, value
+        case Given():  # their rows are fetched, never made by a kernel
+            return CONSTANT, 0.0
 
 
 @remember

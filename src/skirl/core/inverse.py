@@ -69,7 +69,6 @@ class Shared:
 
     @property
     def plain(self) -> np.ndarray:
-        """bool [features]: whether each feature is plain."""
         return np.array([each is None for each in self.inverse], np.bool_)
 
     def by_bag(self, mask: np.ndarray) -> np.ndarray:

@@ -161,7 +161,6 @@ class KeyedJagged:
         return [self.stride()] * len(self._keys) if self._strides is None else self._strides
 
     def select(self, features: Sequence[str]) -> "KeyedJagged":
-        """Return some of the features, in the order given."""
         features = list(features)
         missing = [name for name in features if name not in self._keys]
         if missing or not features:

@@ -1,15 +1,15 @@
 """Computations on distinct bags: each runs once per bag, and its result is copied to the bag's samples."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from collections.abc import Collection
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_map
 
-Tree = TypeVar("Tree")
 Takes = Literal["rows", "padded", "jagged"]
 Kind = Literal["batchnorm", "dropout"]
 
@@ -17,7 +17,6 @@ MEANING: dict[Kind, str] = {
     "batchnorm": "computes its statistics over the batch, but would compute them over distinct bags here",
     "dropout": "draws for each sample, but would draw once for all samples of a bag here",
 }
-"""The reason why a kind of layer means something else if it runs once per bag."""
 
 
 class Distinct(NamedTuple):
@@ -37,17 +36,15 @@ class Distinct(NamedTuple):
     @property
     def plain(self) -> bool:
         """True if every sample i has bag i."""
-        return own(self.inverse, self.bags)
+        bags = self.bags
+        return bags == len(self.inverse) and torch.equal(self.inverse, torch.arange(bags, device=self.inverse.device))
 
     def padded(self) -> tuple[Tensor, Tensor]:
         """Return rows as [bags, longest, dim], padded with zeros, and a mask [bags, longest], True where a row is."""
         return padded(self.rows, self.offsets.cpu().numpy())
 
     def for_samples(self, per_bag: Tensor) -> Tensor:
-        """Copy the entry of each bag, `[bags, ...]`, to its samples: `[batch, ...]`.
-
-        Backward sums over the samples of a bag in ascending order, starting from 0.
-        """
+        """Copy the entry of each bag, `[bags, ...]`, to its samples: `[batch, ...]`."""
         return per_bag if self.plain else expand(per_bag, self.inverse)
 
 
@@ -72,10 +69,6 @@ class Expand(torch.autograd.Function):
         in_order = grad.index_select(0, at.argsort(stable=True))
         lengths = at.bincount(minlength=ctx.bags)
         return torch.segment_reduce(in_order, "sum", lengths=lengths, initial=0.0, unsafe=True), None
-
-
-def own(inverse: Tensor, bags: int) -> bool:
-    return bags == len(inverse) and torch.equal(inverse, torch.arange(bags, device=inverse.device))
 
 
 def expand(per_bag: Tensor, at: Tensor) -> Tensor:
@@ -140,28 +133,18 @@ class OncePerBag(nn.Module):
 
     def forward(self, *features: Distinct) -> Any:
         """Run the encoder on `out.distinct(name)` of each feature, all of one inverse. Return a row for each sample."""
-        first = self._checked(features)
-        inputs: list[Tensor] = []
-        for feature in features:
-            inputs += self._inputs(feature)
-        return _mapped(self.module(*inputs), first)
-
-    def _checked(self, features: Sequence[Distinct]) -> Distinct:
-        for feature in features or (None,):
-            if not isinstance(feature, Distinct):
-                what = "nothing" if feature is None else type(feature).__name__
-                raise TypeError(
-                    f"OncePerBag was called with {what}: pass out.distinct(name) of each feature it encodes"
-                )
+        if not features or not all(isinstance(feature, Distinct) for feature in features):
+            what = ", ".join(type(feature).__name__ for feature in features) or "nothing"
+            raise TypeError(f"OncePerBag was called with {what}: pass out.distinct(name) of each feature it encodes")
         first = features[0]
         for place, other in enumerate(features[1:], 1):
-            same = other.bags == first.bags and torch.equal(other.inverse, first.inverse)
-            if not same:
+            if other.bags != first.bags or not torch.equal(other.inverse, first.inverse):
                 raise ValueError(
                     f"OncePerBag: features 0 and {place} ({first.bags} and {other.bags} bags) have different inverses: pass "
                     "features that change together, or wrap a separate encoder for each"
                 )
-        return first
+        made = self.module(*(each for feature in features for each in self._inputs(feature)))
+        return tree_map(lambda part: _for_samples(part, first), made)
 
     def _inputs(self, feature: Distinct) -> tuple[Tensor, ...]:
         if self.takes == "padded":
@@ -180,7 +163,6 @@ class OncePerBag(nn.Module):
 
 
 def _kind(layer: nn.Module) -> Kind | None:
-    """Return why a layer means something else over distinct bags, or None if it does not."""
     if isinstance(layer, _BatchNorm):
         return "batchnorm"
     drawn = layer.p if isinstance(layer, _DropoutNd) else 0.0
@@ -189,22 +171,14 @@ def _kind(layer: nn.Module) -> Kind | None:
     return "dropout" if drawn > 0 or isinstance(layer, nn.RReLU) else None
 
 
-def _mapped(made: Tree, bags: Distinct) -> Tree:
-    """Copy every tensor that an encoder returned from bags to samples."""
-    if isinstance(made, Tensor):
-        if not made.dim() or len(made) != bags.bags:
-            raise ValueError(
-                f"OncePerBag: the encoder returned a tensor of shape {list(made.shape)} for {bags.bags} bags: return "
-                "tensors whose first dimension is the bag"
-            )
-        return cast(Tree, bags.for_samples(made))
-    if isinstance(made, Mapping):
-        return cast(Tree, {name: _mapped(part, bags) for name, part in made.items()})
-    if isinstance(made, (tuple, list)):
-        parts = [_mapped(part, bags) for part in made]
-        if hasattr(made, "_fields"):
-            return cast(Tree, type(made)(*parts))
-        return cast(Tree, type(made)(parts))
-    raise TypeError(
-        f"OncePerBag: the encoder returned {type(made).__name__}: return a tensor, or a tuple, list or dict of tensors"
-    )
+def _for_samples(made: Any, bags: Distinct) -> Tensor:
+    if not isinstance(made, Tensor):
+        raise TypeError(
+            f"OncePerBag: the encoder returned {type(made).__name__}: return a tensor, or a tuple, list or dict of tensors"
+        )
+    if not made.dim() or len(made) != bags.bags:
+        raise ValueError(
+            f"OncePerBag: the encoder returned a tensor of shape {list(made.shape)} for {bags.bags} bags: return "
+            "tensors whose first dimension is the bag"
+        )
+    return bags.for_samples(made)

@@ -3,7 +3,7 @@ compiled from a rule. Numbers come first in a product: `n[0] * g`. Beside +, - a
 `above` and `zero`, which round once on every device."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from math import inf, isfinite, sqrt
 from typing import Any, ClassVar, NamedTuple, get_args
@@ -21,7 +21,6 @@ class Rule(NamedTuple):
     states: int
     """Number of states that are as long as the weight: up to 2."""
     one: bool
-    """True if the state is one number."""
 
 
 def root(x: Any) -> Any:
@@ -92,10 +91,9 @@ def padded(numbers: Sequence[tuple[float, ...]], dtype: DTypeLike) -> NDArray[An
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """The base of all row optimizers: a learning rate, weight decay, a clip and the layout of a record."""
+    """The base of all row optimizers. Numbers are 0 or more."""
 
     update: ClassVar[Callable[..., Any]]
-    """The rule: see `Rule`."""
     states: ClassVar[tuple[str, ...]] = ()
     weight_follows_state: ClassVar[bool] = False
     """True if a row's weight follows from its state and the learning rate: a new rate alone would change it."""
@@ -159,13 +157,11 @@ class RowOptimizer:
         """Return the rule's numbers `n` for a table's update number `step`: up to six, the learning rate by default."""
         return (lr,)
 
-    def _check(self, **least: float) -> None:
-        """Raise if a parameter is below its least value or not finite."""
+    def __post_init__(self) -> None:
         name = type(self).__name__
-        for field, bound in (least | {"weight_decay": 0}).items():
-            value = getattr(self, field)
-            if not (isfinite(value) and value >= bound):
-                raise ValueError(f"{name}: {field} is {value}, set it to a finite number, {bound:g} or more")
+        for field in fields(self):
+            if field.type is float and not (isfinite(value := getattr(self, field.name)) and value >= 0):
+                raise ValueError(f"{name}: {field.name} is {value}, set it to a finite number, 0 or more")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"{name}: clip is {self.clip}, set it to a norm above 0, or to None for no clipping")
 
@@ -192,7 +188,7 @@ class SGD(RowOptimizer):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        self._check(lr=0, momentum=0)
+        super().__post_init__()
         if not self.momentum < 1:
             raise ValueError(f"{self.name}: momentum is {self.momentum}, set it to 0 or more and below 1")
         if self.nesterov and not self.momentum:
@@ -236,9 +232,6 @@ class Adagrad(RowOptimizer):
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._check(lr=0, lr_decay=0, eps=0, initial_accumulator_value=0)
-
     @property
     def initial_state(self) -> float:
         return float(self.initial_accumulator_value)
@@ -270,9 +263,6 @@ class RowwiseAdagrad(RowOptimizer):
     lr: float = 0.01
     eps: float = 1e-8
 
-    def __post_init__(self) -> None:
-        self._check(lr=0, eps=0)
-
     def state_width(self, dim: int) -> int:
         return 1
 
@@ -303,7 +293,7 @@ class Adam(RowOptimizer):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        self._check(lr=0, eps=0)
+        super().__post_init__()
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"Adam: betas is {self.betas}, set both to 0 or more and below 1")
@@ -353,7 +343,7 @@ class FTRL(RowOptimizer):
         return bool(np.allclose(weight[n > 0], of_state[n > 0], rtol=0.01, atol=1e-6))
 
     def __post_init__(self) -> None:
-        self._check(lr=0, beta=0, l1=0, l2=0)
+        super().__post_init__()
         if not self.lr > 0:
             raise ValueError("FTRL: lr is 0, set it above 0; to keep rows as they are, freeze their table")
         if not self.beta + self.l2 > 0:
@@ -368,7 +358,6 @@ ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = dict(zip(get_args(Optim
 
 
 def row_optimizer(name: str) -> Callable[..., RowOptimizer]:
-    """Return the function that makes the row optimizer of this name, as written in flags or in files."""
     for short, make in ROW_OPTIMIZERS.items():
         if name in (short, make().name):
             return make

@@ -59,7 +59,6 @@ class Placement:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The whole placement as a JSON object."""
         return {"use": self.use, "weights": list(self.weights)}
 
     @property
@@ -78,7 +77,6 @@ class Placement:
 
     @cached_property
     def arrays(self) -> tuple[Any, ...]:
-        """Last arguments of `site_in`."""
         starts = np.array([begin for begin, _ in self.ranges], np.uint64)
         lasts = np.array([end - 1 for _, end in self.ranges], np.uint64)
         begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET

@@ -56,12 +56,6 @@ class Table:
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
         if self.init is None:
             object.__setattr__(self, "init", Uniform(self.rows**-0.5))
-        elif isinstance(self.init, Given):  # taken from another table
-            if self.init.shape != (self.rows, self.dim):
-                raise ValueError(
-                    f"table {self.name!r}: init has shape {list(self.init.shape)} in {self.init.where}, but the table is "
-                    f"[{self.rows}, {self.dim}]: give both the same shape"
-                )
         elif not isinstance(self.init, Uniform | Normal | Constant):
             object.__setattr__(self, "init", Given.of(self.init, self.name, self.rows, self.dim))
 
@@ -109,8 +103,10 @@ class Schema:
             raise ValueError("no tables given: pass at least one skirl.Table")
         if len(tables) > MAX_TABLES:
             raise ValueError(f"{len(tables)} tables given: pass at most {MAX_TABLES}")
-        _refuse_twice("table", [t.name for t in tables])
-        _refuse_twice("feature", [f for t in tables for f in t.features])
+        for what, names in (("table", [t.name for t in tables]), ("feature", [f for t in tables for f in t.features])):
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"{what} {twice!r} is given twice: give each its own name")
         kinds = [(t.dim, None if records is None else records[i]) for i, t in enumerate(tables)]
         if banks is None:
             by_dim = sorted(dict.fromkeys(kinds), key=lambda kind: kind[0])  # within a dim, in order of appearance
@@ -126,11 +122,3 @@ class Schema:
     def features(self) -> tuple[str, ...]:
         """Every feature's name, in table order: the order of the collection's outputs."""
         return tuple(name for t in self.tables for name in t.features)
-
-
-def _refuse_twice(what: str, names: list[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{what} {name!r} is given twice: give each its own name")
-        seen.add(name)

@@ -94,7 +94,6 @@ class BlockSum(Generic[T]):
 
 
 def tree_sum(parts: Iterable[tuple[int, T]], add: Callable[[T, T], T]) -> T | None:
-    """Return the sum of parts over the tree, or None if there are no parts."""
     sums = TreeSum(add)
     for leaf, part in parts:
         sums.take(leaf, part)
@@ -108,5 +107,4 @@ def add_lists(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
 
 
 def _meet(a: int, b: int) -> int:
-    """Return the height of the smallest subtree that contains both leaves."""
     return (a ^ b).bit_length()

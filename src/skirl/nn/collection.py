@@ -88,7 +88,6 @@ class Collection(nn.Module):
         self._set_frozen(tables, True)
 
     def unfreeze(self, *tables: str) -> None:
-        """Train the rows of these tables again, named as for `freeze`."""
         self._set_frozen(tables, False)
 
     def _set_frozen(self, patterns: Sequence[str], frozen: bool) -> None:
@@ -102,7 +101,6 @@ class Collection(nn.Module):
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Names of the tables whose rows are not trained."""
         return tuple(
             table.name
             for table, frozen in zip(self.tables, self.engine.frozen, strict=True)
@@ -149,7 +147,6 @@ class Collection(nn.Module):
         return out.only(sparse.keys())
 
     def _look_up(self, sparse: Sparse, micro: Ids, same_weights: bool) -> Output:
-        """Gather all features of the current batch."""
         current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
         assert current.work is not None
         if weights is not None and (_wants_grad(sparse) or not same_weights):
@@ -300,7 +297,6 @@ class Part(nn.Module):
         self.of = of
         self.pooled = pooled
         self.features = tuple(name for name in everything if name in features)
-        """In the order of the collection's tables."""
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -24,9 +24,7 @@ class Loop(Protocol):
     """What brings steps one after the other: a lookahead."""
 
     @property
-    def iterating(self) -> bool:
-        """Whether a pass has begun and not ended."""
-        ...
+    def iterating(self) -> bool: ...
 
     def coming(self) -> list[Ids]:
         """The batches after the one in the loop, as far as they were read."""
@@ -254,7 +252,6 @@ class StepByStep:
         self._planner = None
 
     def step(self, ids: Ids) -> Work:
-        """Plan the step of one batch and bring its rows into the cache."""
         engine = self._engine
         micro = engine.resolver.resolve(engine.resolver.check(ids))
         if not engine.caches:

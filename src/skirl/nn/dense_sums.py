@@ -18,7 +18,6 @@ from skirl.peers.base import Peers
 from skirl.peers.dense import OfAllTrainers, Summing
 
 _open: "WeakSet[DenseSums]" = WeakSet()
-"""Of the lookaheads that are open in this process."""
 
 
 class DenseSums:
@@ -42,7 +41,6 @@ class DenseSums:
         self._weights: list[nn.Parameter] = []
         self._hooks: dict[nn.Parameter, Any] = {}
         self._missing: set[nn.Parameter] = set()
-        """Weights that the backward of the micro-batch has not reached yet."""
         self._summing: Summing | None = None
         block = range(1 + leaves(shards * accumulate, shards)[-1]) if self._others is None else self._others.mine
         self._sums: BlockSum[list[Tensor | None]] = BlockSum(block, add_lists)

@@ -25,7 +25,6 @@ class Anchor(nn.Parameter):
 
     clips = False
     said = False
-    """True once the user has been warned that clipping gradients skips rows."""
 
     @classmethod
     def of(cls, nothing: Tensor, *, clips: bool) -> "Anchor":
@@ -154,7 +153,6 @@ class DenseGradients:
         """The values of the first: `weight.data -= ...` leaves its version as it is."""
 
     def in_backward(self, step: int) -> None:
-        """Called in a backward of a step; the check runs at its end."""
         if stepped:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._ended(step))
 

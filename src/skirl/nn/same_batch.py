@@ -62,7 +62,7 @@ class SameBatch:
         known = ids.hashes
         wrong = _other_ids(given, known)
         if wrong is None:
-            return all(known[name].weights == hashes.weights for name, hashes in given.items())
+            return all(known[name][1] == weights for name, (_, weights) in given.items())
         if self._before is not None and _other_ids(given, self._before) is None:
             raise ValueError(_BEHIND)
         if any(_other_ids(given, later.hashes) is None for later in coming()):
@@ -82,7 +82,7 @@ class SameBatch:
             return  # looking up a missing feature raises its own error
         found = hashes_on_device(sparse.values(), sparse.offsets(), len(keys))
         hashes = ids.hashes
-        known, place = torch.tensor([[hashes[keys[i]].ids for i in mine], mine], dtype=torch.int64)
+        known, place = torch.tensor([[hashes[keys[i]][0] for i in mine], mine], dtype=torch.int64)
         differs = (found[moved(place, there)] != moved(known, there)).any()
         after = None
         if there.type == "cuda":
@@ -122,4 +122,4 @@ def _alike(sparse: Sparse, ids: Ids) -> Ids | None:
 
 
 def _other_ids(given: Hashes, known: Hashes) -> str | None:
-    return next((name for name, (ids, _) in given.items() if name not in known or known[name].ids != ids), None)
+    return next((name for name, (ids, _) in given.items() if name not in known or known[name][0] != ids), None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from skirl.core.keys import key_of, table_of
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle import loops
@@ -33,19 +34,14 @@ _NONE, _NO_ROWS = np.empty(0, np.bool_), np.empty(0, np.int64)
 
 
 class BatchTooLarge(ValueError):
-    """A batch needs more rows at the same time than the cache holds."""
-
-    def __init__(self, number: int, needs: int, has: int, dim: int, bank: int = 0) -> None:
-        self.number, self.bank = number, bank
-        self._facts = needs, has, dim
+    def __init__(self, number: int, needs: int, has: int, dim: int) -> None:
+        self.number = number
+        self.bank = 0
+        """Index of the bank, if there are several."""
         super().__init__(
             f"batch {number} needs {needs} rows of dim {dim} together, the cache holds {has}: "
             f"set cache to {needs} rows or more for this dim, or use smaller batches"
         )
-
-    def at(self, first: int, bank: int) -> "BatchTooLarge":
-        """Return the same error for one of several banks, with batches counted from `first`."""
-        return BatchTooLarge(first + self.number, *self._facts, bank)
 
 
 class BankPlanner:
@@ -128,10 +124,10 @@ class BankPlanner:
             loops.link, borders, self._tables, rows.arrays, distinct.found, distinct.low, first, place, uses.arrays, state,
             self._cache, called, told,
         )  # fmt: skip
-        n_called, fresh = loops.close_up(first, told, called)
         if next_uses is None:
-            self._policy.entered(called[:n_called], self.entered)
-        self.window_rows += fresh
+            stretches = zip(first.tolist(), told[:, 0].tolist())
+            self._policy.entered(np.concatenate([called[at : at + n] for at, n in stretches]), self.entered)
+        self.window_rows += int(told[:, 1].sum())
         if self._threads > 1:
             self._cost = np.diff(distinct.at) + 4 * np.diff(first) + 1
         distinct.place, distinct.next_uses = place, next_uses
@@ -256,8 +252,11 @@ class BankPlanner:
 
     def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
         rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
-        handles = rows.handles(keys)
-        loops.adopt(keys, handles, slots, rows.arrays, self._cache)
+        tables, handles = table_of(keys), rows.handles(keys)
+        small = rows.base[tables] >= 0
+        self._cache.next[slots] = -1
+        self._cache.row[slots] = np.where(small, keys, key_of(tables, handles))
+        rows.dense[handles[small]], rows.hashed[handles[~small]] = -1 - slots[small], -1 - slots[~small]
         taken = np.zeros(self.capacity, np.bool_)
         taken[slots] = True
         free = np.flatnonzero(~taken)[::-1].astype(np.int32)

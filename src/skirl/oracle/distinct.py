@@ -74,16 +74,16 @@ class Finder:
         if len(self._found) < total:
             self._found = np.empty(total * 5 // 4, np.int64)
         row_of = np.empty(total, kind)
-        low, bad = np.empty(tables, np.int64), np.empty(tables, np.int64)
+        low, bad = np.empty(tables, np.int64), np.full(tables, -1, np.int64)
         none = kind(0xFFFF) if kind is np.uint16 else kind(-1)
         run(
             _find, borders, self._marks, batch.values, parts, part_at, at, self._rows, self._found, low,
             row_of, bad, none,
         )  # fmt: skip
-        first = np.empty(tables + 1, np.int64)
-        outside = _count(at, low, bad, first)
-        if outside >= 0:
-            raise ValueError(f"the id at {outside} is outside its table")
+        if (bad >= 0).any():
+            raise ValueError(f"the id at {bad[bad >= 0][0]} is outside its table")
+        first = np.zeros(tables + 1, np.int64)
+        np.cumsum(at[1:] - low, out=first[1:])
         return BatchRows(parts, part_at, at, self._found, low, first, row_of)
 
 
@@ -148,17 +148,6 @@ def _find(borders, marks, values, parts, first, at, rows, found, low, row_of, ba
                 of = row_of[parts[i, 3] : parts[i, 3] + parts[i, 1] - parts[i, 0]]
                 for p in range(len(of)):
                     of[p] -= of.dtype.type(w)
-
-
-@kernel
-def _count(at, low, bad, first):
-    """Fill `first`, [tables + 1]. Return the first bad value, or -1."""
-    first[0] = 0
-    for t in range(len(low)):
-        if bad[t] >= 0:
-            return bad[t]
-        first[t + 1] = first[t] + at[t + 1] - low[t]
-    return -1
 
 
 @kernel

@@ -36,8 +36,6 @@ class Reads:
 
 @dataclass(slots=True)
 class Requests:
-    """Rows of one bank that one trainer asks one owner for."""
-
     rows: np.ndarray
     """int32 or int64: row numbers, table after table."""
     counts: np.ndarray
@@ -49,8 +47,6 @@ def row_type(schema: Schema, bank: int) -> type[np.int32] | type[np.int64]:
 
 
 class Asking:
-    """The trainer's half, for one bank."""
-
     def __init__(self, schema: Schema, bank: int, placement: Placement) -> None:
         self._finder = Finder(schema, bank)
         self._placement = placement

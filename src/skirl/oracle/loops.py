@@ -96,17 +96,6 @@ def link(borders, tables, rows, found, low, first, place, uses, state, cache, ca
 
 
 @kernel
-def close_up(first, counts, called):
-    n = fresh = 0
-    for t in range(len(counts)):
-        for i in range(first[t], first[t] + counts[t, 0]):
-            called[n] = called[i]
-            n += 1
-        fresh += counts[t, 1]
-    return n, fresh
-
-
-@kernel
 def scan(borders, tables, rows, first, place, uses, keys, missing, counts, lo, hi):
     """Write the keys of a batch's rows, and which of its uses have no slot, in each table's stretch of `missing`.
     counts [tables]: how many uses have no slot."""
@@ -267,19 +256,6 @@ def last_uses(tables, rows, first, place, uses, out):
         states = rows.dense if rows.base[tables[t]] >= 0 else rows.hashed
         for i in range(first[t], first[t + 1]):
             out[i] = uses.batch[(states[uses.handle[place + i]] - 1) >> uses.bits]
-
-
-@kernel
-def adopt(keys, handles, slots, rows, cache):
-    for i in range(len(keys)):
-        s, h, table = slots[i], handles[i], keys[i] >> ROW_BITS
-        cache.next[s] = -1
-        if rows.base[table] >= 0:
-            cache.row[s] = keys[i]
-            rows.dense[h] = -1 - s
-        else:
-            cache.row[s] = table << ROW_BITS | h
-            rows.hashed[h] = -1 - s
 
 
 @kernel

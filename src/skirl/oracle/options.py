@@ -19,15 +19,10 @@ class Plan:
     depth: Depth = "auto"
     """Batches the oracle reads ahead: a number, "auto" (until the window has four times the cache in rows), or "epoch"."""
     prefetch: int = 2
-    """Number of steps ahead that rows travel."""
     policy: str = "min"
-    """Which rows leave: "min", or "lru", "lfu", "ttl" for comparison."""
     ramp: bool = True
-    """Start with a window of 8 batches that grows by 2 a step; False waits for the whole window first."""
     window_bytes: int | None = None
-    """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit if depth is a number."""
     threads: int = 1
-    """Threads that plan. The Steps do not depend on their number."""
 
     def __post_init__(self) -> None:
         if isinstance(self.depth, bool) or not (self.depth in ("auto", "epoch") or isinstance(self.depth, int)):

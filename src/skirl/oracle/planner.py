@@ -52,8 +52,6 @@ Item = TypeVar("Item")
 
 
 class Planner(Generic[Item]):
-    """Plans all banks of a model together."""
-
     def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, first: int = 0, may_stop: bool = False) -> None:
         self.banks = list(banks)
         self.first = first
@@ -74,7 +72,6 @@ class Planner(Generic[Item]):
 
     @property
     def rest(self) -> list[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]]:
-        """Batches that were added and have not entered."""
         return list(self._inbox)
 
     def add(self, item: Item, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
@@ -101,7 +98,6 @@ class Planner(Generic[Item]):
         return item, steps
 
     def executed(self, number: int) -> None:
-        """Mark steps before `number` as done."""
         for bank in self.banks:
             bank.executed(number - self.first)
 
@@ -118,7 +114,8 @@ class Planner(Generic[Item]):
             except BatchTooLarge as error:
                 if not self._may_stop:
                     raise
-                self.stopped = error.at(self.first, i)
+                error.number, error.bank = self.first + error.number, i
+                self.stopped = error.with_traceback(None)  # its frames hold arrays
                 return
         self._inbox.popleft()
         self._entered.append((item, nbytes))

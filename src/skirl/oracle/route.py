@@ -18,8 +18,6 @@ HEAD = 4
 
 @dataclass(slots=True)
 class Letter:
-    """A message from one trainer to another."""
-
     kind: int
     """`BATCH`; `END`: there are no more; or `ERROR`: the sender cannot go on."""
     number: int
@@ -75,8 +73,6 @@ class FailedElsewhere(RuntimeError): ...
 
 @dataclass(slots=True)
 class Joined:
-    """A batch after its exchange."""
-
     banks: list[Positions]
     """By bank: what all ranks ask of this one; this is planned."""
     serve: list[np.ndarray]

@@ -59,7 +59,6 @@ class RowStates:
         return RowArrays(self.base, self.key, self.dense, self.hashed)
 
     def reserve(self, count: int) -> None:
-        """Make room for this many more hashed rows."""
         self.index.reserve(count)
         used = len(self.key) - self.n_free
         if count <= self.n_free:
@@ -88,10 +87,9 @@ class RowStates:
     def name(self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
         """Write the handles of a batch's distinct rows that are outside of small tables; make those that are missing.
         Table t's rows are found[low[t]:], and their handles go to out[first[t]:first[t + 1]]."""
-        if self.any_hashed:
-            self.reserve(len(out))
-            args: Any = (tables, self.base, found, low, first, *self._named, out)
-            self._added(_name(*args))
+        for t in np.flatnonzero(self.base[tables] < 0):
+            of = out[first[t] : first[t + 1]]
+            of[:] = self.handles(tables[t] << ROW_BITS | found[low[t] : low[t] + len(of)])
 
     @property
     def _named(self) -> tuple[Any, ...]:
@@ -123,26 +121,6 @@ def zeros(count: int) -> np.ndarray:
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no large pages
     memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.int32)
-
-
-@kernel
-def _name(tables, base, found, low, first, entry_key, index_keys, index_values, free, n_free, out):
-    before, mask = n_free, len(index_keys) - 1
-    for t in range(len(tables)):
-        if base[tables[t]] >= 0:
-            continue
-        high, rows, mine = tables[t] << ROW_BITS, found[low[t] :], out[first[t] : first[t + 1]]
-        for i in range(len(mine)):
-            ask(index_keys, index_values, mask, high | rows[min(i + AHEAD, len(mine) - 1)])
-            key = high | rows[i]
-            handle = find(index_keys, index_values, mask, key)
-            if handle < 0:
-                n_free -= 1
-                handle = free[n_free]
-                insert(index_keys, index_values, mask, key, handle)
-                entry_key[handle] = key
-            mine[i] = handle
-    return before - n_free
 
 
 @kernel

@@ -164,7 +164,7 @@ class Reader:
 
     def _digest(self, step: list[Ids]) -> int:
         """Return a digest that differs if an id, its feature or its bag does."""
-        return hash(tuple(ids.hashes[name].ids for ids in step for name in self._features))
+        return hash(tuple(ids.hashes[name][0] for ids in step for name in self._features))
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

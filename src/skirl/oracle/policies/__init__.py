@@ -1,1 +1,1 @@
-"""Eviction policies, which decide which rows leave the cache. One per file."""
+"""Eviction policies, which decide which rows leave the cache."""

@@ -11,8 +11,6 @@ from skirl.oracle.policies.minimum import Minimum
 
 
 class Policy(Protocol):
-    """An eviction rule."""
-
     wants_last: bool
     """True if `used` needs the last batch of the window that uses each row."""
 

@@ -26,7 +26,6 @@ class LRU:
         self._time += len(slots)
 
     def _others(self, batch: np.ndarray) -> np.ndarray:
-        """Return the slots of resident rows that the batch does not use."""
         resident = self._clock >= 0
         resident[batch[batch >= 0]] = False
         return np.flatnonzero(resident)

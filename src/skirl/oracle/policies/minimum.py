@@ -30,7 +30,6 @@ class Minimum:
         self._free = np.array([-1, 0], np.int64)
         """The first free piece, and the number of free pieces."""
         self._held = np.zeros(self._size, np.int64)
-        """Number of pieces of each list."""
         self._called = np.zeros(self._size, np.int32)
         """For each list: how many slots at its head came from the queue, in the order of the batch that called them."""
         self._now = 0
@@ -60,7 +59,7 @@ class Minimum:
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         """Move every row of the batch on to the list of its next batch."""
-        farthest = int(_last_known(next_uses))
+        farthest = int(np.where(next_uses == NEVER, -1, next_uses).max(initial=-1))
         self._reach(farthest)
         self._farthest = max(self._farthest, farthest)
         # The rows that waited for this batch are exactly those of its list: they all move, so the list is dropped whole.
@@ -75,7 +74,6 @@ class Minimum:
         )
 
     def _reserve(self, slots: int) -> None:
-        """Make sure that there are pieces for this many more slots, on whatever lists."""
         need = slots // (PIECE - 1) + min(slots, self._size) + 1
         if need <= self._free[1]:
             return
@@ -100,14 +98,6 @@ class Minimum:
         lists, held, called = np.full((size, 4), -1, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int32)
         lists[new], held[new], called[new] = self._lists[old], self._held[old], self._called[old]
         self._lists, self._held, self._called, self._size = lists, held, called, size
-
-
-@kernel
-def _last_known(next_uses):
-    last = np.int32(-1)
-    for use in next_uses:
-        last = max(last, use if use != NEVER else np.int32(-1))
-    return last
 
 
 @kernel
