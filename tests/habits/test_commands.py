@@ -218,7 +218,7 @@ def test_what_to_predict_has_to_be_said(folder, tmp_path):
         Evaluate(save=tmp_path, held_out=True).run()
     rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
     skirl.save(tmp_path, model=rows)
-    with pytest.raises(ValueError, match=r"was saved by a loop that is not skirl train's"):
+    with pytest.raises(ValueError, match=r"was saved by another loop than skirl train's"):
         Evaluate(save=tmp_path, held_out=True).run()
 
 
