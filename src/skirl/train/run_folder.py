@@ -45,7 +45,7 @@ GROUPS = {
 
 
 class Lines:
-    """A file of JSON lines. It grows by whole pieces: one that fails leaves nothing behind, and does not stop the next."""
+    """JSON lines. The file grows by whole pieces: one that fails leaves nothing behind, and does not stop the next."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name
@@ -93,8 +93,7 @@ class TensorBoard:
         if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(self._of(step=begun_at + 1, session_log=log))
-        self._due = b"".join(head)
-        """What has to be written before anything else."""
+        self._due = b"".join(head)  # before anything else
         self._add(b"")
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -141,15 +140,9 @@ class RunFolder:
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        name: str,
-        flags: Mapping[str, Any],
-        every: int = 50,
-        resume: bool = False,
+        self, folder: str, *, name: str, flags: Mapping[str, Any], every: int = 50, resume: bool = False,
         trainers: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Check the folder. "none" writes nothing, "auto" makes a new one named after `name` and the time."""
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
@@ -190,13 +183,12 @@ class RunFolder:
             return self
         folder = self.folder
         self._check()
-        try:
-            self._new = self._new or not folder.exists()
+        self._new = self._new or not folder.exists()
+        self.folder = None
+        with self._missing.tried(f"the run's folder {folder}", None, of=OSError):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            with self._missing.tried(f"the run's folder {folder}", None):
-                raise
-            self.folder = None
+            self.folder = folder
+        if self.folder is None:
             return self
         with self._missing.tried(CONFIG, folder):
             put_json(folder / CONFIG, self._config())

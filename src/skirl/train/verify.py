@@ -126,9 +126,8 @@ def compare(one: Trace, other: Trace, schema: Schema, steps: Iterable[Sequence[B
         return row(int(only[0]), trained.get(int(only[0]), 0), f"only {holder.name} has it at the end")
     lost = np.flatnonzero((one.rows.view(np.uint32) != other.rows.view(np.uint32)).any(axis=1))
     if lost.size:
-        return row(
-            int(one.keys[lost[0]]), trained[int(one.keys[lost[0]])], "equal after it, but not at the end of the run"
-        )
+        key = int(one.keys[lost[0]])
+        return row(key, trained[key], "equal after it, but not at the end of the run")
     return None
 
 
