@@ -128,7 +128,7 @@ def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when:
     [
         (
             {"valid": None, "eval_every": None},
-            "epochs is 10, and losses from the second on are of samples that .*: set valid",
+            "epochs is 10, and losses from the second on are of samples trained on before: set valid",
         ),
         ({"rungs": "5%", "steps": 60, "eval_every": None}, "rungs is '5%' and epochs is 10, .*: set eval_every"),
     ],
