@@ -157,7 +157,6 @@ def _failed(name: str, error: Exception, code: int) -> int:
 
 
 def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
-    """Read and check a command's flags. Return the command, and whether it prints JSON and whether no progress."""
     kind = _command(name)
     words: tuple[str, ...] = ()
     if name == LAUNCH:

@@ -101,7 +101,6 @@ def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
 def write(
     path: str, schema: FileSchema, kept_names: list[str], groups: Iterator[Encoded], compression: str
 ) -> Iterator[int]:
-    """Write row groups, and yield the size of each once it is written. The file appears when complete."""
     place = Path(path)  # drops a trailing slash
     unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None

@@ -143,7 +143,6 @@ class DataFlags:
         return Sessions(**shape) if self.path == SESSIONS else Synthetic(self.path, **shape)
 
     def _refuse_unread(self) -> None:
-        """Raise if a flag is set that this data does not read: the run would use other data than the user meant."""
         files = self.kind != "synthetic"
         for unread, names, of in (
             (not files, _OF_FILES, "files, and data is synthetic: leave it out"),
@@ -182,7 +181,6 @@ class Unlabelled(DataFlags):
 
 
 def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:
-    """Raise unless `data` names files and `out` is a path that can be written."""
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
     if not Path(out).absolute().parent.is_dir():

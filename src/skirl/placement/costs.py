@@ -205,7 +205,6 @@ def train_net(sets: Sets, seed: int, start: ComputeNet | None = None) -> Compute
 
 
 def _module(inputs: int, units: int, outputs: int, generator: torch.Generator) -> nn.Sequential:
-    """Return two layers; the last one starts near 0."""
     first, last = nn.Linear(inputs, units), nn.Linear(units, outputs)
     with torch.no_grad():
         for layer in (first, last):
@@ -304,7 +303,6 @@ def save_costs(costs: Costs, path: Path) -> None:
 
 
 def load_costs(path: Path, *, link: float, ranks: int, kernels: Sequence[str] = KERNELS[:1]) -> Costs:
-    """Read costs of one of some kernels."""
     body = read_sealed(path, format=FORMAT, version=VERSION, what="file of costs")
     check_kernel(body["backend"], kernels, f"{path} is")
     if tuple(body["terms"]) != TERMS:

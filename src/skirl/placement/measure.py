@@ -144,7 +144,6 @@ class Arena:
         return self.outputs[begin : begin + floats].reshape(bags, dim)
 
     def evict(self) -> None:
-        """Read enough to evict everything else from the last-level cache."""
         self.evicted[::_LINE].sum()
 
     def ready(self, lookups: Lookups, piece: Piece) -> Any:

@@ -103,7 +103,6 @@ def steps(
 
 
 def touched_rows(recipe: Recipe) -> int:
-    """Read all ids and return how many distinct rows the run will touch."""
     schema = Schema.of(recipe.tables())
     touched = Seen(schema)
     with progress_of("count rows", recipe.stream().steps) as progress:

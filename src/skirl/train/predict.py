@@ -66,7 +66,6 @@ class SavedRun:
         return bool(self.source.labels)
 
     def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
-        """Yield the batches, each with the numbers of its samples among all rows of the data."""
         if isinstance(self.source, Files):
             for batch, numbers in self.source.numbered():
                 yield batch if self.look_up is None else self.look_up(batch), numbers

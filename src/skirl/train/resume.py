@@ -163,7 +163,6 @@ OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field i
 
 
 def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
-    """Raise if the flags make another model than the one whose weights are taken."""
     then = f"its weights fit no other model, so set what {path} has"
     check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
 

@@ -290,8 +290,6 @@ class RunFolder:
 
 
 class Since:
-    """Makes lines of what happened since the previous one, or since the start in this process."""
-
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
 

@@ -192,7 +192,6 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize) -> Trace:
 
 
 def stored(embeddings: Collection) -> tuple[np.ndarray, np.ndarray]:
-    """Write all rows back. Return the keys that have a row, ascending, and the rows."""
     embeddings.flush()
     engine = embeddings.engine
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))

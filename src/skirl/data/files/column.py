@@ -171,7 +171,6 @@ class Encoded:
         )
 
     def batch(self, rows: np.ndarray, names: list[str]) -> Batch:
-        """Return these rows (int64) as a batch, in this order. names: of the features."""
         bags = [column.bags(rows) for column in self.ids]
         values = np.empty(sum(each.ids for each in bags), np.int64)
         jagged: dict[str, Any] = {}
@@ -194,7 +193,6 @@ class Encoded:
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return where each list begins, and where the last one ends (int64 [lists + 1])."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

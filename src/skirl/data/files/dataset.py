@@ -116,7 +116,6 @@ class Windows:
     most_rows: int | None = None
     """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
     partial: bool = False
-    """Read only the rows that are in samples."""
 
     def samples(self, number: int, rows: int, sessions: np.ndarray | None = None) -> tuple[list[list[Cut]], np.ndarray]:
         """The batches of each step in window `number` of `rows` rows, and the row of each sample in them, in order (int64).

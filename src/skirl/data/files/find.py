@@ -13,32 +13,28 @@ MOST_NAMES = 40  # columns of a file that an error lists
 LONGEST = 60  # characters of a found value that an error shows
 
 
-class _Located(ValueError):
-    """An error that is made of several texts; worker processes send it."""
-
-    def __init__(self, message: str, *parts: str) -> None:
-        super().__init__(message)
-        self.parts = parts
-
-    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
-        return type(self), self.parts
-
-
-class BadFile(_Located):
-    """A file cannot be read in the format that it should have."""
+class BadFile(ValueError):
+    """A file cannot be read in the format that it should have. Worker processes send it."""
 
     def __init__(self, file: str, found: str, then: str) -> None:
-        super().__init__(f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}", file, found, then)
+        super().__init__(file, found, then)
         self.found = found
 
+    def __str__(self) -> str:
+        file, found, then = self.args
+        return f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}"
 
-class BadRow(_Located):
+
+class BadRow(ValueError):
     """A value in a row is not what its column should hold."""
 
     def __init__(self, file: str, where: str, found: str, expected: str) -> None:
-        mend = "fix it, or skip such rows with --bad-rows skip"
-        super().__init__(f"{file}, {where}: {found}, expected {expected}: {mend}", file, where, found, expected)
+        super().__init__(file, where, found, expected)
         self.where = where
+
+    def __str__(self) -> str:
+        file, where, found, expected = self.args
+        return f"{file}, {where}: {found}, expected {expected}: fix it, or skip such rows with --bad-rows skip"
 
 
 class BadSchema(ValueError):

@@ -167,13 +167,11 @@ class Files:
         return {"epoch": 0, **self.begin._asdict(), "window": 0, "next": 0, "batches": 0}
 
     def _parts(self) -> Iterator[tuple[Encoded, FilePart]]:
-        """Yield the rows of one epoch in order, as files yield them, each piece with its part."""
         self.bad_rows, self._first_bad = 0, None
         with closing(pieces(self.dataset, self.encoder, [Windows(self.begin, self.end)], self.workers)) as source:
             yield from self._counted(source, count=True)
 
     def _all(self, state: dict[str, int]) -> Iterator[tuple[list[Batch], dict[str, int]]]:
-        """Yield the batches of each step, with the state after it."""
         done, skip, first = state["batches"], state["next"], state["epoch"]
         if self.batches is not None and done >= self.batches:
             return
@@ -226,7 +224,6 @@ class Files:
     def _counted(
         self, source: Iterator[tuple[Encoded, FilePart] | None], count: bool
     ) -> Iterator[tuple[Encoded, FilePart]]:
-        """Yield the pieces of one epoch. count: count their malformed rows."""
         for piece, part in iter(lambda: next(source), None):
             if count:
                 self.bad_rows += piece.bad

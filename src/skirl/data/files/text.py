@@ -188,7 +188,6 @@ class _Plain:
         self._file: Any = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
 
     def read(self, begin: int, size: int) -> bytes:
-        """Return at most `size` bytes from `begin` on; fewer only at the end."""
         return os.pread(self._file.fileno(), size, begin)
 
     def close(self) -> None:

@@ -123,7 +123,6 @@ class FingerprintCounts:
                 self._spill()
 
     def merged(self, table: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield all fingerprints of a table in ascending order with their counts, in pieces."""
         self._count()
         runs = [self._counted[table], *(tuple(np.load(run, mmap_mode="r")) for run in self._runs[table])]
         entries = sum(len(keys) for keys, _ in runs)

@@ -176,7 +176,6 @@ class Growing:
         self._state = self._snapshot()
 
     def _mapped(self, state: Mapping[str, Any] | None) -> Iterator[Batch]:
-        """Yield the batches from a state's snapshot on, with rows in place of values."""
         self._begin()
         if state is not None:
             self.inner.load_state_dict(state["files"])
@@ -237,7 +236,6 @@ class Growing:
         self._resume = self._state = state
 
     def _again(self, batches: Iterator[Batch], since: int) -> None:
-        """Read the `since` batches again that were handed out after the snapshot."""
         for number in range(since):
             if next(batches, None) is None:
                 raise ValueError(

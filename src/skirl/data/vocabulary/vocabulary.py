@@ -167,7 +167,6 @@ class Vocabulary:
 
 
 def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Write a vocabulary file: each table's fingerprints in order of rows, and their counts."""
     arrays = {
         f"{table}.{what}": np.ascontiguousarray(array, np.uint64)
         for table, pair in tables.items()
