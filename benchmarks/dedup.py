@@ -29,7 +29,7 @@ from skirl.core.tables import Table
 from skirl.data.files.columnar import KEY
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.flags import DataFlags
-from skirl.data.sessions import ITEMS, Sessions
+from skirl.data.synthetic import ITEMS, Sessions
 from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.sessions import Sessions as by_session
 from skirl.nn.collection import EmbeddingBagCollection

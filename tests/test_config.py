@@ -45,17 +45,6 @@ def test_toml_and_json_give_the_same_flags(tmp_path):
     assert read(tmp_path / "a.toml", toml) == read(tmp_path / "a.json", json.dumps(flags)) == expected
 
 
-def test_a_flag_of_another_command_is_passed_over_and_one_of_a_sweep_refused(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text('from = "x"\nbatch = 8\nvary = []\n')
-    assert read_config(path, FLAGS, KNOWN) == {"batch": 8}
-    path.write_text('vary = ["lr=1,2"]')
-    with pytest.raises(ValueError) as error:
-        read_config(path, FLAGS, KNOWN)
-    told = f"vary is a flag of skirl sweep, not of this command: use `skirl sweep --config {path}`, or leave it out"
-    assert str(error.value) == f"{path}: {told}"
-
-
 def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_path):
     of_run = json.dumps({"command": "train", "flags": {"batch": 8, "rate": None, "out": "x"}, "begun_at": 0})
     assert read(tmp_path / "config.json", of_run) == {"batch": 8, "rate": None}

@@ -24,41 +24,11 @@ if TYPE_CHECKING:
     from skirl.train.run_folder import lines_of
 
 __all__ = [
-    "FTRL",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "Batch",
-    "CheckpointError",
-    "Constant",
-    "Default",
-    "EmbeddingBag",
-    "EmbeddingBagCollection",
-    "EmbeddingCollection",
-    "Grown",
-    "Hashed",
-    "InVocabulary",
-    "KeyedJagged",
-    "Longest",
-    "Lookahead",
-    "Normal",
-    "Output",
-    "RowwiseAdagrad",
-    "Saving",
-    "ShardSampler",
-    "Sweep",
-    "Table",
-    "Uniform",
-    "Variant",
-    "export",
-    "import_rows",
-    "lines_of",
-    "load",
-    "lookahead",
-    "moved",
-    "save",
-]
-
+    "FTRL", "SGD", "Adagrad", "Adam", "Batch", "CheckpointError", "Constant", "Default", "EmbeddingBag",
+    "EmbeddingBagCollection", "EmbeddingCollection", "Grown", "Hashed", "InVocabulary", "KeyedJagged", "Longest",
+    "Lookahead", "Normal", "Output", "RowwiseAdagrad", "Saving", "ShardSampler", "Sweep", "Table", "Uniform", "Variant",
+    "export", "import_rows", "lines_of", "load", "lookahead", "moved", "save",
+]  # fmt: skip
 _PACKAGES = ("data", "dedup", "lightning", "models", "nn", "store", "torchrec", "train")
 
 __getattr__ = lazily(__name__, *_PACKAGES)

@@ -5,11 +5,5 @@ from skirl.placement.torchrec.planner import SkirlPlanner, sharding_plan, table_
 from skirl.placement.torchrec.statistics import cache_statistics, hardware_config, measure_costs
 
 __all__ = [
-    "SkirlPlanner",
-    "cache_statistics",
-    "hardware_config",
-    "measure_costs",
-    "sharding_plan",
-    "swap",
-    "table_plan",
-]
+    "SkirlPlanner", "cache_statistics", "hardware_config", "measure_costs", "sharding_plan", "swap", "table_plan",
+]  # fmt: skip

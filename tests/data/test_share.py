@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 from torch.utils.data import Sampler
 
 import skirl
-from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.batch import Batch
 from skirl.data import DataFlags, Source, Synthetic
 from skirl.data.files.encode import Encoder
 from skirl.data.share import block
-from skirl.data.vocabulary.growing import part_of
 from tests.cases import cases
 from tests.data import logs
-from tests.data.logs import INTS
 
 ROWS = 304
 COLUMNS = ["y", "age", "item", "seen"]
@@ -216,28 +214,6 @@ def test_no_row_of_another_is_encoded(folder: Path, name: str, shuffle: int, mon
 def test_workers_read_the_same_shards(folder: Path) -> None:
     alone, by_two = (opened(folder / "text", 40, shuffle=100, workers=n).sharded(1, 3, 4) for n in (0, 2))
     assert list(map(samples_of, alone)) == list(map(samples_of, by_two))
-
-
-@given(st.integers(1, 6), st.data())
-@cases(20)
-def test_a_part_of_a_batch_has_its_samples(samples: int, data: st.DataObject) -> None:
-    whole = Synthetic("tiny", samples, pooling_factor=2).batch(data.draw(st.integers(0, 50)))
-    low = data.draw(st.integers(0, samples))
-    high = data.draw(st.integers(low, samples))
-    assert samples_of(part_of(whole, low, high)) == samples_of(whole)[low:high]
-    ids = whole.sparse.values()
-    whole.sparse = KeyedJagged(list(whole.sparse.keys()), ids, lengths=whole.sparse.lengths(), weights=ids * 0.5)
-    part = part_of(whole, low, high).sparse
-    assert torch.equal(part.values() * 0.5, part.weights_or_none())
-
-
-def test_a_malformed_row_is_an_error_of_whose_it_is(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("".join(f"1,{i if i != 13 else 'x'}\n" for i in range(16)))
-    (tmp_path / "s.toml").write_text(INTS)
-    stream = DataFlags(f"csv:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml"), rows="50", batch=8).files()
-    assert len(list(stream.sharded(0, 2, 4))) == 4
-    with pytest.raises(ValueError, match="line 14"):
-        list(stream.sharded(2, 3, 4))
 
 
 # The batch sampler

@@ -84,7 +84,7 @@ def test_repeats_are_found_in_clustered_files_of_others(tmp_path: Path) -> None:
     assert [batch.sparse.values().tolist() for batch in going] == [
         batch.sparse.values().tolist() for batch in batches[1:]
     ]
-    with pytest.raises(ValueError, match="with repeats 'find', not 'stored'"):
+    with pytest.raises(ValueError, match="whose repeats has find, not stored"):
         stored.load_state_dict(state)
     with pytest.raises(ValueError, match="an open vocabulary gives ids rows when batches are made"):
         DataFlags(whole, batch=50, repeats="find", vocab="open")

@@ -36,15 +36,6 @@ def test_rows_without_room_for_a_first_order_weight_are_refused(kind: type[Model
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_the_same_seed_gives_the_same_model(kind: type[Model]) -> None:
-    def made(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return torch.cat([p.detach().flatten() for p in kind.tiny(collection(kind.row_dim(8)), DENSE).parameters()])
-
-    assert torch.equal(made(3), made(3)) and not torch.equal(made(3), made(4))
-
-
-@pytest.mark.parametrize("kind", ALL)
 def test_a_models_state_goes_to_another(kind: type[Model]) -> None:
     """Only dense weights: rows are not in a state dict."""
     data = batches(1)[0]

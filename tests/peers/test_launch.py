@@ -102,7 +102,7 @@ def test_trainers_end_with_the_launcher(launched, tmp_path, number, code):
         ([], "nothing is launched: write a command after --"),
         (["--", "trian"], "'trian' cannot be launched"),
         (["--", "launch", "--", "train"], "'launch' cannot be launched"),
-        (["--", "gone.py"], "there is no file gone.py"),
+        (["--", "gone.py"], "'gone.py' cannot be launched"),
         (["-n", "0", "--", "report"], "--trainers is 0: set it to 1 or more"),
         (["--", "train", "--stpes", "3"], "there is no flag --stpes: did you mean --steps?"),
         (["--", "train", "--data", "synthetic:tiny", "--steps", "0"], "steps is 0"),

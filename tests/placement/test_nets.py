@@ -43,7 +43,7 @@ def net(seed: int = 0, size: float = 0.3) -> ComputeNet:
 
 
 def costs(ranks: int, seed: int = 0) -> Costs:
-    return Costs(dict.fromkeys(("sgd", "adagrad"), MS), 1e8, ranks, net=net(seed), report={"why": "drawn"})
+    return Costs(dict.fromkeys(("sgd", "adagrad"), MS), 1e8, ranks, net=net(seed), machine={"why": "drawn"})
 
 
 def spec(n: int, rows: int = 3000, dim: int = 16, pooling: float = 6.0, **more) -> TableSpec:
@@ -139,7 +139,7 @@ def test_a_net_learns_what_a_sum_cannot_say(monkeypatch):
 
 
 def test_costs_come_back(tmp_path):
-    made = replace(costs(2), noise=0.1, machine={"processor": "Z80", "device": "cpu"})
+    made = replace(costs(2), machine={"processor": "Z80", "device": "cpu"})
     save_costs(made, tmp_path / "c.json")
     found = load_costs(tmp_path / "c.json", link=1e8, ranks=2)
     sets = [[(spec(1), 500, 12), (spec(2), 3000, 64)]]

@@ -155,18 +155,6 @@ def test_what_may_not_move_or_be_cut_stays():
     assert {p.dim for p in pieces[3]} == {32} and {p.rows for p in pieces[2]} == {4000}
 
 
-def test_costs_and_cuts_are_those_of_the_piece():
-    specs = [spec(0, 400, 32, 5), spec(1, 400, 32, 5, "rowwise-adagrad"), spec(2, 400, 32, 5, "adagrad")]
-    problem = Problem(specs, (UNBOUND,) * 2, costs(2))
-    pieces = [Piece(n, 0, rows, 0, dim) for n in range(3) for rows in (400, 200) for dim in (32, 16)]
-    for piece in (*pieces, *pieces):
-        of, costs_of = specs[piece.table], problem.costs
-        wanted = costs_of.part(of, piece.rows, piece.dim)[0], costs_of.exchange(of, piece.dim)
-        assert problem.cost(piece) == (*wanted, of.nbytes(piece.rows, piece.dim))
-    assert [problem.by_columns(s) for s in specs] == [True, False, True] and all(map(problem.by_rows, specs))
-    assert Problem(specs, (UNBOUND,) * 2, costs(2), "always").by_columns(specs[1])
-
-
 def test_a_search_that_runs_out_of_time_says_so():
     three = [spec(n, 1000, 16, 1, split="no") for n in range(3)]
     with pytest.raises(ValueError, match=r"or set --seconds, since the search ran out of time, or --memory or --ranks"):

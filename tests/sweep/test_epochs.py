@@ -128,9 +128,9 @@ def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when:
     [
         (
             {"valid": None, "eval_every": None},
-            "epochs is 10, and losses from the second on are of samples that .*: set valid",
+            "epochs is 10, and losses from the second on are of samples trained on before: set valid",
         ),
-        ({"rungs": "5%", "steps": 60, "eval_every": None}, "rungs is '5%' and epochs is 10: .* so set eval_every"),
+        ({"rungs": "5%", "steps": 60, "eval_every": None}, "rungs is '5%' and epochs is 10, .*: set eval_every"),
     ],
 )
 def test_what_could_not_be_ranked_is_refused(more: dict[str, Any], says: str, tmp_path: Path):

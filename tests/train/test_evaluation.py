@@ -13,7 +13,7 @@ import skirl
 from skirl.cli.train import Train
 from skirl.data import Synthetic
 from skirl.models import DLRM
-from skirl.train.evaluation import Evaluation, evaluate
+from skirl.train.evaluation import evaluate
 from skirl.train.metrics import Scores
 from tests.train.test_metrics import plain_auc
 
@@ -91,18 +91,6 @@ def test_the_scores_are_those_of_all_logits_at_once():
 
 def scores(loss: float | None) -> Scores:
     return Scores(samples=10, auc=0.5, logloss=loss, ne=1.0, calibration=1.0)
-
-
-def test_patience_counts_evaluations_since_the_best():
-    evaluation = Evaluation(every=1, patience=2)
-    for step, (loss, stops) in enumerate([(0.5, False), (0.6, False), (0.4, False), (0.4, False), (None, True)], 1):
-        evaluation.add(step, scores(loss), 0.1)
-        assert evaluation.stops == stops
-    assert (evaluation.best, evaluation.best_step) == (0.4, 3)
-    other = Evaluation(every=1, patience=3)
-    other.load_state_dict(evaluation.state_dict())
-    assert not other.stops and other.result() == evaluation.result()
-    assert not Evaluation(every=1).stops
 
 
 def test_a_run_that_overfits_stops_and_stays_stopped(tmp_path):

@@ -52,18 +52,6 @@ def test_auc_is_exact_for_scores_of_few_bits(pairs: list[tuple[float, bool]]) ->
     assert auc == (pytest.approx(plain_auc(scores, labels), abs=1e-14) if both else None)
 
 
-def test_auc_ties_count_one_half_and_the_zeros_are_equal() -> None:
-    assert scored(np.array([0.0, -0.0]), np.array([1.0, 0.0])).auc == 0.5
-
-
-def test_auc_does_not_depend_on_how_the_stream_is_cut() -> None:
-    logits, labels = sample(3000, seed=2)
-    parts = Metrics()
-    for part in np.array_split(np.random.default_rng(0).permutation(3000), 7):
-        parts.update(torch.tensor(logits[part]), torch.tensor(labels[part]))
-    assert parts.scores().auc == scored(logits, labels).auc
-
-
 def test_log_loss_and_its_companions_are_the_definitions() -> None:
     logits, labels = sample(5000, seed=3, scale=8)
     metrics = Metrics()

@@ -1,7 +1,6 @@
 """Predictions of saved runs on real click logs, on numbered batches, and by several threads at once."""
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,18 +113,6 @@ def test_logits_are_those_of_one_batch_after_the_other(model: nn.Module, when: s
     assert bool(apart) == (when != "always")
 
 
-def test_two_items_are_worked_on_at_once_and_come_in_order() -> None:
-    met = threading.Barrier(2, timeout=10)
-
-    def work(n: int) -> int:
-        met.wait()  # fails if a single thread does all the work
-        time.sleep(0.002 if n % 2 == 0 else 0)
-        return -n
-
-    with side_by_side(work, iter(range(20)), 2) as results:
-        assert list(results) == [-n for n in range(20)]
-
-
 def test_an_error_comes_where_its_result_would_have_come() -> None:
     def items() -> Iterator[int]:
         yield from range(5)
@@ -138,17 +125,3 @@ def test_an_error_comes_where_its_result_would_have_come() -> None:
                 found.append(result)
         assert len(found) == before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-side")]
-
-
-def test_who_leaves_early_leaves_nothing_behind() -> None:
-    taken = []
-
-    def items() -> Iterator[int]:
-        for n in range(1000):
-            taken.append(n)
-            yield n
-
-    with side_by_side(lambda n: n, items(), 2) as results:
-        assert next(results) == 0
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-side")]
-    assert len(taken) < 10

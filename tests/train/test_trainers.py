@@ -169,17 +169,6 @@ def test_the_best_checkpoint_is_kept_by_one_for_all(by_trainers, tmp_path):
     assert learned(tmp_path / "two" / folder.BEST) != learned(tmp_path / "two")
 
 
-def test_minutes_are_those_of_the_first(by_trainers, tmp_path, monkeypatch):
-    def asked(keeper: Keeper) -> Asked:
-        return Asked(save=keeper._data.step == (3 if keeper._first else 4))
-
-    monkeypatch.setattr(Keeper, "asked", asked)
-    results = by_trainers(2, **SMALL, save=tmp_path, save_minutes=1.0, keep=9)
-    assert [result["checkpoints"]["count"] for result in results] == [3, 3]
-    steps = [step for step, _ in folder.headers_with_steps(tmp_path)]
-    assert steps == [6, 3, 0]
-
-
 def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monkeypatch):
     """Whenever the signal comes: if all have already agreed on a step, it waits for the next one."""
     real = TrainerShare.whole

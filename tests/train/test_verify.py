@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 from skirl import cli
 from skirl.cli.train import Verify
@@ -55,26 +54,6 @@ def test_equal_runs(flags):
     assert run["moved"]["fetched"] > 0 == run["resident_moved"]["fetched"]
     assert run["rows"] == report["touched"] == run["resident_moved"]["new"]
     assert run["losses"] == Verify.of(**{**SMALL, **flags}).recipe.data.steps
-
-
-def test_kaggle_like_tables_with_a_cache_of_few_of_the_touched_rows():
-    """1% of them and all optimizers in a campaign, 2% and the one with the widest rows in `make test`."""
-    percent, steps, names = (
-        (1, 230, ROW_OPTIMIZERS) if settings.get_current_profile_name() == "campaign" else (2, 100, ("adam",))
-    )
-    flags = {
-        "data": "synthetic:criteo-kaggle",
-        "batch": 2,
-        "steps": steps,
-        "cache": f"touched:{percent}%",
-        "threads": 1,
-    }
-    for name in names:
-        report = Verify.of(**{**SMALL, **flags, "optimizer": name}).run()
-        (run,) = report["runs"]
-        assert run["optimizer"] == name and run["difference"] is None
-        assert run["cache"] == report["touched"] * percent // 100
-        assert run["moved"]["fetched"] > 10 * run["cache"] and run["moved"]["forwarded"] > 0
 
 
 def test_rows_that_travel_to_a_disk_are_equal(tmp_path):

@@ -143,7 +143,7 @@ def _code(result: Mapping[str, Any]) -> int:
 
 
 def _failed(name: str, error: Exception, code: int) -> int:
-    """Print an error whose message is meant for users and return `code`; raise any other, to show its traceback."""
+    """Print an error whose message is meant for users; raise any other, to show its traceback."""
     if "skirl.peers.job" in sys.modules:
         sys.modules["skirl.peers.job"].fail(error)  # or the other trainers would wait for this one
     is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
@@ -157,7 +157,6 @@ def _failed(name: str, error: Exception, code: int) -> int:
 
 
 def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
-    """Read and check a command's flags. Return the command, and whether it prints JSON and whether no progress."""
     kind = _command(name)
     words: tuple[str, ...] = ()
     if name == LAUNCH:
@@ -187,19 +186,14 @@ def _check_launched(words: tuple[str, ...]) -> None:
     """Raise what every trainer would raise, before any is started."""
     if not words:
         raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train --data ...`")
-    if words[0].endswith(".py"):
-        if not Path(words[0]).is_file():
-            raise ValueError(
-                f"there is no file {words[0]}: write the path of a Python file after --, or a command of skirl"
-            )
-        return
-    if words[0] not in COMMANDS or words[0] == LAUNCH:
+    if words[0] in COMMANDS and words[0] != LAUNCH:
+        _parse(words[0], list(words[1:]))
+    elif not (words[0].endswith(".py") and Path(words[0]).is_file()):
         raise ValueError(f"{words[0]!r} cannot be launched: write a command after --, such as train, or a Python file")
-    _parse(words[0], list(words[1:]))
 
 
 def _config_of(args: list[str]) -> Path | None:
-    """Return the path given by --config. It sets the defaults of all other flags, so it must be known before them."""
+    """It sets the defaults of all other flags, so it must be known before them."""
     named = [after if arg == "--config" else arg.removeprefix("--config=") for arg, after in zip(args, [*args[1:], ""])
              if arg.partition("=")[0] == "--config"]  # fmt: skip
     if len(named) > 1:

@@ -156,7 +156,6 @@ def _refuse(prog: str, why: str) -> NoReturn:
 
 
 def _begun(sentence: str) -> str:
-    """Return a sentence as part of another one."""
     return f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}"
 
 

@@ -18,7 +18,6 @@ from skirl.tools.units import parse_bytes, size
 PART = 1 << 18
 """Bytes of text to read at a time: the rows in it may be many times as large."""
 LEAST_MEMORY = 256 << 20
-SHOWN = 12
 READ = ("samples", "seconds", "bad_rows_skipped", "first_bad_row")
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 
@@ -146,13 +145,7 @@ class Convert(SessionFlags):
             return
         check_in_and_out(self.data, self.out, folder=True)
         if self.engine != "spark" and self.master is not None:
-            raise ValueError(
-                f"master is {self.master!r}, and engine is not spark: set engine to spark, or leave master out"
-            )
-        if self.engine == "spark" and self.workers:
-            raise ValueError(
-                f"workers is {self.workers}, and Spark's processes read the files: leave workers or engine out"
-            )
+            raise ValueError(f"master is {self.master!r}, and engine is not spark: set engine to spark")
         if self.engine == "local" and find_spec("duckdb") is None:
             raise WrongFlags("by is 'session', and duckdb is not installed: pip install 'skirl[sessions]'")
         self._sessions()
@@ -200,9 +193,7 @@ class Convert(SessionFlags):
             files, shape = shaped(files, request)
             schema, kept = shape.schema, shape.kept
         found = same_rows(files, schema, kept, DataFlags(f"parquet:{self.out}", workers=self.workers).files())
-        wrong = (
-            f"{self.out} does not have the rows of {self.data} ({found['rows']:,} and {found['rows_written']:,} rows)"
-        )
+        wrong = f"{self.out} has {found['rows_written']:,} rows, which are not the {found['rows']:,} of {self.data}"
         return {"check": found, "failed": None if found["same"] else f"{wrong}: do not use it, and please report this"}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -259,14 +250,12 @@ class Analyze(SessionFlags):
         of = result["columns"]
         order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
         lines |= facts(result, "samples", "seconds", "sessions", "per_session", "sampled")
-        lines["columns"] = text([{"name": name, **of[name]} for name in order[:SHOWN]])
-        lines["columns"] += f"\nand {len(of) - SHOWN} more, which repeat less" * (len(of) > SHOWN)
+        lines["columns"] = text([{"name": name, **of[name]} for name in order])
         lines |= facts(result, "bytes", "lookup", "peak_bytes")
         if result["advice"] != "don't bother":
-            flags = [
-                f"--{name} {value}" for name in ("schema", "session", "user", "gap") if (value := getattr(self, name))
-            ]
-            lines["next"] = " ".join(["skirl convert --by session", f"--data {self.data}", *flags, "--out FOLDER"])
+            flags = {name: getattr(self, name) for name in ("data", "schema", "session", "user", "gap")}
+            given = [f"--{name} {value}" for name, value in flags.items() if value]
+            lines["next"] = " ".join(["skirl convert --by session", *given, "--out FOLDER"])
         return lines
 
 

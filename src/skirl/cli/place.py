@@ -80,7 +80,6 @@ class Place(Composed):
         self.rate()
 
     def caps(self) -> tuple[int, ...]:
-        """The bytes that each rank may hold."""
         from skirl.placement.problem import UNBOUND
 
         caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.memory or ()] or [UNBOUND]
@@ -137,16 +136,16 @@ class Place(Composed):
             for rank, cap in enumerate(problem.caps)
         ]  # fmt: skip
         load = placed.load if checked is None else checked.compute + exchange
-        result = {
+        check = None
+        if checked is not None:
+            check = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
+        return {
             "tables": len(specs), "cut": sum(len(of) > 1 for of in plan.pieces), "ranks": ranks, "kernel": self.kernel,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
             "balance": float(load.max() / load.mean()), "round_robin_ms": float(round_robin.load.max()),
-            "seconds": found.seconds, "in_time": found.in_time, "noise": costs.noise, "check": None,
+            "seconds": found.seconds, "in_time": found.in_time, "check": check,
             "out": None if self.out is None else str(self.out),
         }  # fmt: skip
-        if checked is not None:
-            result["check"] = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
-        return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines, checked = facts(result, "tables", "cut"), result["check"]
@@ -161,10 +160,8 @@ class Place(Composed):
         )
         if checked is not None:
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
-            lines["check"] = (
-                f"the best plans take {times} ms, number {checked['chosen'] + 1} is used; measuring again differs by "
-                f"{checked['noise']:.1%}"
-            )
+            number, noise = checked["chosen"] + 1, checked["noise"]
+            lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         lines["search"] = f"{result['seconds']:.1f} s" + ("" if result["in_time"] else "; stopped by --seconds")
         return lines | facts(result, "out")

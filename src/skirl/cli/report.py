@@ -54,7 +54,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _by_kind(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
-    """Return the lines of training, and those of evaluations."""
     train, evaluations = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     return train, evaluations
 
@@ -75,7 +74,6 @@ def _figure(value: float | None, digits: int = 4) -> str:
 
 
 def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
-    """Read the folder of a run, write a page, and return the facts."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
     lines, evaluations = _by_kind(lines_of(folder))
@@ -132,7 +130,6 @@ def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts of a run as lines of text, by title."""
     flags, steps, best = run["flags"], max(1, run["steps"]), run["best"]
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended" if run["ended"] else UNKNOWN
     lines = {
@@ -256,7 +253,6 @@ def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None) -
 
 
 def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
-    """Read the folder of a sweep, write its page and return the facts."""
     sweep, result = _read(folder / SWEEP), _read(folder / RESULT)
     try:
         data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
@@ -280,7 +276,6 @@ def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
 
 
 def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts of a sweep as lines of text, by title."""
     state = ("failed" if sweep["failed"] else "ended") if sweep["ended"] else UNKNOWN
     lines = {
         "sweep": f"{len(sweep['variants'])} variants on {sweep['flags'].get('data')}, {state}",

@@ -71,7 +71,6 @@ def text(value: Any, name: str = "") -> str:
 
 
 def listed(facts: Mapping[str, str]) -> str:
-    """Return facts as text, one on each line."""
     width = max(map(len, facts))
     lines = [f"  {name:<{width}}  " + value.replace("\n", "\n" + " " * (width + 4)) for name, value in facts.items()]
     return "\n".join(lines)
@@ -142,7 +141,6 @@ class Table:
 def write_page(
     path: Path, *, title: str, lead: Sequence[str], tables: Sequence[Table], charts: Sequence[Chart]
 ) -> None:
-    """Write a page: a title, sentences of which the first is the result, pictures, tables."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(html(title, lead, tables, charts), encoding="utf-8", errors="replace")

@@ -47,13 +47,11 @@ class SweepCommand(Composed):
         epochs = self.recipe.data.epochs
         if epochs > 1 and self.recipe.data.valid is None:
             raise ValueError(
-                f"epochs is {epochs}, and losses from the second on are of samples that variants have trained on, which do "
-                "not tell the best from one that learnt them by heart: set valid, such as 20%"
+                f"epochs is {epochs}, and losses from the second on are of samples trained on before: set valid, such as 20%"
             )
         if epochs > 1 and self.race.rungs is not None and self.evaluation.eval_every is None:
             raise ValueError(
-                f"rungs is {self.race.rungs!r} and epochs is {epochs}: from the second epoch on, rungs compare log losses "
-                "on the samples held out, so set eval_every"
+                f"rungs is {self.race.rungs!r} and epochs is {epochs}, so rungs compare held-out log losses: set eval_every"
             )
         if self.log_every is not None and self.log_every < 1:
             raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")

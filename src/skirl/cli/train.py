@@ -149,9 +149,7 @@ class Verify(Composed):
     def sizes(self) -> list[int]:
         words = [] if self.trainers is None else self.trainers.split(",")
         if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
-            raise ValueError(
-                f"trainers is {self.trainers!r}: set it to numbers from 1 to 64 with commas between, as 1,2,4"
-            )
+            raise ValueError(f"trainers is {self.trainers!r}: set it to numbers from 1 to 64, as 1,2,4")
         return [int(word) for word in words]
 
     def _with_trainers(self, touched: int) -> dict[str, Any]:
@@ -169,7 +167,7 @@ class Verify(Composed):
         return found | {"failed": failed}
 
     def recipes(self) -> list[Recipe]:
-        """Return a recipe for each optimizer. On disk, each has a folder of its own if there are several."""
+        """One for each optimizer. On disk, each has a folder of its own if there are several."""
         from skirl.store.specs import inside
 
         if self.optimizer != "all":

@@ -38,7 +38,7 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool) -> dict[
 
 
 def as_written(files: Files, as_rows: bool) -> tuple[Files, FileSchema, dict[str, str]]:
-    """Return the files with what is written of them, the schema of the converted file, and its unchanged columns."""
+    """The files with what is written of them, the schema of the converted file, and its unchanged columns."""
     if not as_rows:
         files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
     schema, kept = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
@@ -46,20 +46,14 @@ def as_written(files: Files, as_rows: bool) -> tuple[Files, FileSchema, dict[str
 
 
 def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) -> Files:
-    """Return the same files with `columns` kept in addition to what training reads.
-
-    all_there: treat a row that lacks one of them as malformed.
-    """
+    """The same files with `columns` kept besides what training reads; all_there: a row that lacks one is malformed."""
     wider = replace(files.encoder.schema, also=columns)
-    return replace(
-        files,
-        dataset=replace(files.dataset, schema=wider),
-        encoder=replace(files.encoder, schema=wider, all_there=all_there),
-    )
+    encoder = replace(files.encoder, schema=wider, all_there=all_there)
+    return replace(files, dataset=replace(files.dataset, schema=wider), encoder=encoder)
 
 
 def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
-    """Return the schema of a converted file, and its unchanged columns: the name in the source file by the new name."""
+    """The schema of a converted file, and its unchanged columns: the name in the source file by the new name."""
     names = [(column.name, f"{column.name} is missing")[: 1 + column.indicator] for column in schema.dense]
     dense = [Dense(name) for some in names for name in some]
     ids = []
@@ -71,11 +65,9 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
         ids.append(replace(column, column="", separator="", run="", **form))
     labels = tuple(Label(label.name, label.kind) for label in schema.labels)
     names = [column.name for column in (*labels, *dense, *ids)]
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise BadSchema(
-            f"two columns would be written under the name {twice[0]!r}: give one another name in the schema, and set "
-            "its column to what it is called in the file"
+            f"two columns would be written under the name {twice[0]!r}: give one another name in the schema"
         )
     kept: dict[str, str] = {}
     called: dict[str, Any] = {}
@@ -92,7 +84,7 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
 
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
-    """Return rows, with a list for each, as an Arrow table with the columns of a converted file."""
+    """Rows, with a list for each, as an Arrow table with the columns of a converted file."""
     arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]
     arrays += [pa.array(np.ascontiguousarray(rows.dense[:, k])) for k in range(len(schema.dense))]
     for column in (ids.expanded() for ids in rows.ids):
@@ -109,7 +101,6 @@ def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
 def write(
     path: str, schema: FileSchema, kept_names: list[str], groups: Iterator[Encoded], compression: str
 ) -> Iterator[int]:
-    """Write row groups, and yield the size of each once it is written. The file appears when complete."""
     place = Path(path)  # drops a trailing slash
     unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None

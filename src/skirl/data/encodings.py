@@ -33,12 +33,11 @@ class Encoding:
 
     @property
     def table(self) -> str:
-        """Name of the table that the rows belong to."""
         return self._spec.table or self._spec.name
 
     @property
     def rows(self) -> int:
-        """Number of rows of that table, to pass to `skirl.Table`."""
+        """Of that table, to pass to `skirl.Table`."""
         return self._encoder.rows[self.table]
 
     def __repr__(self) -> str:
@@ -46,7 +45,6 @@ class Encoding:
         return f"{type(self).__name__}({of.name!r}, {of.type}: {self.rows:,} rows of table {self.table!r})"
 
     def __call__(self, values: Any) -> Any:
-        """Return the row of a value, or the rows of several."""
         return self._called(values, self._rows)
 
     def _called(self, values: Any, rows_of: Any) -> Any:
@@ -68,7 +66,6 @@ class Encoding:
         return text.split(self._spec.separator)
 
     def _rows(self, values: Any) -> torch.Tensor:
-        """Return the rows of a list, an array or a tensor of values."""
         spec, column = self._spec, plain(self._column(values), self._encoder.schema.missing)
         if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
             kind = "float" if pa.types.is_floating(column.type) else "int"
@@ -103,10 +100,9 @@ class Hashed(Encoding):
 
     **Arguments**
 
-    - `rows`: number of rows of the table.
-    - `table`: its name, which seeds the hash: with the same name, rows and type, `skirl train` makes the same ids.
-    - `type`: how values are read: "string" (the default, as in a schema file), "hex", "int", or "float" (whole numbers).
-    - `missing`: texts that mean no value, by default the empty text as in a schema file. None always means no value.
+    - `table`: its name seeds the hash: with the same name, rows and type, `skirl train` makes the same ids.
+    - `type`: how values are read: "string", "hex", "int", or "float" (whole numbers).
+    - `missing`: texts that mean no value, as None does.
     - `nan_is_missing`: treat NaN as a missing value; by default it is refused.
     - `separator`: separates the values of a list in one text; by default a text is one value.
 
@@ -130,8 +126,6 @@ class InVocabulary(Encoding):
 
     **Arguments**
 
-    - `path`: path of the vocabulary file.
-    - `table`: name of one of its tables.
     - `type`: how values are read, as in `Hashed`; None uses the type that the file records.
     - `missing`, `nan_is_missing`, `separator`: as in `Hashed`.
     """
@@ -164,11 +158,8 @@ class Grown(Encoding):
 
     **Arguments**
 
-    - `rows`: number of rows of the table.
-    - `table`: its name.
-    - `admit`: the occurrence at which a value gets a row of its own; 10 by default, as in the command.
-    - `stale`: forget a value after this many calls without it, which bounds memory, as `--stale` does by batches. None, the
-      default, forgets none.
+    - `admit`: the occurrence at which a value gets a row of its own.
+    - `stale`: forget a value after this many calls without it, which bounds memory, as `--stale` does by batches.
     - `type`, `missing`, `nan_is_missing`, `separator`: as in `Hashed`.
 
     >>> item = Grown(1000, "item", admit=2)
@@ -187,7 +178,6 @@ class Grown(Encoding):
         self._growth, self._stale, self._calls, self._pid = Growth(rows, admit), stale, 0, os.getpid()
 
     def __call__(self, values: Any) -> Any:
-        """Return the row of a value, or the rows of several, and count them."""
         if os.getpid() != self._pid:
             raise RuntimeError(_ONE_PROCESS)
         self._calls += 1
@@ -195,12 +185,7 @@ class Grown(Encoding):
         return self._of(values, lambda prints: self._growth.grow(prints, self._calls))
 
     def look_up(self, values: Any) -> Any:
-        """Return the same rows without counting, for evaluation.
-
-        **Arguments**
-
-        - `values`: as in a call.
-        """
+        """Return the same rows without counting, for evaluation."""
         return self._of(values, self._growth.look_up)
 
     def _of(self, values: Any, rows_of: Any) -> Any:
@@ -215,17 +200,11 @@ class Grown(Encoding):
         return {"table": self.table, "rows": self.rows, **how}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the vocabulary as it is now, for a checkpoint."""
         grown = {"grown": self._growth.state_dict(), "admitted": self._growth.admitted}
         return {**self._about, "calls": self._calls, **grown}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state. Raise if it was taken with other arguments.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned.
-        """
+        """Continue from a state. Raise if it was taken with other arguments."""
         for name, value in self._about.items():
             if (was := state.get(name)) != value:
                 what = f"the vocabulary was grown with {name}={was!r}, here it is {value!r}"
@@ -245,8 +224,7 @@ class Longest:
 
     **Arguments**
 
-    - `length`: the most entries to keep.
-    - `keep`: "last", the default, since these are the most recent in a history ordered by time; or "first".
+    - `keep`: "last", the most recent in a history ordered by time, or "first".
 
     >>> Longest(2)([1, 2, 3]), Longest(2, keep="first")(torch.tensor([1, 2, 3])).tolist()
     ([2, 3], [1, 2])
@@ -263,7 +241,6 @@ class Longest:
         return f"Longest({self.length}, keep={self.keep!r})"
 
     def __call__(self, values: Any) -> Any:
-        """Return the entries to keep of a list, an array or a tensor."""
         kept = slice(self.length) if self.keep == "first" else slice(-self.length, None)
         return None if values is None else values[kept]
 
@@ -286,7 +263,6 @@ class Default:
         return f"Default({self.id})"
 
     def __call__(self, ids: Any) -> Any:
-        """Return the ids with the default in place of missing ones."""
         if ids is None:
             return self.id
         if not hasattr(ids, "__len__") or getattr(ids, "shape", None) == ():
@@ -322,7 +298,7 @@ def encodings_of(
 def _encoder(
     table: str, rows_of: RowsOf, rows: int, type: Type, missing: Sequence[str], nan_is_missing: bool, separator: str
 ) -> tuple[Encoder, Id]:
-    """Return the encoder and the column description that a schema file with this one column would give."""
+    """As a schema file with this one column would give."""
     if type not in ("string", "hex", "int", "float"):
         raise ValueError(f"{table}: type is {type!r}, set it to 'string', 'hex', 'int' or 'float'")
     texts = (missing,) if isinstance(missing, str) else tuple(missing)

@@ -11,19 +11,14 @@ if TYPE_CHECKING:
     from skirl.data.files.stream import Files
     from skirl.data.source import Source
 
-SYNTHETIC_STEPS = 1000
-"""Default number of steps of a run over a synthetic stream, which has no end."""
+SYNTHETIC_STEPS = 1000  # of a run over a synthetic stream, which has no end
 FILE_KINDS = ("criteo", "avazu", "mind", "csv", "parquet")
 OF_ORDER = ("session_order", "most_rows", "mix")
-"""The flags that shuffle sessions."""
 _OF_FILES = (
     "epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows", "repeats", *OF_ORDER
 )  # fmt: skip
-_OF_SESSIONS = ("per_session", "change", "lists")
-SESSIONS = "sessions"
-"""Name of the synthetic data whose samples repeat their lists."""
-OPEN = "open"
-"""Value of `vocab` that means a vocabulary that grows."""
+SESSIONS = "sessions"  # the synthetic data whose samples repeat their lists
+OPEN = "open"  # the `vocab` that grows
 _LEAST = {"shuffle": 0, "workers": 0}
 _LEAST |= dict.fromkeys(("batch", "epochs", "steps", "admit", "stale", "most_rows", "mix"), 1)
 
@@ -42,9 +37,8 @@ class DataFlags:
     """Whether files must have labels."""
 
     data: str = "synthetic:criteo-kaggle"
-    """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files:
-    criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or
-    several of these separated by commas."""
+    """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or criteo:PATH,
+    avazu:PATH, mind:PATH, csv:PATH or parquet:PATH: a file, a folder, a pattern like day_*, or several with commas."""
     _: KW_ONLY
     batch: int = 4096
     """Samples in a step."""
@@ -53,8 +47,7 @@ class DataFlags:
     steps: int | None = None
     """Steps of the whole run; if not given, as many as the epochs hold, or 1000 for a synthetic stream."""
     valid: str | None = None
-    """What to hold out for evaluation: a share, 20% (the last rows in order), or a time: time>=14102900,
-    time>=2026-03-01."""
+    """What to hold out for evaluation: 20% (the last rows), or from a time on: time>=14102900, time>=2026-03-01."""
     seed: int = 0
     """Seed of the data, the initial rows and the initial weights."""
     data_seed: int | None = None
@@ -62,22 +55,13 @@ class DataFlags:
     rows_scale: float = 1.0
     """With synthetic data: multiply the number of rows of each table by this."""
     pooling_factor: int = 1
-    """With synthetic data: average number of ids of a feature in a sample; 1 means exactly one. Lists of
-    synthetic:sessions average 75 if not given."""
-    per_session: float = 16.5
-    """With synthetic:sessions: average number of samples in a session."""
-    change: float = 0.05
-    """With synthetic:sessions: probability that a list differs from the previous sample's."""
-    lists: int = 3
-    """With synthetic:sessions: lists in a sample."""
+    """With synthetic data: average number of ids of a feature in a sample; 1 means exactly one, or 75 in sessions."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     rows: str | None = None
-    """Rows that ids are hashed to: one number for every table, or 100000,C3=2000000; if not given, those of the
-    schema, or 1000000."""
+    """Rows that ids are hashed to: a number for all tables, or 100000,C3=2000000; the schema's or 1000000 if not given."""
     vocab: str | None = None
-    """Give ids rows of their own instead of hashing them: a file made by `skirl vocab`, or open for a vocabulary that
-    grows."""
+    """Give ids rows of their own: a file made by `skirl vocab`, or open for a vocabulary that grows."""
     admit: int = 10
     """With --vocab open: give an id a row of its own at this occurrence."""
     stale: int | None = None
@@ -91,8 +75,7 @@ class DataFlags:
     mix: int = 65536
     """With --session-order shuffle: rows in the shuffle window."""
     repeats: Literal["stored", "find"] = "stored"
-    """stored: batches share the lists that files leave out; find: batches share every list that repeats in them, for
-    files that skirl did not write and whose sessions are contiguous."""
+    """stored: batches share the lists that files leave out; find: every list that repeats in them, for files of others."""
     workers: int = 0
     """Processes that read files; with 0 the training process reads them. Batches are the same for any number."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -117,21 +100,17 @@ class DataFlags:
 
     @property
     def kind(self) -> str:
-        """The part of `data` before the colon."""
         return self.data.partition(":")[0]
 
     @property
     def path(self) -> str:
-        """The part of `data` after the colon: for files, their paths."""
         return self.data.partition(":")[2]
 
     @property
     def stream_seed(self) -> int:
-        """The seed that a synthetic stream or a shuffle is drawn from."""
         return self.seed if self.data_seed is None else self.data_seed
 
     def stream(self) -> "Source":
-        """Return the source of the run's batches."""
         if self.kind == "synthetic":
             return self._synthetic()
         files: Any = self.files()
@@ -142,41 +121,33 @@ class DataFlags:
         return Growing(files, self.admit, self.stale)  # type: ignore[return-value]
 
     def files(self, part_bytes: int | None = None) -> "Files":
-        """Return the source of batches from files, before an open vocabulary maps ids to rows."""
+        """The source of batches from files, before an open vocabulary maps ids to rows."""
         from skirl.data.open import open_files  # imports Arrow, which only files need
 
         return open_files(self, part_bytes)
 
     def _synthetic(self) -> "Source":
-        from skirl.data.sessions import Sessions
-        from skirl.data.synthetic import Synthetic  # imports torch (1.4 s), not needed for help or a wrong flag
+        from skirl.data.synthetic import Sessions, Synthetic  # imports torch, which help does without
 
         held_out = 0
         if self.valid is not None:
             if (share := share_of(self.valid)) is None:
-                wrong = "a synthetic stream has no time, set it to a share such as 20%"
-                raise ValueError(f"valid is {self.valid!r}: {wrong}")
+                raise ValueError(
+                    f"valid is {self.valid!r}: a synthetic stream has no time, set it to a share such as 20%"
+                )
             held_out = max(1, round(share * (self.steps or SYNTHETIC_STEPS)))
         shape: dict[str, Any] = {
-            "batch_size": self.batch,
-            "batches": self.steps,
-            "seed": self.stream_seed,
-            "rows_scale": self.rows_scale,
-            "pooling_factor": self.pooling_factor,
-            "held_out_batches": held_out,
-        }
-        if self.path != SESSIONS:
-            return Synthetic(self.path, **shape)
-        return Sessions(**shape, per_session=self.per_session, change=self.change, histories=self.lists)
+            "batch_size": self.batch, "batches": self.steps, "seed": self.stream_seed, "rows_scale": self.rows_scale,
+            "pooling_factor": self.pooling_factor, "held_out_batches": held_out,
+        }  # fmt: skip
+        return Sessions(**shape) if self.path == SESSIONS else Synthetic(self.path, **shape)
 
     def _refuse_unread(self) -> None:
-        """Raise if a flag is set that this data does not read: the run would use other data than the user meant."""
         files = self.kind != "synthetic"
         for unread, names, of in (
             (not files, _OF_FILES, "files, and data is synthetic: leave it out"),
-            (files, ("rows_scale", "pooling_factor", *_OF_SESSIONS), "synthetic data, and data is files: leave it out"),
+            (files, ("rows_scale", "pooling_factor"), "synthetic data, and data is files: leave it out"),
             (self.vocab != OPEN, ("admit", "stale"), "an open vocabulary: set vocab to open, or leave it out"),
-            (self.path != SESSIONS, _OF_SESSIONS, f"synthetic:{SESSIONS}, and data is {self.data}: leave it out"),
             (self.session_order == "keep", OF_ORDER[1:], "session_order shuffle: set that, or leave it out"),
         ):
             for name in names:
@@ -192,7 +163,7 @@ class DataFlags:
 
 
 def share_of(text: str) -> float | None:
-    """Return the share that a text such as 20% means, or None if the text is not a share."""
+    """The share that a text such as 20% means, or None if the text is not a share."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     if match is None:
         return None
@@ -210,7 +181,6 @@ class Unlabelled(DataFlags):
 
 
 def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:
-    """Raise unless `data` names files and `out` is a path that can be written. folder: of a folder, not of a file."""
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
     if not Path(out).absolute().parent.is_dir():

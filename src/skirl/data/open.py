@@ -26,7 +26,6 @@ INF = float("inf")
 
 
 def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
-    """Open files as a source. part_bytes: bytes of text to read at a time."""
     paths = find(flags.path)
     schema = schema_of(flags.kind, flags.schema, paths[0])
     if not flags.labelled:
@@ -57,7 +56,7 @@ def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
 
 
 def as_labelled(schema: FileSchema, path: str) -> FileSchema:
-    """Return the schema unchanged if the file has one of its labels, else without labels: predictions need none.
+    """The schema unchanged if the file has one of its labels, else without labels: predictions need none.
 
     A text file without a header has no labels if its first line is shorter by exactly that many columns.
     """
@@ -90,7 +89,7 @@ def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: 
 
 
 def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
-    """Return the schema: the given one, else the one stored in the first file, else the built-in one."""
+    """The given schema, else the one stored in the first file, else the built-in one."""
     if schema is not None:
         read = FileSchema.load(schema)
         return replace(read, text=BUILT_IN[kind].text) if kind == "mind" else read
@@ -110,8 +109,7 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
 def encoding_of(
     schema: FileSchema, rows: str | None, vocab: str | None
 ) -> tuple[Mapping[str, int], RowsOf, Mapping[str, tuple[float, float]]]:
-    """Return the number of rows of each table, the mapping from ids to rows, and the mean and deviation of each
-    standardised column."""
+    """Rows of each table, the mapping from ids to rows, and the mean and deviation of each standardised column."""
     if vocab == "open":
         if schema.standardised:
             raise ValueError("an open vocabulary knows no mean to standardise with: set transform to log or none")
@@ -159,7 +157,7 @@ def _split(files: Files, valid: str) -> Files:
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:
-    """Return the column that --valid names, the time to hold out from, and whether it is a date (in seconds since 1970)."""
+    """The column that --valid names, the time to hold out from, and whether it is a date (in seconds since 1970)."""
     name, found, since = (part.strip() for part in valid.partition(">="))
     if found and name and not re.search(r"[\s<>=]", name):
         if re.fullmatch(r"-?\d+(?:\.\d+)?", since):
@@ -172,7 +170,7 @@ def _moment(valid: str) -> tuple[str, float, bool]:
 
 
 def load_vocabulary(path: str) -> Vocabulary:
-    """Load a vocabulary. The last one is cached, since a command opens its data several times."""
+    """The last one is cached, since a command opens its data several times."""
     try:
         stat = Path(path).stat()
     except OSError:
@@ -189,10 +187,8 @@ def _loaded(path: str, file: int, size: int, time: int) -> Vocabulary:
 def _last(
     paths: tuple[str, ...], schema: FileSchema, stamps: Any, share: float, part_bytes: int
 ) -> tuple[int, int, RowPosition]:
-    """Return the number of rows in all files, how many are before the last share, and the place where it begins.
-
-    Cached, since a command opens its data several times. stamps: change when the files do.
-    """
+    """Rows in all files, how many are before the last share, and the place where it begins. Cached: `stamps` change with
+    the files."""
     dataset = Dataset(list(paths), schema, part_bytes)
     total = dataset.rows()
     if total < 2:

@@ -12,8 +12,7 @@ from torch.utils.data import Sampler
 
 from skirl.core.tree import block_of, check_shards
 
-Cut = tuple[int, int]
-"""Samples low .. high - 1."""
+Cut = tuple[int, int]  # samples low .. high - 1
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Shards:
     """If False, the shards are not cut out: whole batches are read."""
 
     batches: ClassVar[int] = 1
-    """Number of batches that all trainers together consume in one step."""
+    """That all trainers together consume in one step."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.last <= self.of:
@@ -44,17 +43,15 @@ class Shards:
 
     @property
     def partial(self) -> bool:
-        """True if another trainer reads some of the samples."""
         return self.cut and self.last - self.first < self.of
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """Return the cuts to read from samples that begin with a step: for each step, its shards of the whole batch."""
+        """The cuts to read from samples that begin with a step, for each step."""
         each = batch // self.of if self.cut else batch
         begins = range(self.first * each, self.last * each, each) if self.cut else (0,)
         return [[(low + at, low + at + each) for at in begins] for low in range(0, samples - batch + 1, batch)]
 
     def left_out(self, samples: int, batch: int) -> int:
-        """Return the number of samples after the last whole batch."""
         return samples % batch
 
 
@@ -91,11 +88,10 @@ class Turn:
 
 Share = Shards | Turn
 WHOLE = Turn(0, 1)
-"""All samples, for a single trainer."""
 
 
 def of_batch(first: int, last: int, of: int, batch: int) -> Share:
-    """Return shards first .. last - 1 of `of`. With one shard that is `WHOLE`, which keeps a smaller last batch."""
+    """Shards first .. last - 1 of `of`. With one shard that is `WHOLE`, which keeps a smaller last batch."""
     share = Shards(first, last, of)
     if batch % of:
         more = -(-batch // of) * of
@@ -104,7 +100,7 @@ def of_batch(first: int, last: int, of: int, batch: int) -> Share:
 
 
 def block(rank: int, ranks: int, shards: int) -> tuple[int, int]:
-    """Return a trainer's shards as (first, last + 1). Trainers get nearly equal numbers of them, in the order of ranks."""
+    """A trainer's shards as (first, last + 1). Trainers get nearly equal numbers of them, in the order of ranks."""
     if not 0 <= rank < ranks:
         raise ValueError(f"rank is {rank} of {ranks}: set it from 0 to {ranks - 1}")
     if shards < ranks:
@@ -122,15 +118,14 @@ class ShardSampler(Sampler[list[int]]):
 
     **Arguments**
 
-    - `data`: what to sample: a data set or anything else with a length, whose indices are 0 .. len - 1, or a sampler, which
-      must yield the same indices on all trainers.
+    - `data`: a data set or anything else with a length, or a sampler, which must yield the same indices on all trainers.
     - `batch_size`: samples of a whole batch, over all trainers.
     - `shards`: number of equal parts of a batch: a power of two, at least the number of trainers. It fixes the bits, so keep
       it when the number of trainers changes. None takes the smallest such number.
-    - `rank`, `ranks`: this trainer's rank and the number of trainers. If both are None, they come from torch.distributed if
-      it is initialized, else from the environment that `skirl launch` or torchrun sets; without either, one trainer.
+    - `rank`, `ranks`: if both are None, they come from torch.distributed if it is initialized, else from the environment
+      that `skirl launch` or torchrun sets; without either, one trainer.
     - `shuffle`: whether to draw a new order of the indices in each epoch; False for a sampler, which has its own order.
-    - `seed`: seeds that order, together with the epoch; the same on all trainers, 0 so that runs repeat.
+    - `seed`: seeds that order, together with the epoch.
 
     >>> for rank in range(2):
     ...     print(list(ShardSampler(range(11), batch_size=4, shards=4, rank=rank, ranks=2)))
@@ -139,16 +134,9 @@ class ShardSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self,
-        data: Sized | Sampler[int],
-        batch_size: int,
-        *,
-        shards: int | None = None,
-        rank: int | None = None,
-        ranks: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-    ) -> None:
+        self, data: Sized | Sampler[int], batch_size: int, *, shards: int | None = None, rank: int | None = None,
+        ranks: int | None = None, shuffle: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
         if (rank is None) != (ranks is None):
             raise ValueError(f"rank is {rank} and ranks is {ranks}: set both or none")
         if rank is None or ranks is None:
@@ -168,7 +156,6 @@ class ShardSampler(Sampler[list[int]]):
 
         **Arguments**
 
-        - `epoch`: number of the epoch, from 0.
         - `begin`: number of whole batches already done; the next pass continues after them, with any number of trainers.
           Leave it 0 if a lookahead resumes: it skips them itself.
         """
@@ -177,13 +164,11 @@ class ShardSampler(Sampler[list[int]]):
             self._data.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
 
     def __len__(self) -> int:
-        """Return the number of micro-batches in the next pass."""
         if not isinstance(self._data, Sized):
             raise TypeError("the sampler in data has no length, so neither has this one")
         return sum(map(len, self._share.cuts(len(self._data), self.batch_size)[self._begin :]))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the indices of each micro-batch of one pass."""
         begin, self._begin = self._begin, 0
         indices = itertools.islice(self._indices(), begin * self.batch_size, None)
         while batch := list(itertools.islice(indices, self.batch_size)):
@@ -200,7 +185,6 @@ class ShardSampler(Sampler[list[int]]):
 
 
 def _trainers() -> tuple[int, int]:
-    """Return the rank of this process and the number of trainers."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     ranks = os.environ.get("WORLD_SIZE", "1")

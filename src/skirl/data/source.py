@@ -22,13 +22,11 @@ class Source(Protocol):
     """True if each batch has its own memory."""
 
     @property
-    def dense_features(self) -> int:
-        """Number of columns of `Batch.dense`."""
-        ...
+    def dense_features(self) -> int: ...
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels. `Batch.labels` is [batch], or [batch, labels] if there is more than one."""
+        """`Batch.labels` is [batch], or [batch, labels] if there is more than one."""
         ...
 
     @property
@@ -63,7 +61,7 @@ class Source(Protocol):
 
     @property
     def bad_rows(self) -> int:
-        """Number of malformed rows that this process has left out so far."""
+        """Malformed rows that this process has left out so far."""
         return 0
 
     @property
@@ -86,9 +84,7 @@ class Source(Protocol):
         """
         ...
 
-    def tables(self, dim: int) -> list[Table]:
-        """Return the tables that the ids look up rows in."""
-        ...
+    def tables(self, dim: int) -> list[Table]: ...
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one pass. The first pass after `load_state_dict` continues where that state was taken."""

@@ -1,7 +1,6 @@
-"""Synthetic click logs of any length, with the sizes and the skew of public data sets, without a file.
+"""Synthetic click logs of any length, with the sizes and the skew of public data sets, and sessions that repeat their lists.
 
-Batch i is a pure function of (seed, i): any number of streams, resumed anywhere, agree bit for bit.
-"""
+Batch i is a pure function of (seed, i): any number of streams, resumed anywhere, agree bit for bit."""
 
 import difflib
 import zlib
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.find import find
 from skirl.core.initial import _MIX1, _MIX2, mix
 from skirl.core.tables import Table
 from skirl.data.files.hashing import GOLDEN, fold, named, unit
@@ -25,10 +25,8 @@ EXPONENT = 0.992
 """Rank x of a table (0 = hottest) is looked up with density proportional to (x + OFFSET) ** -EXPONENT."""
 OFFSET = 1.0
 CLICK_RATE = 0.25
-SPARSE_SIGNAL = 1.3
-"""Standard deviation, over samples, of the ids' contribution to the logit."""
-DENSE_SIGNAL = 0.6
-"""Standard deviation of the dense features' contribution; alone they allow an AUC of about 0.63."""
+SPARSE_SIGNAL, DENSE_SIGNAL = 1.3, 0.6
+"""Standard deviations, over samples, of what ids and dense features add to the logit."""
 
 _ONE = np.uint64(1)
 
@@ -41,12 +39,9 @@ Drawn = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Shape:
-    """The columns of a data set."""
-
     rows: dict[str, int]
-    """Rows of each table, by the name of its one feature."""
+    """Of each table, by the name of its one feature."""
     dense: int
-    """Number of dense features."""
 
 
 def _criteo(*rows: int) -> Shape:
@@ -81,14 +76,10 @@ class Synthetic(Source):
     **Arguments**
 
     - `name`: the data set whose columns and cardinalities to use: `tiny`, `avazu`, `criteo-kaggle` or `criteo-terabyte`.
-    - `batch_size`: samples per batch; 1024 by default, which is small enough for an example.
     - `batches`: number of batches; None for an endless stream.
-    - `seed`: seed of the samples, 0: fixed so that a stream repeats. Which rows are hot, and what a row says about the
-      click, do not depend on it.
-    - `rows_scale`: multiplies the rows of each table; 1 keeps the public set's. Tables of at most 10 rows stay as they
-      are.
-    - `pooling_factor`: average ids per bag. 1, as in the public sets, means exactly one id; more means bags of 0 to twice
-      as many ids, each length equally likely.
+    - `seed`: seed of the samples. Which rows are hot, and what a row says about the click, do not depend on it.
+    - `rows_scale`: multiplies the rows of each table of more than 10.
+    - `pooling_factor`: average ids per bag. 1 means exactly one; more means bags of 0 to twice as many, equally likely.
     - `held_out_batches`: number of batches in `held_out`; 0 holds nothing out.
 
     >>> data = Synthetic("tiny", batch_size=4, batches=2)
@@ -158,12 +149,10 @@ class Synthetic(Source):
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Number of rows of each table after scaling, by name."""
         scale = self.rows_scale
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
-        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each; nothing else is drawn."""
         return self._sharing(of_batch(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Synthetic":
@@ -194,13 +183,13 @@ class Synthetic(Source):
         self._next = 0
 
     def _cuts(self, i: int) -> list[Cut]:
-        """Return the cuts to draw in the step that begins with batch i, counted from that batch's first sample."""
+        """The cuts to draw in the step that begins with batch i, counted from that batch's first sample."""
         batches = self._share.batches if self.batches is None else min(self._share.batches, self.batches - i)
         [cuts] = self._share.cuts(batches * self.batch_size, self.batch_size)
         return cuts
 
     def _part(self, i: int, low: int, high: int) -> Batch:
-        """Return samples low .. high - 1, counted from the first of batch i. They must all lie in one batch."""
+        """Samples low .. high - 1, counted from the first of batch i, which all lie in one batch."""
         before, low = divmod(low, self.batch_size)
         return self._samples_of(i + before, low, high - before * self.batch_size)
 
@@ -219,11 +208,9 @@ class Synthetic(Source):
         self._resume = self._next = int(state["next"])
 
     def batch(self, i: int) -> Batch:
-        """Return batch i of this seed, whatever was drawn before."""
         return self._samples_of(i, 0, self.batch_size)
 
     def _samples_of(self, i: int, low: int, high: int) -> Batch:
-        """Return samples low .. high - 1 of batch i."""
         stream = named(self.seed, i)
         dense, lengths, values, logits = self._draw(stream, self.batch_size, low, high)
         labels = _draw_labels(named(stream, _LABELS), low, logits + self._bias)
@@ -235,7 +222,7 @@ class Synthetic(Source):
 
     @cached_property
     def _world(self) -> int:
-        """Name of the random streams that depend on the data set and not on the seed."""
+        """Names random streams that depend on the data set and not on the seed."""
         return zlib.crc32(self.name.encode())
 
     @cached_property
@@ -326,19 +313,18 @@ def _draw_labels(stream, low, logits):
 
 @kernel
 def mass_of(rows):
-    """Return the density's integral over a table. Separate from `rank_at`, which would take twice as long with it."""
+    """The density's integral over a table. Separate from `rank_at`, which would take twice as long with it."""
     return (1.0 + rows / OFFSET) ** (1.0 - EXPONENT) - 1.0
 
 
 @kernel
 def rank_at(u, rows, mass):
-    """Return the rank at quantile u of a table; 0 is the hottest."""
+    """The rank at quantile u of a table; 0 is the hottest."""
     return min(int(OFFSET * ((1.0 + u * mass) ** (1.0 / (1.0 - EXPONENT)) - 1.0)), rows - 1)
 
 
 @kernel
 def bits_for(rows):
-    """Return the smallest number of bits that hold any row of a table."""
     bits = np.uint64(0)
     while (_ONE << bits) < np.uint64(rows):
         bits += _ONE
@@ -364,3 +350,120 @@ def scatter(rank, rows, bits, table_key):
         x ^= x >> half
         if x < np.uint64(rows):
             return np.int64(x)
+
+
+# Sessions: sample n of the stream is a pure function of (seed, n), computed by going back to where its session began.
+
+LENGTH = 75
+"""Average ids of a list if `pooling_factor` is not set; each list has from two thirds to four thirds of the average."""
+_STARTS, _CHANGES = 21, 22
+ITEMS = 20_000  # rows of the tables of items, before `rows_scale`
+_BASE = {"user": 50_000, "item": ITEMS}
+
+
+@dataclass
+class Sessions(Synthetic):
+    """Batches from consecutive sessions: one user per session, an item per sample, and lists that change now and then.
+
+    The first list looks up rows in the items' table. Batches hold repeated lists once, with an inverse, where that pays.
+
+    >>> batch = next(iter(Sessions(batch_size=64)))
+    >>> batch.sparse.stride(), batch.sparse.stride_per_key()[0], max(batch.sparse.stride_per_key()[2:]) < 30
+    (64, 64, True)
+    """
+
+    name: str = "sessions"
+    per_session: float = 16.5
+    """Average samples of a session."""
+    change: float = 0.05
+    """Probability that a list differs from the previous sample's."""
+    histories: int = 3
+    once: bool = True
+
+    shapes: ClassVar[dict[str, Shape]] = {"sessions": Shape(_BASE, dense=4)}
+    _identity: ClassVar[tuple[str, ...]] = (*Synthetic._identity, "per_session", "change", "histories")
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        return tuple(f"seen_{i}" for i in range(1, self.histories + 1))
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        sizes = _BASE | dict.fromkeys(self.lists[1:], ITEMS)
+        return {name: max(10, round(rows * self.rows_scale)) for name, rows in sizes.items()}
+
+    def tables(self, dim: int) -> list[Table]:
+        features = {"item": ("item", self.lists[0])}
+        return [Table(name, rows=rows, dim=dim, features=features.get(name, ())) for name, rows in self.rows.items()]
+
+    def _samples_of(self, i: int, low: int, high: int) -> Batch:
+        stream, first = named(self.seed, _IDS), i * self.batch_size + low
+        dense, lengths, values, logits = self._draw_from(stream, first, high - low)
+        labels = _draw_labels(named(stream, _LABELS), first, logits + self._bias)
+        ids = KeyedJagged(["user", "item", *self.lists], torch.from_numpy(values), lengths=torch.from_numpy(lengths))
+        return Batch(torch.from_numpy(dense), find(ids) if self.once else ids, torch.from_numpy(labels))
+
+    def _draw(self, stream: np.uint64, samples: int, low: int, high: int) -> Drawn:
+        return self._draw_from(stream, low, high - low)
+
+    def _draw_from(self, stream: np.uint64, first: int, samples: int) -> Drawn:
+        mean = self.pooling_factor if self.pooling_factor > 1 else LENGTH
+        lengths = np.ones((2 + self.histories, samples), np.int64)
+        begin = np.empty((2 + self.histories, samples), np.int64)  # the sample at which each current list was drawn
+        _follow(
+            named(stream, _STARTS), named(stream, _CHANGES), named(stream, _LENGTHS), first, 1 / self.per_session,
+            self.change, max(1, round(mean * 2 / 3)), max(1, round(mean * 4 / 3)), lengths, begin,
+        )  # fmt: skip
+        rows = np.array([self.rows[name] for name in ("user", "item", "item", *self.lists[1:])], np.int64)
+        values = np.empty(lengths.sum(), np.int64)
+        logits, dense = np.zeros(samples), np.empty((samples, self.dense_features), np.float32)
+        signal = DENSE_SIGNAL / self.dense_features**0.5
+        _draw_dense(named(stream, _DENSE), named(self._world, _DENSE), signal, first, dense, logits)
+        signal, heat, hidden = SPARSE_SIGNAL / len(rows) ** 0.5, named(self._world, _HEAT), named(self._world, _ROWS)
+        _fill(named(stream, _ROWS), heat, hidden, rows, lengths, begin, signal, values, logits)
+        return dense, lengths.reshape(-1), values, logits
+
+
+@kernel
+def _follow(starts, changes, sizes, first, start, change, shortest, longest, lengths, begin):
+    """Fill `lengths` and `begin` for each sample, starting where the first sample's session began."""
+    features, samples = lengths.shape
+    n = first
+    while n > 0 and unit(starts, np.uint64(n)) >= start:
+        n -= 1
+    since = np.zeros(features, np.int64)
+    opened = n
+    while n < first + samples:
+        new = n == opened or unit(starts, np.uint64(n)) < start
+        for f in range(features):
+            changed = unit(fold(changes, np.uint64(f)), np.uint64(n)) < change
+            if new or f == 1 or (f > 1 and changed):
+                since[f] = n
+            if n >= first:
+                begin[f, n - first] = since[f]
+                if f > 1:
+                    share = unit(fold(sizes, np.uint64(f)), np.uint64(since[f]))
+                    lengths[f, n - first] = shortest + int(share * (longest - shortest + 1))
+        n += 1
+
+
+@kernel
+def _fill(stream, heat, hidden, rows, lengths, begin, signal, values, logits):
+    """Fill ids in order of (feature, sample, position in the list). A whole list adds to the logit as much as one id."""
+    spread = 12.0**0.5  # scales a uniform weight to variance 1
+    at = 0
+    for f in range(len(rows)):
+        word = np.uint64(f)
+        table = np.uint64(max(1, f - 1) if f else 0)  # the first list shares the items' table
+        draws, place, weights = fold(stream, word), fold(heat, table), fold(hidden, table)
+        mass, bits = mass_of(rows[f]), bits_for(rows[f])
+        for b in range(lengths.shape[1]):
+            line = fold(draws, np.uint64(begin[f, b]))
+            total, count = 0.0, lengths[f, b]
+            for k in range(count):
+                rank = rank_at(unit(line, np.uint64(k)), rows[f], mass)
+                row = scatter(rank, rows[f], bits, place)
+                values[at] = row
+                total += unit(weights, np.uint64(row)) - 0.5
+                at += 1
+            logits[b] += signal * spread * total / max(1, count) ** 0.5

@@ -99,7 +99,6 @@ class Model(nn.Module):
         return functional.binary_cross_entropy_with_logits(logits, moved(batch.labels, logits.device, logits.dtype))
 
     def _dense(self, batch: Batch) -> Tensor:
-        """Return the dense features on the model's device, in its dtype."""
         columns = batch.dense.shape[1]
         if columns != self.dense_features:
             raise ValueError(
@@ -125,7 +124,6 @@ class FirstOrder(Model):
 
     @classmethod
     def row_dim(cls, dim: int) -> int:
-        """Return one more than the length of a vector, for the first-order weight."""
         return dim + 1
 
     def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -136,7 +134,6 @@ class FirstOrder(Model):
 
 
 def linear(n: int, m: int, bias: bool = True) -> nn.Linear:
-    """Make a linear layer with the initial values of DLRM's authors."""
     with warnings.catch_warnings():
         if not n:  # no dense features: the layer is only a bias, and torch warns that there are no weights to draw
             warnings.simplefilter("ignore")
@@ -148,7 +145,6 @@ def linear(n: int, m: int, bias: bool = True) -> nn.Linear:
 
 
 def mlp(*sizes: int, dropout: float = 0.0, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Make a linear layer and an activation for each pair of sizes, each followed by dropout if there is any."""
     layers = nn.Sequential()
     for n, m in pairwise(sizes):
         layers.append(linear(n, m)).append(activation())

@@ -12,4 +12,3 @@ def _class(place: str) -> type[Model]:
 
 
 MODELS: dict[str, type[Model]] = {name: _class(place) for name, place in CLASSES.items()}
-"""The class of each model by its name in `--model`."""

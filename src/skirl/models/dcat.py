@@ -205,7 +205,6 @@ class Ids(NamedTuple):
 
 
 def joined(of_heads: Tensor) -> Tensor:
-    """Put heads beside each other: [.., heads, n, width / heads] -> [.., n, width]."""
     return of_heads.transpose(-3, -2).flatten(-2)
 
 
@@ -217,7 +216,6 @@ def sines(ages: int, width: int, like: Tensor) -> Tensor:
 
 
 def _newest(bags: Distinct, most: int) -> Distinct:
-    """Return at most the last `most` ids of each list."""
     ends, lengths = bags.offsets[1:], bags.offsets.diff()
     if not bool((lengths > most).any()):
         return bags

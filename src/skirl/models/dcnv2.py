@@ -26,7 +26,6 @@ class CrossNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, x0: Tensor) -> Tensor:
-        """Apply the layers: [batch, width] -> [batch, width]."""
         x = x0
         for layer in self.layers:
             x = x0 * layer(x) + x

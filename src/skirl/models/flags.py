@@ -37,7 +37,6 @@ class ModelFlags:
 
     @property
     def name(self) -> str:
-        """The model's name without -tiny."""
         return self.model.removesuffix("-tiny")
 
     @property
@@ -96,8 +95,7 @@ class LayerFlags:
     newest: int | None = None
     """For dcat: the most ids of a history that the transformer sees, the last ones."""
     target: str | None = None
-    """For din and dcat, if no list in the data shares a table with a single id: the feature that attends to the others;
-    by default that of the largest table."""
+    """For din and dcat, if no list shares a table with a single id: the feature that attends to the others."""
 
     def __post_init__(self) -> None:
         for name, value in self._set().items():

@@ -44,13 +44,11 @@ class Seats(NamedTuple):
     """
 
     bag: Tensor
-    """int64 [tables]: the bag of each table. The first tables are one per bag; further tables follow for bags with more
-    samples than seats."""
+    """int64 [tables]: the bag of each table. The first are one per bag; further ones follow for bags with more samples."""
     at: Tensor
     """int64 [batch]: the seat of each sample, numbered over all tables."""
     bags: int
     size: int
-    """Number of seats at a table."""
 
     @classmethod
     def of(cls, bags: Distinct, roomy: float = 1.0) -> "Seats":
@@ -165,7 +163,6 @@ class OfHistory(Model):
         return vectors, {name: bags[name] for name in self.history}
 
     def _pooled(self, name: str, bags: Distinct) -> Tensor:
-        """Return one vector per sample for a feature."""
         lengths = bags.offsets.diff()
         if name not in self.lists:
             if not bool((lengths == 1).all()):

@@ -21,7 +21,7 @@ from skirl.placement.costs import (
     terms_of,
     train_net,
 )  # fmt: skip
-from skirl.placement.measure import Arena, Lookups, arena_of, generate, noise_of, rounds_of
+from skirl.placement.measure import Arena, Lookups, arena_of, generate, rounds_of
 from skirl.placement.spec import Piece
 from skirl.tools.machine import machine
 from skirl.tools.progress import progress_of
@@ -140,11 +140,7 @@ def fit_costs(
     off = [np.abs(costs.together(sets) / judges.ms - 1) for costs in (by_sum, by_net)]
     gains = np.minimum(off[0], _FAR) - np.minimum(off[1], _FAR)
     better = float(gains.mean()) > _CHANCE * float(gains.std()) / len(gains) ** 0.5
-    report = {
-        "learned": len(learned.ms), "held_out": len(judges.ms),
-        "sum_error": float(np.round(np.median(off[0]), 4)), "net_error": float(np.round(np.median(off[1]), 4)),
-    }  # fmt: skip
-    return replace(by_net if better else by_sum, report=report)
+    return by_net if better else by_sum
 
 
 def measure_machine(
@@ -162,14 +158,17 @@ def measure_machine(
             ready.append(combination.ready(arena))
             progress(done, dict)
     until = time.monotonic() + 60 * minutes
+    rounds = list[np.ndarray]()
     with progress_of("measure", steps=ROUNDS) as progress:
-        rounds = rounds_of(
-            arena, ready, ROUNDS, seed, late=lambda: time.monotonic() >= until, seen=lambda done: progress(done, dict)
-        )
-    ms = rounds.min(axis=0)
+        for ms in rounds_of(arena, ready, ROUNDS, seed):
+            rounds.append(ms)
+            progress(len(rounds), dict)
+            if len(rounds) > 1 and time.monotonic() >= until:
+                break
+    ms = np.min(rounds, axis=0)
     parts = Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :])
     where = {name: value for name, value in machine().items() if name != "threads"} | {"device": arena.device}
-    costs = replace(fit_costs(*parts, seed, start, kernel), noise=noise_of(rounds), machine=where)
+    costs = replace(fit_costs(*parts, seed, start, kernel), machine=where)
     if out is not None:
         save_costs(costs, out)
     return costs

@@ -6,7 +6,7 @@ takes microseconds."""
 import base64
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from math import log, log2
 from pathlib import Path
@@ -205,7 +205,6 @@ def train_net(sets: Sets, seed: int, start: ComputeNet | None = None) -> Compute
 
 
 def _module(inputs: int, units: int, outputs: int, generator: torch.Generator) -> nn.Sequential:
-    """Return two layers; the last one starts near 0."""
     first, last = nn.Linear(inputs, units), nn.Linear(units, outputs)
     with torch.no_grad():
         for layer in (first, last):
@@ -252,16 +251,14 @@ class Costs:
     """Milliseconds that parts of tables take.
 
     `ms` has a number for each of `TERMS` by row optimizer; `link` is the bytes per second that each of `ranks` sends, and
-    receives; `noise` the relative difference between two measurements of the same thing, None if it is not known.
+    receives.
     """
 
     ms: Mapping[str, tuple[float, ...]]
     link: float
     ranks: int
     kernel: str = KERNELS[0]
-    noise: float | None = None
     net: ComputeNet | None = None
-    report: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] | None = None
 
     def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
@@ -297,8 +294,8 @@ class Costs:
 def save_costs(costs: Costs, path: Path) -> None:
     body = {
         "format": FORMAT, "format_version": VERSION, "skirl": skirl_version(), "backend": costs.kernel, "terms": list(TERMS),
-        "noise": costs.noise, "ms": {name: list(of) for name, of in costs.ms.items()},
-        "net": None if costs.net is None else costs.net.body(), "report": dict(costs.report), "machine": costs.machine,
+        "ms": {name: list(of) for name, of in costs.ms.items()},
+        "net": None if costs.net is None else costs.net.body(), "machine": costs.machine,
     }  # fmt: skip
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -306,14 +303,13 @@ def save_costs(costs: Costs, path: Path) -> None:
 
 
 def load_costs(path: Path, *, link: float, ranks: int, kernels: Sequence[str] = KERNELS[:1]) -> Costs:
-    """Read costs of one of some kernels."""
     body = read_sealed(path, format=FORMAT, version=VERSION, what="file of costs")
     check_kernel(body["backend"], kernels, f"{path} is")
     if tuple(body["terms"]) != TERMS:
         raise ValueError(f"{path} has other terms than those of this skirl: measure again")
     net = None if body["net"] is None else ComputeNet.parsed(body["net"])
     ms = {name: tuple(of) for name, of in body["ms"].items()}
-    return Costs(ms, link, ranks, body["backend"], body["noise"], net, body["report"], body["machine"])
+    return Costs(ms, link, ranks, body["backend"], net, body["machine"])
 
 
 def shipped(link: float, ranks: int) -> Costs:

@@ -1,6 +1,6 @@
 """What batches look up in tables, and how long kernels take for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
 from typing import Any
@@ -144,7 +144,6 @@ class Arena:
         return self.outputs[begin : begin + floats].reshape(bags, dim)
 
     def evict(self) -> None:
-        """Read enough to evict everything else from the last-level cache."""
         self.evicted[::_LINE].sum()
 
     def ready(self, lookups: Lookups, piece: Piece) -> Any:
@@ -236,26 +235,16 @@ def arena_of(kernel: Kernel) -> Arena:
     return FbgemmArena(device="cpu" if kernel == "fbgemm-cpu" else "cuda")
 
 
-def rounds_of(
-    arena: Arena, combinations: Sequence[Sequence[Any]], rounds: int, seed: int, *,
-    late: Callable[[], bool] = lambda: False, seen: Callable[[int], None] = lambda done: None,
-) -> np.ndarray:  # fmt: skip
-    """The ms of each combination of parts in each round, [rounds, combinations]. When time is up, stop after two.
-
-    The order differs in each round. `seen` is called with the number of rounds that are done.
-    """
-    together, done = [arena.together(parts) for parts in combinations], list[np.ndarray]()
+def rounds_of(arena: Arena, combinations: Sequence[Sequence[Any]], rounds: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the ms of each combination of parts, round by round; the order differs in each."""
+    together = [arena.together(parts) for parts in combinations]
     for parts in together:  # compiles the loops and touches the pages
         arena.run_ms(parts)
     for number in range(rounds):
-        if number >= 2 and late():
-            break
         ms = np.zeros(len(together))
         for n in np.random.default_rng([seed, number]).permutation(len(together)).tolist():
             ms[n] = arena.run_ms(together[n])
-        done.append(ms)
-        seen(len(done))
-    return np.array(done)
+        yield ms
 
 
 def noise_of(rounds: np.ndarray) -> float:
@@ -295,7 +284,7 @@ def computing_ms(problem: Problem, plans: Sequence[Placed], arena: Arena, seed: 
     ready = {p: arena.ready(lookups[p.table], p) for p in {piece for plan in plans for piece in plan.items}}
     ranks = range(len(problem.caps))
     combinations = [[ready[piece] for piece in plan.pieces(rank)] for plan in plans for rank in ranks]
-    rounds = rounds_of(arena, combinations, ROUNDS, seed)
+    rounds = np.array([*rounds_of(arena, combinations, ROUNDS, seed)])
     busy = np.array([bool(of) for of in combinations])  # an empty rank computes nothing
     return (rounds.min(axis=0) * busy).reshape(len(plans), -1), noise_of(rounds[:, busy])
 

@@ -102,7 +102,6 @@ class TablePlan:
         return cls(body["ranks"], tuple(tables), tuple(pieces))
 
     def check(self, specs: Sequence[TableSpec]) -> None:
-        """Raise a ValueError unless the plan is for these tables."""
         known, found = ({name: of for name, *of in tables} for tables in (self.tables, map(_facts, specs)))
         if other := [name for name in {**known, **found} if name not in known or name not in found]:
             where = "the plan has no" if other[0] in found else "the plan has a table that is not there:"

@@ -121,7 +121,6 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def read_specs(path: Path) -> list[TableSpec]:
-    """Read the tables that a JSON file lists."""
     if not path.is_file() or path.stat().st_size > _MOST:
         raise ValueError(f"{path} is no list of tables: name a file as docs/howto/placing.md shows it")
     try:

@@ -74,37 +74,24 @@ class Evaluation:
     def __init__(self, *, every: int | None = None, patience: int | None = None) -> None:
         self.every = every
         self.patience = patience
-        self.step = 0
-        """The step of the last evaluation; 0 if there was none."""
+        self.step = 0  # of the last evaluation
         self.scores: Scores | None = None
-        self.best: float | None = None
-        """The least log loss of all evaluations."""
+        self.best: float | None = None  # the least log loss
         self.best_step = 0
-        """The step of the evaluation with the least log loss."""
-        self.since = 0
-        """Number of evaluations since the best one."""
-        self.seconds = 0.0
-        """Seconds spent on all evaluations in this process."""
+        self.since = 0  # evaluations since the best one
+        self.seconds = 0.0  # of all evaluations in this process
         self.last_seconds = 0.0
-        """Seconds spent on the last one."""
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Return whether to evaluate after this step, but never twice after the same one."""
+        """Whether to evaluate after this step, but never twice after the same one."""
         return step > self.step and (last or (self.every is not None and step % self.every == 0))
 
     @property
     def stops(self) -> bool:
-        """True if the run is to stop: the last `patience` evaluations were no better than the best."""
+        """Whether the last `patience` evaluations were no better than the best."""
         return self.patience is not None and self.since >= self.patience
 
-    def run(
-        self,
-        step: int,
-        model: nn.Module,
-        batches: Iterable[Batch],
-        *,
-        exchange: Exchange | None = None,
-    ) -> Scores:
+    def run(self, step: int, model: nn.Module, batches: Iterable[Batch], *, exchange: Exchange | None = None) -> Scores:
         started = time.monotonic()
         scores = evaluate(model, batches, exchange=exchange)
         self.add(step, scores, time.monotonic() - started)
@@ -120,20 +107,15 @@ class Evaluation:
             self.since += 1
 
     def result(self) -> dict[str, Any]:
-        """Return the last evaluation's entries for the result of a run, none if there was no evaluation."""
+        """The last evaluation's entries for the result of a run."""
         if self.scores is None:
             return {}
         return {f"test_{name}": value for name, value in asdict(self.scores).items()}
 
     def state_dict(self) -> dict[str, Any]:
         scores = None if self.scores is None else asdict(self.scores)
-        return {
-            "step": self.step,
-            "scores": scores,
-            "best": self.best,
-            "best_step": self.best_step,
-            "since": self.since,
-        }
+        named = {name: getattr(self, name) for name in ("step", "best", "best_step", "since")}
+        return {**named, "scores": scores}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]

@@ -34,8 +34,7 @@ class RateFlags:
     dense_lr: float = 1e-3
     """Peak learning rate of the dense weights."""
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
-    """The course of both learning rates: linear and cosine fall to 0 at the last step; step falls to a tenth after half
-    of the steps and to a hundredth after three quarters."""
+    """The course of both rates: linear and cosine fall to 0; step to a tenth at half of the steps, to a hundredth at 3/4."""
     warmup: int = 0
     """Steps over which both learning rates rise to their peak."""
 
@@ -72,14 +71,12 @@ class CacheFlags:
     cache: str = "10%"
     """Rows on the device: a number, 10% (of all), 4GiB, auto (half of what is free), touched:10% (of those the run uses)."""
     depth: int | Literal["auto", "epoch"] = "auto"
-    """Batches that the oracle reads ahead: a number, auto (until they use four times as many rows as the cache has) or
-    epoch (the whole run, read twice)."""
+    """Batches that the oracle reads ahead: a number, auto (until they use four caches) or epoch (all, read twice)."""
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
     """Which rows the cache evicts: min is optimal, the others are for comparison."""
     store: str = "memory"
-    """Where the rows outside the cache are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or
-    several of these with weights: disk:a,disk:b*2. In a sweep, each variant has a folder of its name, and there are no
-    nodes."""
+    """Where the rows outside the cache are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes, or several of these with
+    weights: disk:a,disk:b*2."""
 
     def __post_init__(self) -> None:
         from skirl.store.specs import shards
@@ -130,11 +127,9 @@ class DeviceFlags:
     group: ClassVar[str] = "device"
 
     device: str = "cpu"
-    """Where rows are cached and the model computes: cpu, cuda, cuda:N, or interpret, which tests the GPU's code on the
-    CPU."""
+    """Where rows are cached and the model computes: cpu, cuda, cuda:N, or interpret: the GPU's code on the CPU."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The type that rows are stored in. The 16-bit types need a GPU; rows are updated in float32 and stored with
-    seeded stochastic rounding."""
+    """The type that rows are stored in; 16 bits need a GPU, where rows are rounded stochastically, by a seed."""
     threads: int | None = None
     """Compute threads; torch's choice if not given. The bits of a run depend on this number."""
 
@@ -160,8 +155,7 @@ class EvaluationFlags:
     eval_every: int | None = None
     """Steps between two evaluations on the samples that --valid holds out; there is always one at the end."""
     patience: int | None = None
-    """Stop after this many evaluations in a row without a better test log loss; in a sweep, the variant leaves. The last
-    state is kept, not the best one."""
+    """Stop after this many evaluations in a row without a better test log loss; in a sweep, the variant leaves."""
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "patience"):
@@ -173,7 +167,6 @@ class EvaluationFlags:
 
 
 def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best: bool) -> None:
-    """Raise if evaluations are asked for and nothing is held out, or the best checkpoint and no evaluations."""
     if evaluation.eval_every is not None and valid is None:
         raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
     if keep_best and evaluation.eval_every is None:
@@ -205,8 +198,8 @@ class CheckpointFlags:
     resume: bool = False
     """Resume from the newest whole checkpoint in --save; if there is none yet, start the run."""
     from_: Path | None = None
-    """Start with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its folder, or the
-    header of one checkpoint. With --resume, this is where the run starts if --save holds no checkpoint yet."""
+    """Start with rows and dense weights of another run: its folder, or the header of a checkpoint. With --resume, only if
+    --save holds no checkpoint yet."""
 
     def __post_init__(self) -> None:
         names = [n for n in ("save_every", "save_minutes", "keep", "keep_best", "resume") if hasattr(self, n)]
@@ -238,8 +231,7 @@ class LogFlags:
     group: ClassVar[str] = "output"
 
     run: str = "auto"
-    """The folder for metrics, TensorBoard events and the result; auto makes a new one under runs/ (or $SKIRL_RUNS),
-    none writes nothing."""
+    """The folder for metrics, TensorBoard events and the result; auto: a new one under runs/ (or $SKIRL_RUNS); or none."""
     log_every: int = 50
     """Steps between two lines of metrics."""
     trace: Path | None = None
@@ -252,7 +244,7 @@ class LogFlags:
             raise ValueError("run is empty: set it to a folder, auto or none")
 
     def folder(self) -> str:
-        """Return the run's folder, "auto" or "none". $SKIRL_RUNS=none turns auto into "none"."""
+        """$SKIRL_RUNS=none turns auto into "none"."""
         return "none" if self.run == "auto" and os.environ.get(RUNS) == "none" else self.run
 
 
@@ -261,22 +253,19 @@ class SavedFlags:
     """A saved run, and what it is to predict. Flags that are not given are as in the run."""
 
     save: Path
-    """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one
-    checkpoint."""
+    """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one."""
     data: str | None = None
-    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
-    given."""
+    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's if not given."""
     held_out: bool = False
     """Use only the part that the run held out of its training."""
     valid: str | None = None
-    """Use only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900,
-    time>=2026-03-01."""
+    """Use only the part that this would hold out: 20% (the last rows), or from a time on: time>=14102900."""
     schema: str | None = None
     """A TOML file that names the columns; if not given, the run's, or the one inside a converted file."""
     vocab: str | None = None
     """Where the run's vocabulary is now, if it has moved."""
     batch: int | None = None
-    """Samples in a batch; as in the run if not given, since the last bits of a prediction may depend on it."""
+    """Samples in a batch; as in the run if not given. The last bits of a prediction may depend on it."""
     workers: int | None = None
     """Processes that read files; as in the run if not given."""
     bad_rows: Literal["refuse", "skip"] | None = None
@@ -284,13 +273,11 @@ class SavedFlags:
     device: str | None = None
     """Where the model computes: cpu, cuda or cuda:N; as in the run if not given."""
     threads: int | None = None
-    """Compute threads; as in the run if not given, since the last bits of a prediction may depend on it."""
+    """Compute threads; as in the run if not given. The last bits of a prediction may depend on it."""
 
     def __post_init__(self) -> None:
         if self.held_out and self.valid is not None:
-            raise ValueError(
-                "--held-out is the part that the run held out, and --valid another one: set one of the two"
-            )
+            raise ValueError("--held-out is the part that the run held out, and --valid another one: set one of them")
         if self.data is None and not self.held_out and self.valid is None:
             raise ValueError(
                 "nothing says what to predict: set --data, or --held-out for the samples that the run held out"

@@ -49,7 +49,7 @@ class Done:
     """A training step after its update."""
 
     batches: list[Batch]
-    """This trainer's batches, one for each of its shards."""
+    """This trainer's, one for each of its shards."""
     logits: Tensor
     labels: Tensor
     """Logits and labels of all trainers, on the first of them; empty on the others."""
@@ -58,7 +58,7 @@ class Done:
     loss_tensor: Tensor
     """The mean of the losses, on the device. Reading its value waits until the step is done there."""
     samples: int
-    """Number of samples, over all trainers."""
+    """Over all trainers."""
     finite: bool = True
     """False if another trainer has said that some of its logits are not finite."""
 
@@ -103,7 +103,6 @@ def steps(
 
 
 def touched_rows(recipe: Recipe) -> int:
-    """Read all ids and return how many distinct rows the run will touch."""
     schema = Schema.of(recipe.tables())
     touched = Seen(schema)
     with progress_of("count rows", recipe.stream().steps) as progress:
@@ -133,7 +132,7 @@ class TrainerShare:
 
     @classmethod
     def of_job(cls, device: str = "cpu", patience: float | None = None) -> "TrainerShare":
-        """Return this process's share. device: where its rows are. patience: seconds to wait for other trainers."""
+        """This process's share. patience: seconds to wait for other trainers."""
         return cls(trainers(str(torch_device(device)), patience))
 
     @property
@@ -142,11 +141,11 @@ class TrainerShare:
 
     @property
     def first(self) -> bool:
-        """True if this is the trainer that shows and writes the results of the run."""
+        """Whether this trainer shows and writes the results of the run."""
         return self.rank == 0
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with at least as many shards as trainers, a power of two. Raise if it sets too few."""
+        """The recipe with at least as many shards as trainers, a power of two. Raise if it sets too few."""
         shards = 1 << (self.size - 1).bit_length()
         if recipe.step.shards >= shards:
             return recipe
@@ -157,7 +156,7 @@ class TrainerShare:
         return replace(recipe, step=replace(recipe.step, shards=shards))
 
     def logged(self, log: LogFlags) -> LogFlags:
-        """Return the flags for this trainer: the first one writes everything, the others nothing."""
+        """The first trainer writes everything, the others nothing."""
         return log if self.first else replace(log, run="none", trace=None)
 
     def told(self, mine: Any, tag: str) -> list[Any]:
@@ -172,7 +171,6 @@ class TrainerShare:
         return votes.told(votes.agreed(lambda: work() if self.first else None, tag), tag)[0]
 
     def of(self, stream: Source, shards: int) -> Source:
-        """Return the stream of this trainer's shards of every batch."""
         return stream.sharded(*block(self.rank, self.size, shards), shards)
 
     def exchange(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
@@ -206,7 +204,7 @@ class TrainerShare:
         return of_all, Asked(stop=bool(stop.any()), save=bool(save[0]))
 
     def total(self, counts: dict[str, Any]) -> dict[str, Any]:
-        """Return the counts with each whole number summed over all trainers."""
+        """The counts with each whole number summed over all trainers."""
         if self.alone:
             return counts
         names = [name for name, count in counts.items() if isinstance(count, int)]
@@ -216,7 +214,7 @@ class TrainerShare:
 
 
 def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str, Any] | None:
-    """Return the result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps."""
+    """The result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps."""
     if share.alone:
         return None
     engine, times, counted = batches.engine, batches.times, share.peers.counted()
@@ -224,14 +222,11 @@ def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str,
         "touched": len(engine.seen),
         "cache": sum(len(cache) for cache in engine.caches),
         **{name: count for name, count in asdict(engine.counters).items() if name != "steps"},
-        "seconds": meter.seconds,
-        "stall": times.stall,
-        "read": times.read,
+        "seconds": meter.seconds, "stall": times.stall, "read": times.read,
         "waited": sum(counted[name]["seconds"] for name in OF_LOOP if name in counted),
-        "busy": dict(times.busy),
-        "sent": sum(sum(of["bytes_sent"]) for of in counted.values()),
+        "busy": dict(times.busy), "sent": sum(sum(of["bytes_sent"]) for of in counted.values()),
         "peak_bytes": peak_bytes(),
-    }
+    }  # fmt: skip
     return {"lanes": share.told(lane, "what each trainer did")}
 
 
@@ -251,7 +246,7 @@ def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, A
 
 
 def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:
-    """Return facts about the checkpoint that --keep-best kept: folder, step, held-out log loss. None if there is none."""
+    """Facts about the checkpoint that --keep-best kept: folder, step, held-out log loss."""
     found = kept["best"]
     if found is None:
         return None
@@ -259,7 +254,7 @@ def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None
 
 
 def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | None:
-    """Say why a promised checkpoint, that of the run's end or the best, is not there. Return None if all are."""
+    """Why a promised checkpoint, that of the run's end or the best, is not there; None if all are."""
     if saving.save is None:
         return None
     if kept["newest"] != step:
@@ -284,7 +279,6 @@ class _Run:
         self.model, self.dense = recipe.model_over(self.embeddings)
         self.rates = recipe.rates_of(self.embeddings, self.dense)
         self.stream = share.of(recipe.stream(), recipe.step.shards)
-        """The batches of this trainer."""
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
 
     def keeper(self, saving: SaveFlags, batches: Lookahead) -> Keeper:
@@ -330,32 +324,18 @@ class _Run:
             self.judge.run(batches.step, self.model, own, exchange=share.exchange)
 
     def result(self, batches: Lookahead, flags: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the result of the run, without what checkpoints add."""
+        """Without what checkpoints add."""
         return {
-            "command": "train",
-            **flags,
-            **self.meter.result(),
-            **self.judge.result(),
-            "stopped_early": self.judge.stops,
-            "steps": batches.step,
-            "begun_at": self.folder.begun_at,
-            **_of_engine(batches, self.share),
-            "by_trainer": gathered(batches, self.meter, self.share),
-            "peak_bytes": peak_bytes(),
-            "machine": machine(),
-            "bad_rows_skipped": self.stream.bad_rows,
-            "first_bad_row": self.stream.first_bad_row,
-            "run": self.folder.path,
-            "changes": self.folder.changed,
-        }
+            "command": "train", **flags, **self.meter.result(), **self.judge.result(),
+            "stopped_early": self.judge.stops, "steps": batches.step, "begun_at": self.folder.begun_at,
+            **_of_engine(batches, self.share), "by_trainer": gathered(batches, self.meter, self.share),
+            "peak_bytes": peak_bytes(), "machine": machine(), "bad_rows_skipped": self.stream.bad_rows,
+            "first_bad_row": self.stream.first_bad_row, "run": self.folder.path, "changes": self.folder.changed,
+        }  # fmt: skip
 
 
 def train(
-    recipe: Recipe,
-    evaluation: EvaluationFlags,
-    saving: SaveFlags,
-    log: LogFlags,
-    flags: Mapping[str, Any],
+    recipe: Recipe, evaluation: EvaluationFlags, saving: SaveFlags, log: LogFlags, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Train; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
@@ -390,9 +370,10 @@ def train(
             folder.after_step(batches, run.meter, run.rates.now, last=True, evaluation=run.judge)
         result = run.result(batches, flags)
         kept = keeper.facts()
+        begins_again = kept["stopped_by"] is not None and launchers_elsewhere()
         result |= {
             "checkpoints": kept,
-            "begins_again": kept["stopped_by"] is not None and launchers_elsewhere(),
+            "begins_again": begins_again,
             "best": best_of(kept, run.judge),
             "from": begun_from,
         }
@@ -406,7 +387,7 @@ def train(
 
 
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
-    """Return the part of the result about the engines and about movement; the movement is this trainer's."""
+    """What the result says of engines and movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
     widths = {t: engine.held[i] for i, bank in enumerate(engine.schema.banks) for t in bank.tables}
     tables, staging = engine.schema.tables, engine.capacity.split.staging_rows if engine.capacity.split else []
@@ -421,12 +402,10 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     return {
         "trainers": share.size,
         "rows": rows | share.total({name: rows[name] for name in ("touched", "cache", "in_cache", "staging")}),
-        **share.total(
-            {
-                "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
-                "staging_bytes": int(np.dot(staging, engine.record_bytes[: len(staging)])),
-            }
-        ),
+        **share.total({
+            "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
+            "staging_bytes": int(np.dot(staging, engine.record_bytes[: len(staging)])),
+        }),
         "counters": share.total(asdict(engine.counters)) | {"steps": engine.counters.steps},
         "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
-    }
+    }  # fmt: skip

@@ -21,7 +21,7 @@ Values = Tensor | np.ndarray
 
 
 class NotFinite(ValueError):
-    """Predictions are not finite."""
+    """Of predictions."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class Metrics:
         self._counts = np.zeros((2, 1 << _BITS), np.int64)  # non-clicks and clicks by the leading bits of their score
         self._sums: dict[str, Any] = {"samples": 0, "clicks": 0, "loss": 0.0, "predicted": 0.0}
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
-        self._scored: Scores | None = None
-        """The last scores, cached because they take a millisecond."""
+        self._scored: Scores | None = None  # cached, because scores take a millisecond
 
     def update(self, logits: Values, labels: Values) -> None:
         """Add a batch. Raise if it would silently corrupt a metric."""
@@ -76,7 +75,7 @@ class Metrics:
             self._bin()
 
     def scores(self) -> Scores:
-        """Return the scores of all samples so far."""
+        """Of all samples so far."""
         samples, clicks, loss, predicted = self._sums.values()
         if self._scored is None or self._scored.samples != samples:
             self._bin()
@@ -138,7 +137,6 @@ class Meter:
         self.not_finite: tuple[int, str] | None = None
         """The first step whose loss or predictions were not finite, and what was. Nothing from there on is counted."""
         self.speed = Speed()
-        """The seconds spent on training."""
 
     def add(
         self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
@@ -200,7 +198,7 @@ class Meter:
         return self.speed.seconds
 
     def diverged(self, *, last: bool) -> bool:
-        """Return whether a loss or prediction was not finite. A GPU's step is known one step later. last: wait for all."""
+        """Whether a loss or prediction was not finite. A GPU's step is known one step later. last: wait for all."""
         if last:
             _ = self._so_far
         return self.not_finite is not None
@@ -216,17 +214,13 @@ class Meter:
     def result(self) -> dict[str, Any]:
         here = self._so_far
         return {
-            "samples": here["samples"],
-            "seconds": self.seconds,
-            "samples_per_second": self.speed.rate(here["samples"]),
+            "samples": here["samples"], "seconds": self.seconds, "samples_per_second": self.speed.rate(here["samples"]),
             "loss": {
-                "first": here["first"],
-                "last": here["last"],
-                "mean": here["sum"] / max(1, here["steps"]),
+                "first": here["first"], "last": here["last"], "mean": here["sum"] / max(1, here["steps"]),
                 "digest": here["digest"],
             },
             **{name: value for name, value in asdict(self.metrics.scores()).items() if name != "samples"},
-        }
+        }  # fmt: skip
 
 
 def sent(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:

@@ -52,24 +52,20 @@ class SavedRun:
     yields_fresh: ClassVar[bool] = True
 
     checkpoint: Path
-    """The checkpoint's header."""
+    """Its header."""
     step: int
-    """The step after which the checkpoint was saved."""
     recipe: Recipe
     model: nn.Module
     source: Source
-    """The samples to predict."""
     look_up: Callable[[Batch], Batch] | None
     """Gives ids their rows, with an open vocabulary."""
     threads: int
-    """Number of compute threads."""
 
     @property
     def labelled(self) -> bool:
         return bool(self.source.labels)
 
     def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
-        """Yield the batches, each with the numbers of its samples among all rows of the data."""
         if isinstance(self.source, Files):
             for batch, numbers in self.source.numbered():
                 yield batch if self.look_up is None else self.look_up(batch), numbers
@@ -135,15 +131,12 @@ def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     known = flags_of(Recipe)
     state = run_of(body)
     if state is None:
-        raise ValueError(
-            f"{header} was saved by a loop that is not skirl train's, so it does not say what its model is: load it there, "
-            "with skirl.load"
-        )
+        raise ValueError(f"{header} was saved by another loop than skirl train's: load it there, with skirl.load")
     return {name: value for name, value in state["flags"].items() if name in known}
 
 
 def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
-    """Return the run's data flags with the chosen ones. Flags that do not concern the rows to predict are reset."""
+    """The run's data flags with the chosen ones. Flags that do not concern the rows to predict are reset."""
     given = {field.name: flags[field.name] for field in fields(DataFlags) if field.name in flags}
     for name in ("data", "valid", "schema", "vocab", "batch", "workers", "bad_rows"):
         if (value := getattr(chosen, name)) is not None:
@@ -168,7 +161,7 @@ def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
 
 
 def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
-    """Return the run's recipe over this data. What only training needs stays at its default."""
+    """The run's recipe over this data. What only training needs stays at its default."""
     made: dict[str, Any] = {"data": data, "rates": RateFlags(), "step": StepFlags()}
     made |= {"cache": CacheFlags(), "movement": MovementFlags()}
     hints = get_type_hints(Recipe)
@@ -180,13 +173,12 @@ def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
 
 
 def _place(header: Path, body: Mapping[str, Any]) -> Any:
-    """Return the state of the run's data when it was saved; None if no batch had been read."""
+    """The state of the run's data when it was saved; None if no batch had been read."""
     state = decode(body["run"]["data"], codec.read_dense(header.parent, body["dense"]))
     return state["loader"] if isinstance(state, dict) and "loader" in state else state
 
 
 def _vocabulary(stream: Growing, state: Any, flags: Mapping[str, Any]) -> Growing:
-    """Return a stream with the open vocabulary as it was when the run was saved."""
     if state is None:
         return stream
     if stream.stale is None:
@@ -208,12 +200,11 @@ def _vocabulary(stream: Growing, state: Any, flags: Mapping[str, Any]) -> Growin
     return then.at(state)
 
 
-GROUP = 1 << 17
-"""Rows in a Parquet row group."""
+GROUP = 1 << 17  # rows in a Parquet row group
 
 
 def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
-    """Return the metrics of a saved run, if there are labels. into: write its predictions to this Parquet file."""
+    """The metrics of a saved run, if there are labels. into: write its predictions to this Parquet file."""
     started, command = time.monotonic(), "evaluate" if into is None else "predict"
     with saved_run(chosen, labelled=into is None) as run:
         data = run.recipe.data
@@ -239,20 +230,12 @@ def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
         ended, cpu = time.monotonic(), time.process_time() - cpu
         scores = {} if metrics is None else asdict(metrics.scores())
     return {
-        "command": command,
-        **about,
-        **scores,
-        "samples": samples,
-        "seconds": ended - started,
+        "command": command, **about, **scores, "samples": samples, "seconds": ended - started,
         "samples_per_second": (samples - first) / (ended - began) if samples > first else None,
         "cpu_us_per_sample": 1e6 * cpu / (samples - first) if samples > first else None,
-        "into": None if into is None else str(into),
-        "bytes": None if into is None else into.stat().st_size,
-        "bad_rows_skipped": run.source.bad_rows,
-        "peak_bytes": peak_bytes(),
-        "machine": machine(),
-        "failed": None,
-    }
+        "into": None if into is None else str(into), "bytes": None if into is None else into.stat().st_size,
+        "bad_rows_skipped": run.source.bad_rows, "peak_bytes": peak_bytes(), "machine": machine(), "failed": None,
+    }  # fmt: skip
 
 
 def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], None, None]:
@@ -318,12 +301,7 @@ def scored(
 
 @contextmanager
 def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[Iterator[R]]:
-    """Do `work` in several threads, with results in the order of `items`. An error is raised in place of its result.
-
-    >>> with side_by_side(lambda n: n * n, iter(range(5)), 3) as squares:
-    ...     print(list(squares))
-    [0, 1, 4, 9, 16]
-    """
+    """Do `work` in several threads, with results in the order of `items`. An error is raised in place of its result."""
     pool = ThreadPoolExecutor(threads, "skirl-side")
 
     def results() -> Iterator[R]:
@@ -412,16 +390,12 @@ def predictions_in(
 
 
 def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:
-    """Return an Arrow array. `pa.array` would import pandas if it is installed."""
+    """`pa.array` would import pandas if it is installed."""
     return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(values)])
 
 
 def probability(logits: np.ndarray) -> np.ndarray:
-    """Return the sigmoid, computed in float64 and rounded once.
-
-    >>> probability(np.array([0.0, 200.0], np.float32)).tolist()
-    [0.5, 1.0]
-    """
+    """The sigmoid, computed in float64 and rounded once."""
     x = logits.astype(np.float64)
     tail = np.exp(-np.abs(x))
     return (np.where(x >= 0, 1.0, tail) / (1 + tail)).astype(np.float32)

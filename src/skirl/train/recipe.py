@@ -85,11 +85,11 @@ class Recipe(Composed):
         return self.data.stream()
 
     def in_shards(self) -> "Source":
-        """The same, of one trainer: all shards of each batch, one after the other."""
+        """Of one trainer: all shards of each batch, one after the other."""
         return self.data.stream().sharded(0, self.step.shards, self.step.shards)
 
     def in_steps(self) -> "Iterator[list[Batch]]":
-        """The same, in a list for each step."""
+        """A list for each step."""
         shards = iter(self.in_shards())
         return iter(lambda: list(islice(shards, self.step.shards)), [])
 
@@ -103,7 +103,7 @@ class Recipe(Composed):
 
     @property
     def counts_first(self) -> bool:
-        """True if the cache is a share of the rows that the run touches; it takes a pass to count them."""
+        """Whether the cache is a share of the rows that the run touches, which takes a pass to count."""
         return self.cache.parsed()[0] == "touched"
 
     def cache_size(self, touched: int) -> "CacheSize":
@@ -149,15 +149,9 @@ class Recipe(Composed):
         from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
 
         return (EmbeddingBagCollection if self.pooled else EmbeddingCollection)(
-            tables,
-            optimizer=self.row_optimizer(),
-            cache=cache,
-            store=store,
-            seed=self.data.seed,
-            resume=resume,
-            device=self.device.device,
-            dtype=getattr(torch, self.device.dtype),
-        )
+            tables, optimizer=self.row_optimizer(), cache=cache, store=store, seed=self.data.seed, resume=resume,
+            device=self.device.device, dtype=getattr(torch, self.device.dtype),
+        )  # fmt: skip
 
     def model_over(self, embeddings: "Embeddings") -> "tuple[Model, torch.optim.Optimizer]":
         """The model with its initial weights, and its dense optimizer."""

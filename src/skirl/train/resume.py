@@ -1,7 +1,7 @@
 """What a run goes on with, or begins from: which flags may change, which checkpoint and data it is, and what is refused."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from skirl.train.flags import CheckpointFlags, SaveFlags
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from skirl.data.files.schema import Dense, FileSchema
+    from skirl.data.files.schema import FileSchema
     from skirl.data.files.stream import Files
     from skirl.data.source import Source
     from skirl.nn.collection import TablePlace
@@ -29,12 +29,12 @@ class Origin(NamedTuple):
     """A checkpoint that a run begins from."""
 
     given: str
-    """The path as --from gave it."""
+    """As --from gave it."""
     header: Path
 
 
 def origin_of(saving: CheckpointFlags, *, saved: bool | None = None) -> Origin | None:
-    """Return the checkpoint that the run takes rows and weights from. None if it goes on with its own, or takes none."""
+    """The checkpoint that the run takes rows and weights from; None if it goes on with its own, or takes none."""
     from skirl.checkpoint import folder
 
     save, from_ = saving.save, saving.from_
@@ -91,7 +91,7 @@ FREE = RULES["free"] | RULES["warned"]
 
 
 def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the state of a checkpoint's run folder: `folder`, `flags`, `changes`. None if `skirl train` did not save it."""
+    """The state of a checkpoint's run folder: `folder`, `flags`, `changes`. None if `skirl train` did not save it."""
     from skirl.checkpoint.codec import decode
 
     for part in body["run"]["optimizers"]:
@@ -101,7 +101,7 @@ def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def saved_flags(path: Path) -> dict[str, Any]:
-    """Return the flags that a folder's newest readable checkpoint was saved with; empty if it does not say."""
+    """The flags that a folder's newest readable checkpoint was saved with; empty if it does not say."""
     from skirl.checkpoint import folder
 
     for header in folder.headers(path):
@@ -115,17 +115,13 @@ def saved_flags(path: Path) -> dict[str, Any]:
 
 
 def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
-    """Return the flags that may change and differ from the saved ones.
+    """The flags that may change and differ from the saved ones.
 
     >>> changes_between({"lr": 0.1, "dim": 4, "quiet": True}, {"lr": 0.2, "dim": 4, "quiet": False})
     [{'flag': 'lr', 'was': 0.1, 'is': 0.2}]
     """
-    names = [name for name in here if name in saved and name in FREE | RULES["files"]]
-    return [
-        {"flag": name, "was": saved[name], "is": here[name]}
-        for name in names
-        if _plain(saved[name]) != _plain(here[name])
-    ]
+    differ = [n for n in here if n in saved and n in FREE | RULES["files"] and _plain(saved[n]) != _plain(here[n])]
+    return [{"flag": name, "was": saved[name], "is": here[name]} for name in differ]
 
 
 def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: frozenset[str], then: str) -> None:
@@ -144,18 +140,12 @@ def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: froze
 
 
 def told(changes: list[Change]) -> list[str]:
-    """Return a sentence for each change.
-
-    >>> told([{"flag": "dense_lr", "was": 0.1, "is": 0.01, "step": 40}])
-    ['--dense-lr is 0.01 from step 40 on, it was 0.1']
-    """
     return [
         f"{option(c['flag'])} is {shown(c['is'])} from step {c['step']:,} on, it was {shown(c['was'])}" for c in changes
     ]
 
 
 def shown(value: Any) -> str:
-    """Return a flag's value as text, as it is given on the command line."""
     if value is None:
         return "not set"
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -173,16 +163,12 @@ OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field i
 
 
 def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
-    """Raise if the flags make another model than the one whose weights are taken."""
     then = f"its weights fit no other model, so set what {path} has"
     check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
 
 
 def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
-    """Raise if the flags do not fit the checkpoint that the run begins from. Read nothing of it but its flags.
-
-    Returns the checkpoint if it is another run's.
-    """
+    """Raise if the flags do not fit the checkpoint that the run begins from; return it if it is another run's."""
     from skirl.checkpoint import folder
 
     origin = origin_of(saving)
@@ -242,19 +228,15 @@ def begin_from(
 
 
 def _check_tables(here: Mapping[str, "TablePlace"], theirs: Mapping[str, "TablePlace"], path: Path) -> None:
-    if here.keys() != theirs.keys():
-        only = sorted(here.keys() - theirs.keys()) or sorted(theirs.keys() - here.keys())
-        where = "--data has" if only[0] in here else f"{path} has"
-        other = str(path) if only[0] in here else "--data"
-        raise ValueError(f"{where} a table {only[0]!r}, and {other} has none: give data with the same tables")
+    for name in sorted(here.keys() ^ theirs.keys()):
+        raise ValueError(f"only one of --data and {path} has a table {name!r}: give data with the same tables")
     for name, place in here.items():
         mine, other = place.table, theirs[name].table
         if mine.dim != other.dim:
             raise ValueError(f"--dim is {mine.dim}, and table {name!r} has {other.dim} in {path}: set it to that")
         if mine.rows != other.rows:
             raise ValueError(
-                f"table {name!r} has {mine.rows:,} rows by --data and --rows, and {other.rows:,} in {path}: set them to "
-                "what they were"
+                f"table {name!r} has {mine.rows:,} rows by --data and --rows, and {other.rows:,} in {path}: set them to that"
             )
 
 
@@ -277,7 +259,7 @@ def _check_ids(theirs: Any, mine: Any, path: Path) -> None:
 
 
 def _stream_of(state: Any) -> Mapping[str, Any] | None:
-    """Return what a loader's state says of its files, or None."""
+    """What a loader's state says of its files."""
     files = state.get("files", state) if isinstance(state, dict) else {}
     stream = files.get("stream") if isinstance(files, dict) else None
     return stream if isinstance(stream, dict) and "rows_of" in stream else None
@@ -285,11 +267,10 @@ def _stream_of(state: Any) -> Mapping[str, Any] | None:
 
 def _check_weights(here: Mapping[str, "Tensor"], theirs: Mapping[str, "Tensor"], path: Path) -> None:
     for name, value in here.items():
-        if name not in theirs:
-            raise ValueError(f"{path} has no weight {name!r}, which --model has: set --model to what it was")
-        if theirs[name].shape != value.shape:
+        if name not in theirs or theirs[name].shape != value.shape:
+            there = list(theirs[name].shape) if name in theirs else "not there"
             raise ValueError(
-                f"{name} is {list(value.shape)} by --model, {list(theirs[name].shape)} in {path}: set --model to what it was"
+                f"{name} is {list(value.shape)} by --model, and {there} in {path}: set --model to what it was"
             )
 
 
@@ -297,7 +278,7 @@ def _check_weights(here: Mapping[str, "Tensor"], theirs: Mapping[str, "Tensor"],
 
 
 def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
-    """Raise if the features of files are not those of a run, saying what differs. stream: the state of the run's own files.
+    """Raise if the features of files are not those of a run. stream: the state of the run's own files.
 
     Converted files are compared by names, and by how their ids were read: their dense columns are already as the model
     takes them, and their ids may be rows already.
@@ -305,55 +286,38 @@ def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
     from skirl.data.files.schema import FileSchema
 
     there, here = FileSchema.parse(stream["schema"]), files.encoder.schema
-    _same("id columns", [column.name for column in there.ids], [column.name for column in here.ids])
-    _same("dense columns", _dense(there), _dense(here))
+    both = [("id columns", _names(c.name for c in there.ids), _names(c.name for c in here.ids))]
+    both.append(("dense columns", _names(_dense(there)), _names(_dense(here))))
     for was, now in zip(there.ids, here.ids):
-        if was.list != now.list:
-            kinds = ["lists" if column.list else "single ids" for column in (was, now)]
-            raise ValueError(f"id column {was.name!r} held {kinds[0]} in the run's data, and holds {kinds[1]} here")
-        table = was.table or was.name
-        if table != (now.table or now.name):
-            raise ValueError(f"id column {was.name!r} was of table {table!r}, and is of {now.table or now.name!r} here")
-        if was.rows is not None and was.rows != (rows := files.encoder.rows[table]):
-            raise ValueError(
-                f"table {table!r} had {was.rows:,} rows in the run, and has {rows:,} with this data: set schema and vocab "
-                "to the run's"
-            )
-    kinds = here.kinds
-    for table, kind in there.kinds.items():
-        if kinds.get(table, "") not in ("", kind) and kind:
-            raise ValueError(
-                f"the ids of table {table!r} were read as {kind} in the run, and are read as {kinds[table]} here"
-            )
-    if there.kinds and kinds and stream["rows_of"] != (mine := files.encoder.rows_of.described):
-        raise ValueError(
-            f"the run's ids became rows {stream['rows_of']}, and these would {mine}: set vocab to the run's vocabulary"
-        )
+        tables = was.table or was.name, now.table or now.name
+        rows = files.encoder.rows.get(tables[1])
+        kinds = there.kinds.get(tables[0]), here.kinds.get(tables[1])
+        both += [
+            (f"{was.name!r}, as lists,", was.list, now.list),
+            (f"table of {was.name!r}", *tables),
+            (f"rows of table {tables[0]!r}", was.rows, rows if was.rows is not None else None),
+            (f"kind of ids of table {tables[0]!r}", *(kinds if all(kinds) else (None, None))),
+        ]
+    if there.kinds and here.kinds:
+        both.append(("ids became rows", stream["rows_of"], files.encoder.rows_of.described))
     if not (_converted(there) or _converted(here)):
         for was, now in zip(there.dense, here.dense):
-            for what in ("transform", "fill"):
-                if (before := getattr(was, what)) != (after := getattr(now, what)):
-                    raise ValueError(
-                        f"dense column {was.name!r} had {what} {before!r} in the run, and has {after!r} here: set schema to "
-                        "the run's"
-                    )
+            both += [
+                (f"{what} of {was.name!r}", getattr(was, what), getattr(now, what)) for what in ("transform", "fill")
+            ]
+    for what, was, now in both:
+        if was != now:
+            raise ValueError(f"the run's {what}: {was}, and here: {now}: set data, schema and vocab to the run's")
 
 
-def _same(what: str, were: list[str], are: list[str]) -> None:
-    if were != are:
-        raise ValueError(
-            f"the run's {what} are {', '.join(were) or 'none'}, and these are {', '.join(are) or 'none'}: set data and "
-            "schema so that they are the same"
-        )
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _dense(schema: "FileSchema") -> list[str]:
-    """Return the names of a model's dense features. In a converted file, indicators are columns of their own."""
-
-    def names(column: "Dense") -> list[str]:
-        return [column.name, f"{column.name} is missing"] if column.indicator else [column.name]
-
-    return [name for column in schema.dense for name in names(column)]
+    """Names of a model's dense features. In a converted file, indicators are columns of their own."""
+    names = [(column.name, f"{column.name} is missing")[: 1 + column.indicator] for column in schema.dense]
+    return [name for some in names for name in some]
 
 
 def _converted(schema: "FileSchema") -> bool:

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("skirl")
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
-LINE = {"kind": TEXT, "step": COUNT}
-"""The fields of every line."""
+LINE = {"kind": TEXT, "step": COUNT}  # the fields of every line
 GROUPS = {
     "rows": ("fetched", "new", "written", "forwarded", "touched", "filled", "window"),
     "time": ("samples_per_second", "seconds", "hidden", "stall", "read"),
@@ -46,7 +45,7 @@ GROUPS = {
 
 
 class Lines:
-    """A file of JSON lines. It grows by whole pieces: one that fails leaves nothing behind, and does not stop the next."""
+    """JSON lines. The file grows by whole pieces: one that fails leaves nothing behind, and does not stop the next."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name
@@ -94,8 +93,7 @@ class TensorBoard:
         if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(self._of(step=begun_at + 1, session_log=log))
-        self._due = b"".join(head)
-        """What has to be written before anything else."""
+        self._due = b"".join(head)  # before anything else
         self._add(b"")
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -117,11 +115,7 @@ class TensorBoard:
 
 
 def tagged(line: Mapping[str, Any]) -> list[tuple[str, int | float]]:
-    """Return the numbers of a line under tags that TensorBoard groups by.
-
-    >>> tagged({"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1, "busy": {"plan": 2.0}})
-    [('train/loss', 0.5), ('rate/lr', 0.1)]
-    """
+    """The numbers of a line under tags that TensorBoard groups by."""
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     found = []
     for name, value in line.items():
@@ -146,22 +140,14 @@ class RunFolder:
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        name: str,
-        flags: Mapping[str, Any],
-        every: int = 50,
-        resume: bool = False,
+        self, folder: str, *, name: str, flags: Mapping[str, Any], every: int = 50, resume: bool = False,
         trainers: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Check the folder. "none" writes nothing, "auto" makes a new one named after `name` and the time."""
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
-        self.begun_at = 0
-        """The step that the run goes on from."""
-        self.changed: list[Change] = []
-        """The flags that differ from those of the saved run, from this step on."""
+        self.begun_at = 0  # the step that the run goes on from
+        self.changed: list[Change] = []  # from those of the saved run
         self._changes: list[Change] = []
         self._auto, self._new = folder == "auto", False
         self._name, self._flags = name, dict(flags)
@@ -177,15 +163,11 @@ class RunFolder:
             raise ValueError(f"run is {self.folder}, which is a file: set it to a folder")
         if not resume and (self.folder / CONFIG).exists():
             raise ValueError(
-                f"run is {self.folder}, which already holds a run: set run to another folder, or go on with "
-                "that one: add --resume and its --save"
+                f"run is {self.folder}, which already holds a run: set run to another folder, or add --resume and its --save"
             )
 
     def begin(self, batches: "Lookahead", meter: "Meter", check: Callable[[], None] = lambda: None) -> "RunFolder":
-        """Note the step that the run starts at. To be called before entering.
-
-        check: raises Superseded if a newer start of the run has taken its place, which the folder then belongs to.
-        """
+        """To be called before entering. check: raises Superseded if a newer start of the run has taken the folder."""
         self.begun_at, self._check = batches.step, check
         self._since.begin(batches, meter)
         self.changed = [change | {"step": self.begun_at} for change in self.changed]
@@ -201,13 +183,12 @@ class RunFolder:
             return self
         folder = self.folder
         self._check()
-        try:
-            self._new = self._new or not folder.exists()
+        self._new = self._new or not folder.exists()
+        self.folder = None
+        with self._missing.tried(f"the run's folder {folder}", None, of=OSError):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            with self._missing.tried(f"the run's folder {folder}", None):
-                raise
-            self.folder = None
+            self.folder = folder
+        if self.folder is None:
             return self
         with self._missing.tried(CONFIG, folder):
             put_json(folder / CONFIG, self._config())
@@ -246,7 +227,6 @@ class RunFolder:
     def after_step(
         self, batches: "Lookahead", meter: "Meter", rates: Mapping[str, float], *, last: bool, evaluation: "Evaluation"
     ) -> None:
-        """Write what is due after a step. last: whether it is the last step of the run."""
         if not self._sinks:
             return
         step = batches.step
@@ -302,20 +282,14 @@ class RunFolder:
     def _config(self) -> dict[str, Any]:
         packages = ("torch", "numpy", "numba")
         return {
-            "command": "train",
-            "flags": self._flags,
+            "command": "train", "flags": self._flags, "machine": machine(),
             "versions": {"python": python_version(), "skirl": machine()["skirl"]} | {p: version(p) for p in packages},
-            "machine": machine(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "begun_at": self.begun_at,
-            "trainers": self._trainers,
-            "changes": self._changes,
-        }
+            "started": datetime.now(UTC).isoformat(timespec="seconds"), "begun_at": self.begun_at,
+            "trainers": self._trainers, "changes": self._changes,
+        }  # fmt: skip
 
 
 class Since:
-    """Makes lines of what happened since the previous one, or since the start in this process."""
-
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
 
@@ -323,19 +297,15 @@ class Since:
         self._before = _sums(batches, meter)
 
     def facts(self, batches: "Lookahead", meter: "Meter") -> Facts:
-        """Return the same as text, to show."""
         line = self.line(batches, meter)
         auc, ne = ("none yet" if line[name] is None else figure(line[name]) for name in ("auc", "ne"))
         return {
-            "samples/s": f"{line['samples_per_second']:,.0f}",
-            "loss": figure(line["loss"]),
-            "AUC": auc,
-            "NE": ne,
+            "samples/s": f"{line['samples_per_second']:,.0f}", "loss": figure(line["loss"]), "AUC": auc, "NE": ne,
             **{name: f"{line[name]:,}" for name in ("fetched", "new", "written")},
             "cache": f"{line['filled']:.0%} full",
             "hidden": f"{line['hidden']:.0%}" if line["fetched"] or line["written"] else "nothing moved",
             "window": f"{line['window']} batches",
-        }
+        }  # fmt: skip
 
     def line(self, batches: "Lookahead", meter: "Meter") -> dict[str, Any]:
         before, now, engine, times = self._before, _sums(batches, meter), batches.engine, batches.times
@@ -344,10 +314,7 @@ class Since:
         total = sum(busy.values())
         self._before = now
         return {
-            "kind": "train",
-            "step": batches.step,
-            "samples": meter.samples,
-            "seconds": since["seconds"],
+            "kind": "train", "step": batches.step, "samples": meter.samples, "seconds": since["seconds"],
             "samples_per_second": since["samples"] / max(since["seconds"], 1e-9),
             "loss": since["losses"] / max(1, since["steps"]),
             **{name: value for name, value in asdict(meter.metrics.scores()).items() if name != "samples"},
@@ -355,12 +322,8 @@ class Since:
             "touched": len(engine.seen),
             "filled": sum(c.filled for c in engine.caches) / max(1, sum(len(c) for c in engine.caches)),
             "hidden": max(0.0, 1.0 - (since["stall"] + busy["load"]) / total) if total else 1.0,
-            "stall": since["stall"],
-            "read": since["read"],
-            "busy": busy,
-            "blame": blame,
-            "window": batches.window,
-        }
+            "stall": since["stall"], "read": since["read"], "busy": busy, "blame": blame, "window": batches.window,
+        }  # fmt: skip
 
 
 def _sums(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
@@ -382,8 +345,7 @@ class Missing:
     """
 
     def __init__(self) -> None:
-        self._parts: dict[str, tuple[list[int], str]] = {}
-        """Steps of the lines that each part lacks, and the first reason."""
+        self._parts: dict[str, tuple[list[int], str]] = {}  # steps of the lines that each part lacks; the first reason
 
     @contextmanager
     def tried(
@@ -410,33 +372,24 @@ class Missing:
 
 
 def lines_of(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics, without a half line that a kill left; none if there is no file yet.
-
-    **Arguments**
-
-    - `folder`: the run's folder.
-    """
+    """Return the lines of a run's metrics, out of its folder, without a half line that a kill left."""
     path = Path(folder) / METRICS
     if not path.exists():
         return []
     data = path.read_bytes()
     lines = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
-        read: Any = None
         try:
-            read = json.loads(line)
+            lines.append(json.loads(line))
+            wrong = misfit(lines[-1], LINE)
         except (ValueError, RecursionError) as error:
-            wrong: str | None = " ".join(str(error).split())
-        else:
-            wrong = misfit(read, LINE)
+            wrong = " ".join(str(error).split())
         if wrong is not None:
             raise ValueError(f"{path}, line {number} is not a line of metrics ({wrong}): fix it, or take it out")
-        lines.append(read)
     return lines
 
 
 def new_folder(runs: Path, name: str) -> Path:
-    """Make a new folder, named after the run and the time."""
     stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 1000):
         path = runs / (stem if number == 1 else f"{stem}-{number}")

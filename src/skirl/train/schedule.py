@@ -32,7 +32,7 @@ class Schedule:
             raise ValueError(f"schedule is {self.kind}, which has to know the number of steps in advance: set steps")
 
     def factor(self, step: int) -> float:
-        """Return the factor of the learning rates in the step that follows `step` others."""
+        """In the step that follows `step` others."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.kind == "constant":
@@ -81,10 +81,7 @@ class Rates:
         return {"kind": self.schedule.kind, "warmup": self.schedule.warmup, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint, whose kind and warm-up must be the same.
-
-        The peak rates and the number of steps stay as they are here: they may have changed.
-        """
+        """Kind and warm-up must be the same; the peak rates and the number of steps stay as they are here."""
         for flag, name in (("schedule", "kind"), ("warmup", "warmup")):
             here = getattr(self.schedule, name)
             if state[name] != here:

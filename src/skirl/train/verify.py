@@ -43,26 +43,17 @@ class Trace:
     before: list[np.ndarray] = field(default_factory=list)
     """For each step, the fingerprints of its rows before it, by ascending key."""
     after: list[np.ndarray] = field(default_factory=list)
-    """For each step, the fingerprints of its rows after it, by ascending key."""
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """All keys that have a row at the end, ascending."""
+    """All that have a row at the end, ascending."""
     rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """The records of these keys."""
     cache: int = 0
     dense_size: dict[str, int] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
 
     def record(
-        self,
-        schema: Schema,
-        model: nn.Module,
-        dense: torch.optim.Optimizer,
-        rates: Rates,
-        batches: Iterable[Batch],
-        read: ReadRows,
-        shards: int = 1,
-        train: Callable[..., Iterator[Done]] = steps,
-    ) -> Iterator[int]:
+        self, schema: Schema, model: nn.Module, dense: torch.optim.Optimizer, rates: Rates, batches: Iterable[Batch],
+        read: ReadRows, shards: int = 1, train: Callable[..., Iterator[Done]] = steps,
+    ) -> Iterator[int]:  # fmt: skip
         """Train and record everything. Yield the number of steps done. train: a function with the arguments of `steps`."""
 
         def watched() -> Iterator[Batch]:
@@ -89,7 +80,6 @@ class Difference:
 
     between: tuple[str, str]
     step: int
-    """Counted from 1."""
     what: str
     table: str | None = None
     row: int | None = None
@@ -100,7 +90,7 @@ class Difference:
 
 
 def compare(one: Trace, other: Trace, schema: Schema, steps: Iterable[Sequence[Batch]]) -> Difference | None:
-    """Return the first difference between two runs over the batches of these steps, or None if all bits are equal.
+    """The first difference between two runs over the batches of these steps, or None if all bits are equal.
 
     Runs of several trainers have no fingerprints of rows at each step: a row that went wrong shows in a later loss, or at
     the end.
@@ -136,14 +126,13 @@ def compare(one: Trace, other: Trace, schema: Schema, steps: Iterable[Sequence[B
         return row(int(only[0]), trained.get(int(only[0]), 0), f"only {holder.name} has it at the end")
     lost = np.flatnonzero((one.rows.view(np.uint32) != other.rows.view(np.uint32)).any(axis=1))
     if lost.size:
-        return row(
-            int(one.keys[lost[0]]), trained[int(one.keys[lost[0]])], "equal after it, but not at the end of the run"
-        )
+        key = int(one.keys[lost[0]])
+        return row(key, trained[key], "equal after it, but not at the end of the run")
     return None
 
 
 def fingerprints(rows: np.ndarray) -> np.ndarray:
-    """Return 64 bits per row: a sum over its words, each times an odd number for its place, so one wrong bit always shows.
+    """64 bits per row: a sum over its words, each times an odd number for its place, so one wrong bit always shows.
 
     >>> a = np.ones((2, 3), np.float32)
     >>> b = a.copy()
@@ -181,16 +170,10 @@ def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
     return {
         "optimizer": recipe.optimizer.optimizer,
         "difference": None if difference is None else {"text": str(difference), **asdict(difference)},
-        "losses": len(cached.losses),
-        "dense": cached.dense_size,
-        "uses": sum(map(len, cached.after)),
-        "rows": len(cached.keys),
-        "width": cached.rows.shape[1],
-        "cache": cached.cache,
-        "moved": cached.moved,
-        "resident_moved": others[0].moved,
-        "seconds": time.monotonic() - started,
-    }
+        "losses": len(cached.losses), "dense": cached.dense_size, "uses": sum(map(len, cached.after)),
+        "rows": len(cached.keys), "width": cached.rows.shape[1], "cache": cached.cache, "moved": cached.moved,
+        "resident_moved": others[0].moved, "seconds": time.monotonic() - started,
+    }  # fmt: skip
 
 
 def with_cache(name: str, recipe: Recipe, cache: CacheSize) -> Trace:
@@ -209,7 +192,6 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize) -> Trace:
 
 
 def stored(embeddings: Collection) -> tuple[np.ndarray, np.ndarray]:
-    """Write all rows back. Return the keys that have a row, ascending, and the rows."""
     embeddings.flush()
     engine = embeddings.engine
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
@@ -316,7 +298,7 @@ class PlainRows(dict[str, Tensor]):
         self._bags, self._pooled = bags, pooled
 
     def distinct(self, name: str) -> Distinct:
-        """Return a feature with each bag once, with the rows of the first sample that has it."""
+        """Each bag once, with the rows of the first sample that has it."""
         _, ends, _, *inverse = self._bags[name]
         sizes = [1 if self._pooled else end - begin for begin, end in pairwise(ends)]
         samples = [*inverse[0]] if inverse else [*range(len(sizes))]
@@ -365,13 +347,12 @@ def _one_by_one(bags: Bags) -> Bags:
 
 
 def _bags(sparse: Sparse) -> dict[str, Bags]:
-    """Return ids, offsets and weights of each feature as lists, and each sample's bag if samples share bags."""
-    names, values, weights = sparse.keys(), sparse.values().tolist(), sparse.weights_or_none()
-    offsets = sparse.offsets().tolist()
-    of = _inverse(sparse)
-    strides = [(len(offsets) - 1) // len(names)] * len(names)
-    if of is not None:
-        strides = sparse.stride_per_key()  # type: ignore[attr-defined]
+    """Ids, offsets and weights of each feature as lists, and each sample's bag if samples share bags."""
+    batch = KeyedJagged.of(sparse)
+    names, values, weights = batch.keys(), batch.values().tolist(), batch.weights_or_none()
+    offsets, strides = batch.offsets().tolist(), batch.stride_per_key()
+    of = {name: inverse for some, inverse in batch.groups.items() for name in some}
+    own_bags = torch.arange(batch.stride())
     bags: dict[str, Bags] = {}
     for i, name in enumerate(names):
         first = sum(strides[:i])
@@ -379,14 +360,5 @@ def _bags(sparse: Sparse) -> dict[str, Bags]:
         part = slice(ends[0], ends[-1])
         own = None if weights is None else weights[part].tolist()
         plain = values[part], [end - ends[0] for end in ends], own
-        bags[name] = plain if of is None else (*plain, of[name].tolist())
+        bags[name] = (*plain, of.get(name, own_bags).tolist()) if of else plain
     return bags
-
-
-def _inverse(sparse: Sparse) -> dict[str, Tensor] | None:
-    """Return the bag of each sample, by feature; None for a plain batch."""
-    batch = KeyedJagged.of(sparse)
-    if not batch.groups:
-        return None
-    own = dict.fromkeys(batch.keys(), torch.arange(batch.stride()))
-    return own | {name: bags for names, bags in batch.groups.items() for name in names}

@@ -69,32 +69,25 @@ def verify_trainers(
             done += len(cases)
             progress(done, lambda: {"differences": f"{len(differences):,}"})
     return {
-        "trainers": list(sizes),
-        "runs": done,
-        "differences": len(differences),
-        "first": differences[0] if differences else None,
-        "fetched": fetched,
-        "steps": len(batches),
+        "trainers": list(sizes), "runs": done, "differences": len(differences),
+        "first": differences[0] if differences else None, "fetched": fetched, "steps": len(batches),
         "seconds": time.monotonic() - started,
-    }
+    }  # fmt: skip
 
 
 def _with(recipe: Recipe, optimizer: Any, depth: Any) -> Recipe:
-    return replace(
-        recipe,
-        optimizer=replace(recipe.optimizer, optimizer=optimizer),
-        cache=replace(recipe.cache, depth=depth),
-    )
+    optimizer, cache = replace(recipe.optimizer, optimizer=optimizer), replace(recipe.cache, depth=depth)
+    return replace(recipe, optimizer=optimizer, cache=cache)
 
 
 def _of_run(trace: Trace) -> Trace:
-    """Return a trace of what trainers compare: losses, one digest per step for all dense weights, and rows at the end."""
+    """What trainers compare: losses, one digest per step for all dense weights, and rows at the end."""
     dense = [{"dense weights": digest(b"".join(step.values()))} for step in trace.dense]
     return replace(trace, dense=dense, before=[], after=[])
 
 
 def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
-    """Join the traces that all trainers saved of a run. Return it, and how many rows they fetched."""
+    """The trace of a run of all trainers, and how many rows they fetched."""
     parts = [np.load(folder / f"{number}-{rank}.npz") for rank in range(size)]
     trace = Trace(f"{size} trainers", losses=parts[0]["losses"].tolist())
     trace.dense = [{"dense weights": step.tobytes()} for step in parts[0]["dense"].reshape(-1, 16)]
@@ -135,7 +128,6 @@ def _run(size: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Do all runs of the job in a folder, as one of its trainers."""
     job = json.loads((folder / JOB).read_text())
     share = TrainerShare.of_job()
     for number, run in enumerate(job["runs"]):

@@ -110,11 +110,6 @@ def test_order_is_of_the_seed_and_the_epoch(tmp_path: Path) -> None:
     assert one == each == rows_of(list(opened(data, session_order="keep", shuffle=64))), "chunks of a row are rows"
 
 
-def test_each_window_has_an_order_of_its_own(tmp_path: Path) -> None:
-    rows = rows_of(list(opened(written(tmp_path, range(96)), mix=32, seed=3)))
-    assert len({tuple(row - low for row in rows[low : low + 32]) for low in (0, 32, 64)}) == 3
-
-
 def test_a_state_is_a_few_numbers_and_goes_on_at_its_step(tmp_path: Path) -> None:
     data = written(tmp_path, drawn(300, 20, 2), group=33, files=3)
     flags: dict[str, Any] = {"epochs": 2, "mix": 72, "most_rows": 3}

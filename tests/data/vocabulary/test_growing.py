@@ -67,15 +67,6 @@ def test_rows_are_those_of_a_dict(batches: list[list[int]], admit: int, limit: i
         growth = other
 
 
-def test_a_table_grows_past_its_first_size() -> None:
-    growth = Growth(1 << 20, 1)
-    values = np.arange(1, 20_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    assert growth.grow(values, 0).tolist() == list(range(2, 20_002))
-    assert growth.look_up(values[::-1]).tolist() == list(range(20_001, 1, -1))
-    growth.forget(1)
-    assert growth.used == 0 and growth.grow(values[:1], 1).tolist() == [20_002], "rows are not given twice"
-
-
 @pytest.mark.parametrize("flags", [{}, {"stale": 20, "epochs": 2, "shuffle": 100}])
 def test_a_state_goes_on_at_its_batch(tsv: Path, flags: dict[str, Any]) -> None:
     stream = opened(tsv, **flags)
@@ -92,21 +83,6 @@ def test_a_state_goes_on_at_its_batch(tsv: Path, flags: dict[str, Any]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(rest, batches[taken:])), taken
     again = [batch.sparse.values() for batch in stream]
     assert all(torch.equal(a, b) for a, b in zip(again, batches)), "the next pass begins with nothing"
-
-
-def test_states_share_a_vocabulary_that_was_loaded(tsv: Path) -> None:
-    """Each batch of the window keeps one, so copies would take as many vocabularies."""
-    first = opened(tsv)
-    next(iter(first))
-    tensors = copy.deepcopy(first.state_dict())
-    plain = {t: {n: np.array(p) if n != "next" else p for n, p in v.items()} for t, v in tensors["tables"].items()}
-    again = opened(tsv)
-    again.load_state_dict({**tensors, "tables": plain})
-    batches = iter(again)
-    next(batches)
-    one, other = copy.deepcopy(again.state_dict()), copy.deepcopy(again.state_dict())
-    for table, parts in one["tables"].items():
-        assert parts["keys"] is other["tables"][table]["keys"]
 
 
 def test_held_out_is_seen_as_it_was(tsv: Path) -> None:

@@ -218,7 +218,7 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
     with monkeypatch.context() as smaller:
         smaller.setattr(calibrate, "arena_of", lambda kernel: FbgemmArena(1 << 16))
         costs = measure_costs("sgd", combinations=10, minutes=1e-9, out=tmp_path / "a.json")
-    assert costs.kernel == "fbgemm-cpu" and sum(costs.ms["sgd"]) > 0 and costs.noise is not None
+    assert costs.kernel == "fbgemm-cpu" and sum(costs.ms["sgd"]) > 0
     assert load_costs(tmp_path / "a.json", link=1.0, ranks=1, kernels=["fbgemm-cpu"]).ms == costs.ms
     model = model_of((50, 8, 1), (60, 4, 1))
     plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "a.json")]

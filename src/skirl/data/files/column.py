@@ -16,10 +16,8 @@ from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
 
 _ONE = np.uint64(1)
-LISTS_AHEAD = 4
-"""How many lists ahead a list is fetched into the processor's cache: one begins anywhere if rows are shuffled."""
-LINE = 16
-"""Ids of 32 bits in a line of the cache."""
+LISTS_AHEAD = 4  # a list is fetched so early into the processor's cache: one begins anywhere if rows are shuffled
+LINE = 16  # ids of 32 bits in a line of the cache
 
 
 class Bags(NamedTuple):
@@ -28,7 +26,7 @@ class Bags(NamedTuple):
     of: np.ndarray
     """int64: by bag, its list in the column, or its row if each row has one id."""
     ids: int
-    """Number of ids of all bags."""
+    """Of all bags."""
     inverse: np.ndarray | None
     """int32 [rows]: the bag of each row; None if each row has a bag of its own."""
 
@@ -54,7 +52,7 @@ class Column:
         return len(rows if self.inverse is None else self.inverse)
 
     def slice(self, low: int, high: int) -> "Column":
-        """Return rows low .. high - 1, as views."""
+        """Views."""
         if self.offsets is None:
             return Column(self.values[low:high])
         if self.inverse is None:
@@ -62,7 +60,6 @@ class Column:
         return Column(self.values, self.offsets, self.inverse[low:high])
 
     def take(self, rows: np.ndarray) -> "Column":
-        """Return these rows (int64), in this order."""
         if self.offsets is None:
             return Column(self.values.take(rows))
         if self.inverse is not None:
@@ -73,12 +70,12 @@ class Column:
         return Column(values, offsets_of(lengths))
 
     def expanded(self) -> "Column":
-        """Return the same rows with a list for each."""
+        """The same rows with a list for each."""
         return self if self.inverse is None else Column(self.values, self.offsets).take(self.inverse)
 
     @staticmethod
     def concat(columns: "Sequence[Column]") -> "Column":
-        """Return the rows of several columns. Lists that come before or after all that a column's rows have are dropped."""
+        """Lists that come before or after all that a column's rows have are dropped."""
         if columns[0].offsets is None:
             return Column(np.concatenate([each.values for each in columns]))
         shared = any(each.inverse is not None for each in columns)
@@ -93,14 +90,11 @@ class Column:
             lengths.append(np.diff(offsets))
             inverses.append(lists + (np.arange(len(offsets) - 1) if inverse is None else inverse))
             lists += len(offsets) - 1
-        return Column(
-            np.concatenate(values),
-            offsets_of(np.concatenate(lengths)),
-            np.concatenate(inverses) if shared else None,
-        )
+        inverse = np.concatenate(inverses) if shared else None
+        return Column(np.concatenate(values), offsets_of(np.concatenate(lengths)), inverse)
 
     def bags(self, rows: np.ndarray) -> Bags:
-        """Return the bags of these rows: a list of several rows is one bag if that pays, as `skirl.core.find` decides."""
+        """A list of several rows is one bag if that pays, as `skirl.core.find` decides."""
         offsets, inverse = self.offsets, self.inverse
         if offsets is None:
             return Bags(rows, len(rows), None)
@@ -144,20 +138,17 @@ class Encoded:
 
     @classmethod
     def nothing(cls, schema: FileSchema) -> "Encoded":
-        """Return no rows."""
         none, begin = np.empty(0, np.int64), np.zeros(1, np.int64)
         labels, dense = (np.empty((0, width), np.float32) for width in (len(schema.labels), schema.dense_features))
         return cls(labels, dense, [Column(none, begin if column.list else None) for column in schema.ids], none)
 
     def slice(self, low: int, high: int) -> "Encoded":
-        """Return rows low .. high - 1, as views."""
         if low == 0 and high == len(self):
             return self
         columns, kept = [c.slice(low, high) for c in self.ids], [c.slice(low, high - low) for c in self.kept]
         return self._of(lambda array: array[low:high], columns, kept)
 
     def take(self, rows: np.ndarray) -> "Encoded":
-        """Return these rows (int64), in this order."""
         columns, kept = [c.take(rows) for c in self.ids], [c.take(pa.array(rows)) for c in self.kept]
         return self._of(lambda array: array.take(rows, axis=0), columns, kept)
 
@@ -167,7 +158,7 @@ class Encoded:
 
     @classmethod
     def concat(cls, pieces: "Sequence[Encoded]") -> "Encoded":
-        """Return the rows of several pieces. Arrow arrays become of the first's type: files may store different ones."""
+        """Arrow arrays become of the first's type: files may store different ones."""
         if len(pieces) == 1:
             return pieces[0]
         kept = [[array.cast(arrays[0].type) for array in arrays] for arrays in zip(*(piece.kept for piece in pieces))]
@@ -180,7 +171,6 @@ class Encoded:
         )
 
     def batch(self, rows: np.ndarray, names: list[str]) -> Batch:
-        """Return these rows (int64) as a batch, in this order. names: of the features."""
         bags = [column.bags(rows) for column in self.ids]
         values = np.empty(sum(each.ids for each in bags), np.int64)
         jagged: dict[str, Any] = {}
@@ -203,7 +193,6 @@ class Encoded:
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return where each list begins, and where the last one ends (int64 [lists + 1])."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

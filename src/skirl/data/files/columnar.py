@@ -17,10 +17,8 @@ from skirl.data.files.schema import FileSchema
 SLICE = 1 << 16
 BUFFER = 1 << 17
 """Bytes of a column to read at once. They stay in the processor's cache until they are decoded, as whole columns do not."""
-KEY = b"skirl.schema"
-"""Key in the Arrow schema's metadata under which `skirl convert` stores the file's schema."""
-KEY_OF_PREDICTIONS = b"skirl.predictions"
-"""Key under which `skirl predict` stores what its predictions were made from, as JSON."""
+KEY, KEY_OF_PREDICTIONS = b"skirl.schema", b"skirl.predictions"
+"""Keys in the Arrow schema's metadata: the file's schema, and what `skirl predict` made its predictions from, as JSON."""
 _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
@@ -46,8 +44,7 @@ class ParquetFile:
             if whole and whole_bytes is not None and size > whole_bytes:
                 found = f"takes about {size >> 20:,} MiB, and is read as a whole: it leaves lists out"
                 raise BadFile(path, f"row group {number:,} {found}", "write it with smaller row groups")
-        self._slice = [max(1, rows) if whole else slice_rows for rows, _ in groups]
-        """Rows per part, for each group."""
+        self._slice = [max(1, rows) if whole else slice_rows for rows, _ in groups]  # rows a part, for each group
         self._parts = [
             (group, first, min(self._slice[group], rows - first))
             for group, (rows, _) in enumerate(groups)
@@ -85,7 +82,7 @@ class ParquetFile:
         return raw if rows is None else raw.only(rows)
 
     def _read(self, part: int) -> Any:
-        """Return the slice of a part. Going back within a group reads the group again from its start."""
+        """The slice of a part. Going back within a group reads the group again from its start."""
         group, first, _ = self._parts[part]
         at, row, slices = self._going or (-1, 0, iter(()))
         if at != group or row > first:
@@ -100,7 +97,7 @@ class ParquetFile:
         return table
 
     def _truncated(self) -> str | None:
-        """Return a message if the file ends early, else None. The format ends with the bytes that it begins with."""
+        """A message if the file ends early. The format ends with the bytes that it begins with."""
         with open(self.path, "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 4))
@@ -128,7 +125,6 @@ class ParquetFile:
 
 
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
-    """Raise if a file's columns do not fit the schema."""
     lists = {column.column or column.name for column in schema.ids if column.list}
     others = {label.name for label in schema.labels} | {column.column or column.name for column in schema.ids}
     others |= {column.column or column.name for column in schema.dense if column.transform != "hour"}
@@ -136,18 +132,14 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         at = stored.get_all_field_indices(name)
         if len(at) != 1:
             what = no_column(name, stored.names) if not at else f"{len(at)} columns {name!r}"
-            raise _misfit(
-                path, f"it has {what}", "name the column in the schema as the file does, or write the file again"
-            )
+            raise _misfit(path, f"it has {what}", "name the column in the schema as the file does")
         kind = stored.field(at[0]).type
         inner = kind.value_type if pt.is_dictionary(kind) or (is_list(kind) and name in lists) else kind
         if is_list(kind) and name not in lists:
             then = "write list = true under its [[id]] in the schema; other columns have one value a row"
             raise _misfit(path, f"column {name!r} holds lists", then)
         if is_date(inner) and name in others:
-            then = (
-                'they may be the schema\'s time, or a [[dense]] column with transform = "hour"; write others as numbers'
-            )
+            then = 'they may be the time, or a [[dense]] column with transform = "hour"; write others as numbers'
             raise _misfit(path, f"column {name!r} holds dates ({kind})", then)
         number = pt.is_integer(inner) or pt.is_floating(inner) or pt.is_boolean(inner) or pt.is_null(inner)
         if not (is_text(inner) or number or is_date(inner)):
@@ -175,9 +167,8 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
             raise _misfit(path, found, "convert all files of the data with one command")
         if run and run != column.run:
             raise BadSchema(
-                f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and the "
-                f"schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the "
-                "file; if files were converted apart, convert them with one command"
+                f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says: write run = "
+                f"{run!r} under its [[id]], or leave schema out for the one in the file"
             )
 
 
@@ -214,13 +205,13 @@ def share_lists(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] 
 
 
 def runs_of(written: np.ndarray) -> np.ndarray:
-    """Return how many rows above each row its list is stored (int32 [n])."""
+    """How many rows above each row its list is stored (int32 [n])."""
     rows = np.arange(len(written))
     return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
 
 
 def stored_schema(path: str) -> Any:
-    """Return the Arrow schema of a Parquet file; None if it cannot be read, which is reported when its rows are."""
+    """The Arrow schema of a Parquet file; None if it cannot be read, which is reported when its rows are."""
     try:
         return pq.read_schema(path)
     except _DAMAGED:
@@ -228,7 +219,7 @@ def stored_schema(path: str) -> Any:
 
 
 def embedded_schema(path: str) -> str | None:
-    """Return the schema that `skirl convert` stored in a Parquet file, as TOML; None if there is none."""
+    """The schema that `skirl convert` stored in a Parquet file, as TOML."""
     raw = (getattr(stored_schema(path), "metadata", None) or {}).get(KEY)
     return None if raw is None else raw.decode("utf-8", "replace")
 

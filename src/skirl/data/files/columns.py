@@ -18,7 +18,7 @@ _WHOLE = r"^-?[0-9]{1,18}$"
 
 
 def plain(column: Any, missing: Sequence[str]) -> pa.Array:
-    """Return a column as one plain array: dictionaries decoded, 32-bit text offsets, and null for texts in `missing`."""
+    """A column as one plain array: dictionaries decoded, 32-bit text offsets, and null for texts in `missing`."""
     column = one(column)
     if isinstance(column, pa.ChunkedArray):
         raise OverflowError("more than 2 GiB of text in one column of one row group")
@@ -37,32 +37,30 @@ def plain(column: Any, missing: Sequence[str]) -> pa.Array:
 
 
 def one(column: Any) -> Any:
-    """Return a column as one array. Copies only if it has several chunks."""
+    """A column as one array. Copies only if it has several chunks."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of this type are bytes or text."""
     tests = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary, pt.is_string_view, pt.is_binary_view)
     return any(test(kind) for test in tests)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether values of this type are lists."""
     return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
 
 
 def kinds_of(column: pa.Array) -> np.ndarray:
-    """Return uint8 [n]: GOOD, or NONE where a value is missing."""
+    """uint8 [n]: GOOD, or NONE where a value is missing."""
     if column.null_count == 0:
         return np.zeros(len(column), np.uint8)
     return column.is_null().to_numpy(zero_copy_only=False) * np.uint8(NONE)
 
 
 def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets [n + 1] and the bytes of a text column, without copying."""
+    """The offsets [n + 1] and the bytes of a text column, without copying."""
     _, offsets, data = column.buffers()
     if len(column) == 0 or offsets is None:
         return read_only(np.zeros(len(column) + 1, np.int32)), read_only(np.empty(0, np.uint8))
@@ -72,7 +70,7 @@ def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return float64 [n] (float32 if stored so), and the kind of each value. Infinity is malformed, and so is NaN unless
+    """float64 [n] (float32 if stored so), and the kind of each value. Infinity is malformed, and so is NaN unless
     `nan_is_missing`."""
     kinds = kinds_of(column)
     if is_text(column.type):
@@ -90,8 +88,8 @@ def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.nd
 
 
 def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return whole numbers [n], without copying integers, and the kind of each value. One that is not whole, or does not fit
-    into int64, is malformed; a uint64 keeps its bits. points: texts may be floats, "7.0" for 7."""
+    """Whole numbers [n], without copying integers, and the kind of each value. One that is not whole, or does not fit into
+    int64, is malformed; a uint64 keeps its bits. points: texts may be floats, "7.0" for 7."""
     kinds = kinds_of(column)
     if is_text(column.type):
         values = _numpy(_cast(column, kinds, pa.int64(), _WHOLE))
@@ -115,7 +113,7 @@ def _whole(floats: np.ndarray) -> np.ndarray:
 
 
 def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Parse hexadecimal texts. Return int64 [n], and the kind of each value."""
+    """int64 [n] of hexadecimal texts, and the kind of each value."""
     kinds = kinds_of(column)
     offsets, data = texts_of(column)
     out = np.empty(len(column), np.int64)
@@ -124,7 +122,6 @@ def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def value_at(column: pa.Array, i: int) -> Any:
-    """Return a value as Python has it, for an error message."""
     if is_text(column.type):
         if not column[i].is_valid:
             return None
@@ -149,7 +146,6 @@ def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa
 
 
 def _tried(column: pa.Array, to: pa.DataType) -> Any:
-    """Return a column of another type, None if a value has no such form."""
     try:
         return column.cast(to)
     except pa.ArrowInvalid:
@@ -162,7 +158,7 @@ def _has_x(column: pa.Array) -> bool:
 
 
 def _numpy(column: pa.Array) -> np.ndarray:
-    """Return the numbers of a column, mostly without copying. The slot of a missing one may hold anything."""
+    """The numbers of a column, mostly without copying. The slot of a missing one may hold anything."""
     if pt.is_null(column.type):
         return np.zeros(len(column), np.float64)
     if pt.is_boolean(column.type) or pt.is_float16(column.type):
@@ -195,16 +191,15 @@ class Span(NamedTuple):
     low: float
     high: float
     dated: bool = False
-    """True if the times are dates; `low` and `high` are then seconds since 1970."""
+    """Whether the times are dates; `low` and `high` are then seconds since 1970."""
 
 
 def is_date(kind: pa.DataType) -> bool:
-    """Return whether values of this type are dates, with or without a time of day."""
     return pt.is_timestamp(kind) or pt.is_date(kind)
 
 
 def begins_with_dates(column: pa.Array) -> bool:
-    """Return whether a column holds dates, by its type, or by the first text in it that is not missing."""
+    """Whether a column holds dates, by its type, or by the first text in it that is not missing."""
     if not is_text(column.type):
         return is_date(column.type)
     kinds = kinds_of(column)
@@ -214,13 +209,13 @@ def begins_with_dates(column: pa.Array) -> bool:
 
 
 def second_of(text: str) -> float | None:
-    """Return the seconds from 1970 to a date, or None if the text is not a date. Without a zone it is in UTC."""
+    """Seconds from 1970 to a date, None if the text is not a date. Without a zone it is in UTC."""
     values, kinds = seconds_of(pa.array([text]))
     return float(values[0]) if kinds[0] == GOOD else None
 
 
 def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the seconds from 1970 to each date (float64 [n]), and the kind of each; texts that are no dates are BAD."""
+    """Seconds from 1970 to each date (float64 [n]), and the kind of each; texts that are no dates are BAD."""
     kinds = kinds_of(column)
     if is_text(column.type):
         column = _parsed(column, kinds)
@@ -232,7 +227,7 @@ def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
-    """Return the seconds from 1970 to each time (finite float64 [n]); NaN for a number that is no time in its unit."""
+    """Seconds from 1970 to each time (finite float64 [n]); NaN for a number that is no time in its unit."""
     if not unit:
         return numbers
     if unit != "YYMMDDHH":
@@ -249,7 +244,7 @@ def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
 
 
 def hours_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers of the form YYMMDDHH unchanged, or the hour of the day of dates (float64 [n]); and the kind of each."""
+    """Numbers of the form YYMMDDHH unchanged, or the hour of the day of dates (float64 [n]); and the kind of each."""
     if not begins_with_dates(column):
         return floats_of(column, nan_is_missing)
     seconds, kinds = seconds_of(column)
@@ -269,10 +264,8 @@ def _parsed(column: pa.Array, kinds: np.ndarray) -> Any:
 
 
 def sessions_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return a number for each row's session (int64 [n]), and the kind of each value.
-
-    Texts become hashes, 7.0 becomes 7; dates, and floats that are not whole, become their bits.
-    """
+    """A number for each row's session (int64 [n]), and the kind of each value. Texts become hashes, 7.0 becomes 7; dates,
+    and floats that are not whole, become their bits."""
     column = plain(column, ())
     if is_text(column.type):
         out = np.empty(len(column), np.uint64)

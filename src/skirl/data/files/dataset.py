@@ -51,14 +51,14 @@ class Dataset:
     paths: list[str]
     schema: FileSchema
     part_bytes: int = PART
-    """Bytes of a part of a text file."""
+    """Of a text file."""
     slice_rows: int = SLICE
     """Most rows of Parquet files to decode at once, unless a file leaves lists out."""
     whole_bytes: int | None = None
     """Most bytes of a row group that leaves lists out, and so is read as a whole; None: any."""
 
     def opened(self, number: int) -> ParquetFile | TextFile:
-        """Return a file, in the format that its first bytes say it has."""
+        """A file, in the format that its first bytes say it has."""
         path, text = self.paths[number], self.schema.text
         kind = kind_of(path)
         if kind == "parquet":
@@ -87,11 +87,11 @@ class Dataset:
                     part += 1
 
     def rows(self, end: RowPosition | None = None) -> int:
-        """Return the number of rows of the parts before `end`, or of all, including malformed ones."""
+        """Rows of the parts before `end`, or of all, including malformed ones."""
         return sum(file.rows(part.part) for part, file in self.parts(end=end))
 
     def place(self, row: int) -> RowPosition:
-        """Return the place of a row, counted from the first file's first row; past the last row, the end."""
+        """The place of a row, counted from the first file's first row; past the last row, the end."""
         for part, file in self.parts():
             if row < (rows := file.rows(part.part)):
                 return RowPosition(part.file, part.part, row)
@@ -110,18 +110,17 @@ class Windows:
     rows: int = 1
     """Rows of a window: a whole number of steps."""
     number: int = 0
-    """Number of the first window in its epoch."""
+    """Of the first window in its epoch."""
     shuffled: tuple[int, int] | None = None
     """The seed and the epoch that decide the order of rows in a window; None keeps the order of the files."""
     most_rows: int | None = None
     """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
     partial: bool = False
-    """True to read only the rows that are in samples."""
 
     def samples(self, number: int, rows: int, sessions: np.ndarray | None = None) -> tuple[list[list[Cut]], np.ndarray]:
-        """Return the batches of each step in window `number`, and the row of each sample in them, in order (int64).
+        """The batches of each step in window `number` of `rows` rows, and the row of each sample in them, in order (int64).
 
-        rows: rows in the window. sessions: a number for each row's session, if sessions are shuffled.
+        sessions: a number for each row's session, if sessions are shuffled.
         """
         steps = self.share.cuts(rows, self.batch)
         parts = [np.arange(low, high) for cuts in steps for low, high in cuts]
@@ -181,7 +180,7 @@ class RowWindow(NamedTuple):
     """Its rows, and maybe others."""
     first: int
     rows: int
-    """Number of its rows. If only some are in the piece, the others count too."""
+    """If only some are in the piece, the others count too."""
     place: RowPosition
 
 
@@ -230,7 +229,7 @@ def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int, *, partial:
 
 
 def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
-    """Return where each chunk of at most `most` rows of a session begins (0: of all), and the end of the last (int64)."""
+    """Where each chunk of at most `most` rows of a session begins (0: of all), and the end of the last (int64)."""
     rows, begins = np.arange(len(sessions)), np.ones(len(sessions), np.bool_)
     begins[1:] = sessions[1:] != sessions[:-1]
     if most:
@@ -240,7 +239,7 @@ def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
 
 @kernel
 def permutation(n, stream):
-    """Return the numbers 0 .. n - 1 in an order that depends only on the stream, not on NumPy's version."""
+    """The numbers 0 .. n - 1 in an order that depends only on the stream, not on NumPy's version."""
     order = np.arange(n)
     for i in range(n - 1, 0, -1):
         j = int(unit(stream, np.uint64(i)) * (i + 1))
@@ -248,12 +247,11 @@ def permutation(n, stream):
     return order
 
 
-PATIENCE = 5.0
-"""Seconds to wait for a worker to exit by itself."""
+PATIENCE = 5.0  # seconds to wait for a worker to exit by itself
 
 
 class WorkerDied(RuntimeError):
-    """Raised if a worker process ended without an error message."""
+    """A worker process ended without an error message."""
 
 
 def pieces(
@@ -349,8 +347,6 @@ def _work(
                 if before is not None:
                     pipe.send((*before, True))
                 pipe.send(None)
-        except (BrokenPipeError, ConnectionResetError):
-            raise
         except BaseException as error:
             pipe.send(error)
     except (BrokenPipeError, ConnectionResetError):

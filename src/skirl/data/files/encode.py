@@ -30,14 +30,13 @@ class Raw:
     columns: Mapping[str, Any]
     """Arrow arrays of n rows, by name."""
     rows: int
-    """Number of rows, n."""
     file: str
     where: Callable[[int], str]
     """Returns the location of a row of the piece in the file, as an error names it; malformed rows count."""
     broken: list[tuple[int, str, str]]
     """Rows that could not be split into columns: the row of the piece, what was found, what was expected."""
     places: np.ndarray = field(default=None)  # type: ignore[assignment]
-    """int64 [n]: the index in the piece of each row; by default 0 to n - 1."""
+    """int64 [n]: the index of each row in the piece."""
     nulls: bool = False
     """True if texts that mean no value are nulls already."""
 
@@ -46,7 +45,7 @@ class Raw:
             self.places = np.arange(self.rows)
 
     def only(self, rows: np.ndarray) -> "Raw":
-        """Return only these rows (int64, ascending) of the piece."""
+        """Only these rows (int64, ascending) of the piece."""
         at = np.flatnonzero(np.isin(self.places, rows))
         n, whole = len(at), len(at) > 0 and at[-1] - at[0] + 1 == len(at)
         columns = {name: c.slice(at[0], n) if whole else c.take(pa.array(at)) for name, c in self.columns.items()}
@@ -59,7 +58,7 @@ class RowsOf(Protocol):
 
     @property
     def described(self) -> str:
-        """A description that is equal if the same fingerprints get the same rows, in tables of the same size."""
+        """Equal if the same fingerprints get the same rows, in tables of the same size."""
         ...
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray: ...
@@ -114,7 +113,6 @@ class Marks:
         self.add(wrong, lambda i: (f"{what} is {shown(value_at(column, i))}", expected))
 
     def refuse(self) -> None:
-        """Raise the error for the first malformed row, if there is one."""
         if self.at >= 0:
             raise BadRow(self._raw.file, self._raw.where(self.at), *self._first)
 
@@ -136,7 +134,6 @@ class Encoder:
     """Treat a row as malformed if a column that the schema keeps is missing or NaN, or is no valid time in its unit."""
 
     def __call__(self, raw: Raw) -> Encoded:
-        """Return the encoded piece. Raise `BadRow` if a row is malformed, unless such rows are to be skipped."""
         schema = self.schema
         marks = Marks(raw)
         seen: dict[str, pa.Array] = {}
@@ -209,7 +206,7 @@ class Encoder:
         return Column(values)
 
     def _lists(self, raw: Raw, column: Any, spec: Id, marks: Marks) -> Column:
-        """Return the lists of a column. A missing list is an empty one."""
+        """A missing list is an empty one."""
         column, inverse = shared_lists(column)
         if not is_list(column.type):
             if not is_text(column.type) or not spec.separator:
@@ -236,7 +233,7 @@ class Encoder:
         return Column(values, offsets, inverse)
 
     def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """Return the row of each value, a mask of malformed ones (None if there are none), and what was expected of them."""
+        """The row of each value, a mask of malformed ones (None if there are none), and what was expected of them."""
         table = spec.table or spec.name
         if spec.type == "string" and is_text(column.type):
             fingerprints = np.empty(len(column), np.uint64)
@@ -275,7 +272,7 @@ class Encoder:
         return self.rows_of(table, fingerprints, odd), wrong, why
 
     def _kept(self, column: Any, name: str, marks: Marks) -> pa.Array:
-        """Return a column unchanged, except that a time in text becomes a timestamp or a number."""
+        """A column unchanged, except that a time in text becomes a timestamp or a number."""
         column = one(column)
         if name != self.schema.time or not is_text(column.type):
             return column
@@ -297,7 +294,7 @@ class Encoder:
             marks.add_values(f"time column {name}", column, none, arrow.EXPECTED[unit])
 
     def _in_time(self, file: str, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
-        """Return whether each time is in a span (bool [n])."""
+        """bool [n]: whether each time is in a span."""
         dates, what = arrow.is_date(column.type), f"time column {keep.column}"
         if dates and not keep.dated:
             raise WrongTime(
@@ -315,12 +312,12 @@ class Encoder:
 
 
 def is_shared(column: Any) -> bool:
-    """Return whether a column stores each list once for all rows that share it."""
+    """Whether a column stores each list once for all rows that share it."""
     return pa.types.is_dictionary(column.type) and is_list(column.type.value_type)
 
 
 def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
-    """Return the lists that some row uses, and the list of each row (int64); for any other column, the column and None."""
+    """The lists that some row uses, and the list of each row (int64); for any other column, the column and None."""
     if not is_shared(column):
         return column, None
     inverse = column.indices.to_numpy().astype(np.int64)
@@ -332,7 +329,6 @@ def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
 
 
 def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
-    """Return what was found and what was expected of an id, with a hint if it is a number with a decimal point."""
     number = float("nan")
     with suppress(TypeError, ValueError):
         number = float(value)

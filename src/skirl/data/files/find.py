@@ -13,44 +13,39 @@ MOST_NAMES = 40  # columns of a file that an error lists
 LONGEST = 60  # characters of a found value that an error shows
 
 
-class _Located(ValueError):
-    """An error that is made of several texts; worker processes send it."""
-
-    def __init__(self, message: str, *parts: str) -> None:
-        super().__init__(message)
-        self.parts = parts
-
-    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
-        return type(self), self.parts
-
-
-class BadFile(_Located):
-    """Raised if a file cannot be read in the format that it should have."""
+class BadFile(ValueError):
+    """A file cannot be read in the format that it should have. Worker processes send it."""
 
     def __init__(self, file: str, found: str, then: str) -> None:
-        super().__init__(f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}", file, found, then)
+        super().__init__(file, found, then)
         self.found = found
 
+    def __str__(self) -> str:
+        file, found, then = self.args
+        return f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}"
 
-class BadRow(_Located):
-    """Raised if a value in a row is not what its column should hold."""
+
+class BadRow(ValueError):
+    """A value in a row is not what its column should hold."""
 
     def __init__(self, file: str, where: str, found: str, expected: str) -> None:
-        mend = "fix it, or skip such rows with --bad-rows skip"
-        super().__init__(f"{file}, {where}: {found}, expected {expected}: {mend}", file, where, found, expected)
+        super().__init__(file, where, found, expected)
         self.where = where
+
+    def __str__(self) -> str:
+        file, where, found, expected = self.args
+        return f"{file}, {where}: {found}, expected {expected}: fix it, or skip such rows with --bad-rows skip"
 
 
 class BadSchema(ValueError):
-    """Raised if a schema is invalid, or does not fit the data."""
+    """A schema is invalid, or does not fit the data."""
 
 
 class WrongTime(BadSchema, WrongFlags):
-    """Raised if the time to hold out from is a number and the time column holds dates, or the other way round."""
+    """The time to hold out from is a number and the time column holds dates, or the other way round."""
 
 
 def no_column(name: str, there: Sequence[str]) -> str:
-    """Return a message with the column that a file lacks, a name that may have been meant, and the columns it has."""
     near = difflib.get_close_matches(name, there, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""
     more = f" and {len(there) - MOST_NAMES:,} more" if len(there) > MOST_NAMES else ""
@@ -59,7 +54,6 @@ def no_column(name: str, there: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it."""
     if value is None:
         return "nothing"
     if isinstance(value, bytes | bytearray):
@@ -80,16 +74,14 @@ _OTHERS = {
     b"BZh": ("packed with bzip2", _PACKED),
     b"\x28\xb5\x2f\xfd": ("packed with zstd", _PACKED),
     b"\xfd7zXZ": ("packed with xz", _PACKED),
-    b"FEA1": ("a Feather file", _ARROW),
     b"ARROW1": ("an Arrow file", _ARROW),
     b"\xff\xfe": ("UTF-16 text", _TEXT),
     b"\xfe\xff": ("UTF-16 text", _TEXT),
-    b"\xff\xff\xff\xff": ("an Arrow stream", _ARROW),
 }
 
 
 def find(paths: str) -> list[str]:
-    """Return the files that PATH,PATH,... means. Each path is a file, a folder or a pattern."""
+    """The files that PATH,PATH,... means. Each path is a file, a folder or a pattern."""
     files: list[str] = []
     for path in map(str.strip, paths.split(",")):
         if not path:
@@ -113,12 +105,11 @@ def find(paths: str) -> list[str]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that orders numbers in names as numbers."""
+    """A sort key that orders numbers in names as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def kind_of(path: str) -> Kind:
-    """Return the format of a file, from its first bytes. Raise if that format cannot be read."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
@@ -138,7 +129,6 @@ def kind_of(path: str) -> Kind:
 
 
 def check_text(path: str, head: bytes) -> None:
-    """Raise if the first bytes of a file are not text."""
     if b"\0" in head:
         found = f"is not text: there is a zero byte at {head.index(0)}"
         raise BadFile(path, found, "set data to text or Parquet files")

@@ -25,18 +25,15 @@ GOOD, BAD, NONE = 0, 1, 2
 
 @kernel
 def fold(state, word):
-    """Return the state of a random stream whose name has one more word."""
+    """The state of a random stream whose name has one more word."""
     return mix((state ^ word) + GOLDEN)
 
 
 def named(*words: int | np.uint64) -> np.uint64:
-    """Return the random stream named by these words.
-
-    A compiled function returns a plain int, so the state is wrapped again after each step.
-    """
+    """The random stream named by these words."""
     stream = np.uint64(0)
     for word in words:
-        stream = np.uint64(fold(stream, np.uint64(int(word) % 2**64)))
+        stream = np.uint64(fold(stream, np.uint64(int(word) % 2**64)))  # a compiled function returns a plain int
     return stream
 
 
@@ -47,7 +44,7 @@ def unit(stream, i):
 
 
 def seed_of(table: str) -> np.uint64:
-    """Return the seed of a table's hash, which depends only on its name."""
+    """The seed of a table's hash depends only on its name."""
     raw = table.encode()
     return np.uint64(((zlib.crc32(raw) << 32) | zlib.crc32(raw, 0x5EED)) ^ _SALT)
 
@@ -61,14 +58,14 @@ def hash_numbers(values, seed, out):
 
 
 def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:
-    """Return the int64 numbers that have these uint64 fingerprints, as the hash of numbers is a bijection."""
+    """The int64 numbers that have these uint64 fingerprints: the hash of numbers is a bijection."""
     z = _unshifted(fingerprints, 31) * _UNMIX2
     z = _unshifted(z, 27) * _UNMIX1
     return (_unshifted(z, 30) ^ seed).view(np.int64)
 
 
 def _unshifted(z: np.ndarray, by: int) -> np.ndarray:
-    """Return the x of z = x ^ (x >> by), for `by` above 64 / 3."""
+    """The x of z = x ^ (x >> by), for `by` above 64 / 3."""
     return z ^ (z >> np.uint64(by)) ^ (z >> np.uint64(2 * by))  # a shift by 3 * by would leave nothing
 
 

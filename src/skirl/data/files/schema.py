@@ -2,6 +2,7 @@
 
 import difflib
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -32,7 +33,7 @@ class Dense:
 
     name: str
     column: str = ""
-    """The column to read it from; the same as `name` if not set."""
+    """To read it from; `name` if not set."""
     transform: Literal["none", "log", "standardise", "hour"] = "none"
     """none; log: log(1 + max(x, 0)); standardise: (x - mean) / deviation, both from `skirl vocab`; hour: the hour of
     YYMMDDHH or of a date, divided by 24."""
@@ -48,7 +49,6 @@ class Id:
 
     name: str
     column: str = ""
-    """The column to read it from; the same as `name` if not set."""
     type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
     """How values are read. A float must be a whole number; a fingerprint is one that `skirl convert` wrote."""
     of: Literal["", "texts", "hex", "numbers"] = ""
@@ -56,9 +56,9 @@ class Id:
     encode: Literal["hash", "row"] = "hash"
     """hash: hash the value to a row, or look it up in --vocab; row: the value is the row, from 0 to rows - 1."""
     rows: int | None = None
-    """Number of rows of its table; --rows decides if not set."""
+    """Of its table; --rows decides if not set."""
     table: str = ""
-    """The table, whose rows its columns share; a table of its own if not set."""
+    """Its columns share rows; a table of its own if not set."""
     list: bool = False
     """Any number of ids per sample: a list column, or text with a separator."""
     separator: str = ""
@@ -75,8 +75,6 @@ class Id:
 
 @dataclass(frozen=True)
 class Text:
-    """The layout of a text file."""
-
     delimiter: str = ","
     """One character, or "tab"."""
     columns: tuple[str, ...] = ()
@@ -160,7 +158,6 @@ class FileSchema:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns that a file must have, each once."""
         named = [label.name for label in self.labels]
         named += [column.column or column.name for column in (*self.dense, *self.ids)]
         named += [self.time] if self.time is not None else []
@@ -170,16 +167,14 @@ class FileSchema:
 
     @property
     def dense_features(self) -> int:
-        """Number of columns of `Batch.dense`."""
         return len(self.dense) + sum(column.indicator for column in self.dense)
 
     @property
     def standardised(self) -> tuple[Dense, ...]:
-        """The dense columns that need a mean and a standard deviation."""
         return tuple(column for column in self.dense if column.transform == "standardise")
 
     def rows_of(self, rows: str | None) -> dict[str, int]:
-        """Return the number of rows of each table by name: from --rows, the schema or the default."""
+        """Rows of each table: from --rows, the schema or the default."""
         numbers = {column.table or column.name: column.rows for column in self.ids}
         general = DEFAULT_ROWS
         for part in () if rows is None else rows.split(","):
@@ -198,7 +193,6 @@ class FileSchema:
         return {name: number or general for name, number in numbers.items()}
 
     def tables(self, dim: int, rows: Mapping[str, int]) -> list[Table]:
-        """Return the tables that the id columns look up rows in."""
         users = {name: [column for column in self.ids if (column.table or column.name) == name] for name in rows}
         return [
             Table(name, rows=rows[name], dim=dim, features=tuple(c.name for c in of), pooling=of[0].pooling)
@@ -207,7 +201,6 @@ class FileSchema:
 
     @classmethod
     def load(cls, path: str) -> "FileSchema":
-        """Read a schema file."""
         try:
             with Path(path).open("rb") as file:
                 raw = file.read(LARGEST_FILE + 1)
@@ -224,11 +217,10 @@ class FileSchema:
 
     @classmethod
     def parse(cls, text: str) -> "FileSchema":
-        """Parse a schema from its TOML text."""
         return _parsed(text)
 
     def toml(self) -> str:
-        """Return the schema as TOML text that `parse` reads."""
+        """Text that `parse` reads."""
         lines = [f"{name} = {_toml(value)}" for name in _TOP[:3] if (value := getattr(self, name))]
         lines += [f"missing = {_toml(self.missing)}", f"nan_is_missing = {_toml(self.nan_is_missing)}"]
         parts = [("[file]", self.text), *(("[[label]]", of) for of in self.labels)]
@@ -241,7 +233,7 @@ class FileSchema:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> FileSchema:
-    """Parse a schema. Cached, since the files of a folder mostly have the same."""
+    """Cached, since the files of a folder mostly have the same."""
     try:
         read = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -288,7 +280,6 @@ def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
 
 
 def _checked(kind: type, where: str, values: Any) -> dict[str, Any]:
-    """Return TOML values as the fields of a dataclass take them."""
     if not isinstance(values, dict):
         raise BadSchema(f"{where} has to be a table of fields")
     hints, read = _hints(kind), {}
@@ -306,7 +297,7 @@ def _checked(kind: type, where: str, values: Any) -> dict[str, Any]:
 
 @lru_cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields. Cached: finding them takes longer than the rest of making a column."""
+    """Types of a dataclass's fields. Cached: finding them takes longer than the rest of making a column."""
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in fields(kind)}
 
@@ -317,7 +308,6 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 def _wrong_in(column: Id) -> str | None:
-    """Return what is wrong in the description of an id column, and what to do; None if nothing is."""
     if column.rows is not None and not 2 <= column.rows <= MAX_ROWS:
         return f"rows is {column.rows}, set it between 2 and 2**48"
     if column.encode == "row" and column.type not in ("int", "float"):
@@ -336,10 +326,10 @@ def _wrong_in(column: Id) -> str | None:
 
 
 def _refuse_twice(what: str, names: list[str]) -> None:
-    for name in names:
+    for name, count in Counter(names).items():
         if not name:
             raise BadSchema(f"a {what} has an empty name: set name")
-        if (names.count(name) > 1 and len(names) < 1000) or (len(names) >= 1000 and len(set(names)) < len(names)):
+        if count > 1:
             raise BadSchema(f"{what} {name!r} is named twice: give one another name")
 
 

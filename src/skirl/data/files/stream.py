@@ -25,16 +25,8 @@ from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
 from skirl.tools.units import malformed
 
 logger = logging.getLogger("skirl")
-
-
-_DIFFERS = {
-    "reads": ("that reads {}, not {}", "set valid to what it was"),
-    "rows_of": ("whose ids become rows {}, not {}", "set vocab to what it was"),
-    "schema": ("whose schema has {}, not {}", "set schema and rows to what they were"),
-    "sessions": ("whose sessions are shuffled by {}, not {}", "set session-order and most-rows to what they were"),
-    "repeats": ("with repeats {!r}, not {!r}", "set repeats to what it was"),
-}
-"""How streams differ, and what to do."""
+_FLAGS = {"reads": "valid", "rows_of": "vocab", "schema": "schema and rows", "sessions": "session-order and most-rows"}
+"""The flags of what identifies a stream, where the name is another."""
 
 
 @dataclass
@@ -62,14 +54,13 @@ class Files:
     rows_of_epoch: int | None = None
     """Samples of an epoch, if they were counted."""
     share: Share = WHOLE
-    """This trainer's part of each step."""
     look_up: Callable[[Batch], Batch] | None = None
     """Gives fingerprints their rows; None if ids have theirs, or get them elsewhere."""
 
     yields_fresh: ClassVar[bool] = True
 
     bad_rows: int = field(default=0, init=False)
-    """Number of malformed rows that this process has left out so far. Counts the first epoch only: all have the same."""
+    """Counts the first epoch only: all have the same."""
     _warned: bool = field(default=False, init=False, repr=False)
     _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
@@ -103,22 +94,19 @@ class Files:
 
     @property
     def samples(self) -> int | None:
-        """Samples of all epochs and trainers. None if they were not counted, if malformed rows may be left out, or if
-        `batches` limits the stream."""
+        """None if they were not counted, if malformed rows may be left out, or if `batches` limits the stream."""
         if self.rows_of_epoch is None or self.batches is not None or self.encoder.skip:
             return None
         return (self.rows_of_epoch - self.share.left_out(self.rows_of_epoch, self.batch_size)) * self.epochs
 
     @property
     def steps(self) -> int | None:
-        """Steps of a whole pass. None until the number is known, at the latest when the last one is yielded."""
         if self._steps is None and self.samples is not None and self.rows_of_epoch is not None:
             return len(self.share.cuts(self.rows_of_epoch, self.batch_size)) * self.epochs
         return self._steps
 
     @property
     def first_bad_row(self) -> str | None:
-        """Location of the first malformed row left out, such as "line 17 of part-3"; None if there is none."""
         if self._first_bad is None:
             return None
         part, row = self._first_bad
@@ -128,11 +116,8 @@ class Files:
     # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Files":
-        """Return the stream cut to some shards of each batch.
-
-        Values of other shards are parsed only if malformed rows are skipped, rows are chosen by time, or sessions are
-        shuffled: which row is which sample then depends on all of them.
-        """
+        """Values of other shards are parsed only if malformed rows are skipped, rows are chosen by time, or sessions are
+        shuffled: which row is which sample then depends on all of them."""
         return replace(self, share=of_batch(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Files":
@@ -141,7 +126,6 @@ class Files:
     # Iteration.
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of all epochs. The first pass after `load_state_dict` continues where that state was taken."""
         state, self._resume = self._resume or self._start(), None
         self._steps = self.first_epoch = None
         steps = self._all(state)
@@ -183,13 +167,11 @@ class Files:
         return {"epoch": 0, **self.begin._asdict(), "window": 0, "next": 0, "batches": 0}
 
     def _parts(self) -> Iterator[tuple[Encoded, FilePart]]:
-        """Yield the rows of one epoch in order, as files yield them, each piece with its part."""
         self.bad_rows, self._first_bad = 0, None
         with closing(pieces(self.dataset, self.encoder, [Windows(self.begin, self.end)], self.workers)) as source:
             yield from self._counted(source, count=True)
 
     def _all(self, state: dict[str, int]) -> Iterator[tuple[list[Batch], dict[str, int]]]:
-        """Yield the batches of each step, with the state after it."""
         done, skip, first = state["batches"], state["next"], state["epoch"]
         if self.batches is not None and done >= self.batches:
             return
@@ -242,7 +224,6 @@ class Files:
     def _counted(
         self, source: Iterator[tuple[Encoded, FilePart] | None], count: bool
     ) -> Iterator[tuple[Encoded, FilePart]]:
-        """Yield the pieces of one epoch. count: count their malformed rows."""
         for piece, part in iter(lambda: next(source), None):
             if count:
                 self.bad_rows += piece.bad
@@ -255,14 +236,11 @@ class Files:
         if left_out and not self._warned and isinstance(self.share, Shards) and self.share.first == 0:
             self._warned = True
             logger.warning(
-                "the last %s samples of an epoch are left out: they do not fill the %d shards of a batch of %s samples",
-                f"{left_out:,}",
-                self.share.of,
-                f"{self.batch_size:,}",
-            )
+                "the last %d samples of an epoch are left out: they do not fill the %d shards of a batch of %d samples",
+                left_out, self.share.of, self.batch_size,
+            )  # fmt: skip
 
     def _refuse_empty(self, rows: int = 0) -> NoReturn:
-        """Raise because there is nothing to read, or fewer rows than a batch with shards needs."""
         if rows:
             raise ValueError(
                 f"{self.dataset.paths[0]}: there are {rows:,} rows, fewer than the {self.batch_size:,} of a batch, whose "
@@ -276,7 +254,6 @@ class Files:
         )
 
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
-        """Return some rows (int64) of a piece as a batch, in this order."""
         batch = piece.batch(rows, [column.name for column in self.encoder.schema.ids])
         batch = replace(batch, sparse=find(batch.sparse)) if self.find_repeats else batch
         return batch if self.look_up is None else self.look_up(batch)
@@ -292,7 +269,6 @@ class Files:
         self._state = dict(self._resume)
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if `state` is of another stream, saying what differs. Change nothing."""
         if not isinstance(state, Mapping) or "stream" not in state:
             grown = isinstance(state, Mapping) and "tables" in state
             then = "set vocab to open" if grown else "set data to what it was when the state was saved"
@@ -301,19 +277,18 @@ class Files:
         if (wrong := misfit(state, dict.fromkeys(self._start(), COUNT) | {"stream": stream})) is not None:
             raise ValueError(f"the state is not one of a stream over files ({wrong}): give what state_dict() returned")
         for name, now in self._identity.items():
-            if (was := state["stream"][name]) == now:
-                continue
-            if name == "files":
-                raise ValueError(_other_files(was, now))
-            what, then = _DIFFERS.get(name, (f"with {name}={{!r}}, not {{!r}}", "set it to that"))
-            was, now = _other_lines(was, now) if name == "schema" else (was, now)
-            raise ValueError(f"the state is of a stream {what.format(was, now)}: {then}")
+            if (was := state["stream"][name]) != now:
+                was, now = _first_difference(was, now)
+                flags = _FLAGS.get(name, "data" if name == "files" else name)
+                raise ValueError(
+                    f"the state is of a stream whose {name} has {was}, not {now}: set {flags} to what it was"
+                )
         if state["file"] > len(self.dataset.paths):
             raise ValueError(f"the state is in file {state['file']}, of {len(self.dataset.paths)}: use another")
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
-        """The identity of the stream, in types that JSON has. Cached, since a state is taken at each batch."""
+        """In types that JSON has. Cached, since a state is taken at each batch."""
         encoder, paths = self.encoder, map(Path, self.dataset.paths)
         begin, end = (
             "the end" if at is None else f"file {at.file} part {at.part} row {at.row}" for at in (self.begin, self.end)
@@ -341,19 +316,13 @@ class Files:
         }
 
 
-def _other_files(was: list[str], now: list[str]) -> str:
-    """Return a message that says how the files of a state differ from these."""
-    then = "set data to the files it was taken on"
-    if len(was) != len(now):
-        return f"the state is of a stream with {len(was)} files, not {len(now)}: {then}"
-    number = next(i for i, (a, b) in enumerate(zip(was, now)) if a != b)
-    return f"the state is of other files: file {number} was {was[number]}, and is {now[number]}: {then}"
-
-
-def _other_lines(state: str, stream: str) -> tuple[str, str]:
-    """Return where the schema of a state, as TOML, first differs from a stream's: both lines, with the column."""
-    column = was = now = ""
-    for was, now in zip_longest(state.splitlines(), stream.splitlines(), fillvalue="nothing"):
+def _first_difference(was: Any, now: Any) -> tuple[Any, Any]:
+    """The first entries or lines in which two lists or texts differ, with the column of a schema."""
+    both = [each.splitlines() if isinstance(each, str) else each for each in (was, now)]
+    if not all(isinstance(each, list) for each in both):
+        return was, now
+    column = ""
+    for was, now in zip_longest(*both, fillvalue="nothing"):
         if was != now:
             break
         if was.startswith(("[", "name = ")):

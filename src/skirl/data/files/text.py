@@ -25,8 +25,6 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class TextFile:
-    """A text file."""
-
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path, self._schema, self._part = path, schema, part
         self._delimiter = "\t" if schema.text.delimiter == "tab" else schema.text.delimiter
@@ -50,7 +48,7 @@ class TextFile:
     def rows(self, part: int) -> int:
         return self._count(part)
 
-    def _count(self, part: int) -> int:
+    def _count(self, part: int) -> int:  # of lines
         data = self._lines(part)
         return data.count(b"\n") + (len(data) > 0 and not data.endswith(b"\n"))
 
@@ -78,21 +76,14 @@ class TextFile:
                 pa.BufferReader(data),
                 read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
                 parse_options=csv.ParseOptions(
-                    delimiter=self._delimiter,
-                    quote_char='"' if text.quotes else False,
-                    newlines_in_values=False,
-                    ignore_empty_lines=False,
-                    invalid_row_handler=wrong,
+                    delimiter=self._delimiter, quote_char='"' if text.quotes else False, newlines_in_values=False,
+                    ignore_empty_lines=False, invalid_row_handler=wrong,
                 ),
                 convert_options=csv.ConvertOptions(
-                    include_columns=list(needed),
-                    column_types={name: pa.string() for name in needed},
-                    check_utf8=False,
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=True,
-                    null_values=list(self._schema.missing),
+                    include_columns=list(needed), column_types={name: pa.string() for name in needed}, check_utf8=False,
+                    strings_can_be_null=True, quoted_strings_can_be_null=True, null_values=list(self._schema.missing),
                 ),
-            )
+            )  # fmt: skip
         except (pa.ArrowException, UnicodeDecodeError) as error:
             found = f"cannot be split into columns ({error})"
             raise BadFile(self.path, found, "check delimiter and quotes in the schema") from None
@@ -116,12 +107,12 @@ class TextFile:
     # Names.
 
     def first_width(self) -> int:
-        """Return the number of columns that the first line has."""
+        """Columns that the first line has."""
         line = self._at_begin()[self._skip :].partition(b"\n")[0]
         return len(self.names) if self._header else line.count(self._delimiter.encode()) + 1
 
     def _named(self) -> tuple[list[str], int, bool]:
-        """Return the columns in order, where the first row begins, and whether a header is before it."""
+        """The columns in order, where the first row begins, and whether a header is before it."""
         data = self._at_begin()
         check_text(self.path, data[:HEAD])
         skip = len(_BOM) if data.startswith(_BOM) else 0
@@ -154,7 +145,7 @@ class TextFile:
     # Lines.
 
     def _lines(self, part: int) -> bytes:
-        """Return the lines that begin in a part, without byte order mark and header.
+        """The lines that begin in a part, without byte order mark and header.
 
         These are bytes [a, b) of the text: a follows the first line end from part * PART - 1 on, b the first one from
         (part + 1) * PART - 1 on.
@@ -179,7 +170,7 @@ class TextFile:
         return BadFile(self.path, found, "is it a text file with line ends?")
 
     def _at_begin(self) -> bytes:
-        """Return the beginning of the text, with at least its first line."""
+        """The beginning of the text, with at least its first line."""
         data = self._text.read(0, LONGEST_LINE)
         if not data:
             raise BadFile(self.path, "is empty", "remove it, or get it again")
@@ -189,8 +180,6 @@ class TextFile:
 
 
 class _Plain:
-    """The bytes of a file."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._open()
@@ -199,7 +188,6 @@ class _Plain:
         self._file: Any = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
 
     def read(self, begin: int, size: int) -> bytes:
-        """Return at most `size` bytes from `begin` on; fewer only at the end."""
         return os.pread(self._file.fileno(), size, begin)
 
     def close(self) -> None:
@@ -211,8 +199,7 @@ class _Unpacked(_Plain):
 
     def _open(self) -> None:
         self._file = pa.input_stream(self._path, compression="gzip")
-        self._at, self._kept = 0, b""
-        """Where the text that is kept begins, and this text."""
+        self._at, self._kept = 0, b""  # where the text that is kept begins, and this text
 
     def read(self, begin: int, size: int) -> bytes:
         if begin < self._at:
@@ -232,14 +219,14 @@ class _Unpacked(_Plain):
 
 
 def _some(data: bytes, lines: np.ndarray) -> bytes:
-    """Return some lines of a text that consists of whole lines."""
+    """Some lines of a text that consists of whole lines."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
     runs = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
     return b"".join(data[ends[run[0] - 1] if run[0] else 0 : ends[run[-1]]] for run in runs)
 
 
 def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
-    """Return text that Arrow splits into the same lines as we do, and the lines already found malformed, with the reasons.
+    """Text that Arrow splits into the same lines as we do, and the lines already found malformed, with the reasons.
 
     Arrow takes a carriage return for a line end, and cannot report a line that is not UTF-8.
     """
@@ -262,7 +249,7 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
 
 
 def _undecodable(data: bytes) -> int | None:
-    """Return the place of the first byte that is not UTF-8; None if all are."""
+    """The place of the first byte that is not UTF-8; None if all are."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -271,7 +258,7 @@ def _undecodable(data: bytes) -> int | None:
 
 
 def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> bytes:
-    """Return the text without quotes that stay open, which would take the next line too; `torn` gets their lines."""
+    """The text without quotes that stay open, which would take the next line too; `torn` gets their lines."""
     text = np.frombuffer(data, np.uint8)
     counts = np.bincount(np.searchsorted(np.flatnonzero(text == 10), np.flatnonzero(text == 34)))
     opened = re.compile(rb'(?:^|%b)"(?:[^"]|"")*$' % re.escape(delimiter.encode()))
@@ -331,7 +318,7 @@ class MindFile(TextFile):
         return done if rows is None else done.only(rows)
 
     def _shown(self, part: int) -> tuple[Raw, pa.Array, np.ndarray]:
-        """Return the lines of a part, the items of each that could be split, a missing one if it has none, and the number of
+        """The lines of a part, the items of each that could be split (a missing one if it has none), and the number of
         samples of each line (int64)."""
         raw = super().read(part)
         shown = pc.split_pattern(pc.fill_null(plain(raw.columns["shown"], ()), ""), " ")

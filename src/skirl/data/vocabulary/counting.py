@@ -17,17 +17,9 @@ from skirl.tools.units import size
 
 
 def count(
-    data: str,
-    out: str,
-    *,
-    schema: str | None,
-    valid: str | None,
-    workers: int,
-    skip: bool,
-    min_count: int,
-    memory: int,
+    data: str, out: str, *, schema: str | None, valid: str | None, workers: int, skip: bool, min_count: int, memory: int,
     folder: Path | None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Count ids and write the vocabulary. The arguments are the flags of `skirl vocab`, with `memory` in bytes.
 
     Rows that `valid` holds out are not counted: a vocabulary that knew them would leak.
@@ -62,22 +54,17 @@ def count(
     means = {name: moment.result(name) for name, moment in moments.items()}
     save(out, Facts(types, min_count, samples, means), kept)
     return {
-        "samples": samples,
-        "bad_rows_skipped": files.bad_rows,
-        "first_bad_row": files.first_bad_row,
-        "distinct": distinct,
-        "rows": {table: len(keys) + FIRST for table, (keys, _) in kept.items()},
-        "means": means,
-        "spilled_bytes": counts.spilled,
-        "runs": counts.runs,
-    }
+        "samples": samples, "bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row, "distinct": distinct,
+        "rows": {table: len(keys) + FIRST for table, (keys, _) in kept.items()}, "means": means,
+        "spilled_bytes": counts.spilled, "runs": counts.runs,
+    }  # fmt: skip
 
 
 def _kept(
     table: str, merged: Iterator[tuple[np.ndarray, np.ndarray]], min_count: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], int]:
-    """Return the fingerprints that occur often enough, the most frequent first (ties by fingerprint), with their counts; and
-    the number of distinct fingerprints."""
+    """The fingerprints that occur often enough, the most frequent first (ties by fingerprint), with their counts; and the
+    number of distinct ones."""
     keys, counts, distinct = [_NONE], [_NONE], 0
     for some, times in merged:
         distinct += len(some)
@@ -104,17 +91,15 @@ class FingerprintCounts:
     """
 
     def __init__(self, tables: list[str], memory: int, folder: Path | None = None) -> None:
-        """Set bounds. memory: bytes for all tables together. folder: where to spill; None for the system's temporary one."""
+        """memory: bytes for all tables together. folder: where to spill; None for the system's temporary one."""
         self._memory = max(memory, len(tables) << 15)
         self._new: dict[str, list[np.ndarray]] = {table: [] for table in tables}
-        """Fingerprints as they came,"""
         self._new_bytes = 0
         self._counted = dict.fromkeys(tables, (_NONE, _NONE))
-        """and those that were counted: each once in ascending order, and how often it occurred."""
+        """Fingerprints that were counted: each once in ascending order, and how often it occurred."""
         self._parent, self._folder = folder, None
         self._runs: dict[str, list[Path]] = {table: [] for table in tables}
-        self.spilled = self.runs = 0
-        """Bytes and runs written to disk."""
+        self.spilled = self.runs = 0  # bytes and runs written to disk
 
     def __enter__(self) -> "FingerprintCounts":
         return self
@@ -125,11 +110,11 @@ class FingerprintCounts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held between two calls."""
+        """Held between two calls."""
         return self._new_bytes + sum(keys.nbytes + times.nbytes for keys, times in self._counted.values())
 
     def add(self, table: str, fingerprints: np.ndarray) -> None:
-        """Count fingerprints of a table. 0 is not counted."""
+        """0 is not counted."""
         self._new[table].append(fingerprints.copy())
         self._new_bytes += fingerprints.nbytes
         if self._new_bytes > self._memory // 8:  # sorting holds each of them several times
@@ -138,7 +123,6 @@ class FingerprintCounts:
                 self._spill()
 
     def merged(self, table: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield all fingerprints of a table in ascending order with their counts, in pieces."""
         self._count()
         runs = [self._counted[table], *(tuple(np.load(run, mmap_mode="r")) for run in self._runs[table])]
         entries = sum(len(keys) for keys, _ in runs)
@@ -154,7 +138,6 @@ class FingerprintCounts:
             yield _summed(np.concatenate(keys), np.concatenate(times))
 
     def _count(self) -> None:
-        """Count the fingerprints that came since the last call."""
         for table, new in self._new.items():
             if new:
                 keys, times = np.unique(np.concatenate(new), return_counts=True)
@@ -165,7 +148,6 @@ class FingerprintCounts:
         self._new_bytes = 0
 
     def _spill(self) -> None:
-        """Write what was counted to disk, a run for each table."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="skirl-vocab-", dir=self._parent))
         for number, (table, counted) in enumerate(self._counted.items()):
@@ -180,7 +162,7 @@ class FingerprintCounts:
 
 
 def _summed(keys: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each key once, in ascending order, with the sum of its counts."""
+    """Each key once, in ascending order, with the sum of its counts."""
     if not len(keys):
         return keys, times
     order = np.argsort(keys, kind="stable")  # merges stretches that are sorted
@@ -203,7 +185,6 @@ class Moments:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
 
     def add(self, values: np.ndarray) -> None:
-        """Add more numbers."""
         values = values[~np.isnan(values)].astype(np.float64)
         n = len(values)
         if n:
@@ -214,7 +195,7 @@ class Moments:
             self.count += n
 
     def result(self, name: str) -> tuple[float, float]:
-        """Return the mean and the standard deviation. Raise if all numbers of column `name` are equal."""
+        """The mean and the standard deviation. Raise if all numbers of column `name` are equal."""
         deviation = (self.squares / self.count) ** 0.5 if self.count else 0.0
         if not deviation > 0:
             raise ValueError(

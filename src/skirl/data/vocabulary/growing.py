@@ -31,13 +31,13 @@ class Growth(Slots):
 
     def __init__(self, rows: int, admit: int) -> None:
         super().__init__(rows=np.int64, counts=np.int64, last=np.int64)
-        self.limit, self.admit, self.next = rows, admit, FIRST
-        """`next` is the next free row."""
+        self.limit, self.admit = rows, admit
+        self.next = FIRST  # free row
         self._admitted = np.zeros(0, np.uint64)
         """The fingerprint of each row given so far, from row 2 on, and room for more. Entries never change."""
 
     def grow(self, fingerprints: np.ndarray, now: int) -> np.ndarray:
-        """Count the values of batch `now`, admit those that have now occurred often enough, and return the row of each."""
+        """Count the values of batch `now`, admit those that have occurred often enough, and return the row of each."""
         self.reserve(len(fingerprints))
         needed = min(self.next + len(fingerprints), self.limit) - FIRST
         if needed > len(self._admitted):  # in a new array, since earlier states share the old one
@@ -53,7 +53,6 @@ class Growth(Slots):
         return out
 
     def look_up(self, fingerprints: np.ndarray) -> np.ndarray:
-        """Return the current rows of values, without counting them."""
         out = np.empty(len(fingerprints), np.int64)
         look_up(self.keys, self.numbers["rows"], fingerprints, out)
         return out
@@ -71,22 +70,21 @@ class Growth(Slots):
             self.forget(now - stale)
 
     def forget(self, before: int) -> None:
-        """Drop the values whose last batch came before batch `before`."""
         entries = self.entries()
         self.refill({name: array[entries["last"] >= before] for name, array in entries.items()})
 
     @property
     def admitted(self) -> np.ndarray:
-        """The fingerprint of each row ever given, from row 2 on, as int64. Includes forgotten values."""
+        """The fingerprint of each row ever given, from row 2 on, as int64, with forgotten ones."""
         return self._admitted[: self.next - FIRST].view(np.int64).view(Kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole vocabulary, in arrays that copies of the state share."""
+        """In arrays that copies of the state share."""
         arrays = {name: array.view(np.int64).view(Kept) for name, array in self.entries().items()}
         return {**arrays, "next": self.next}
 
     def load_state_dict(self, state: Mapping[str, Any], admitted: Any) -> None:
-        """Continue from a state. admitted: the fingerprints that rows were given to, at that time or later."""
+        """admitted: the fingerprints that rows were given to, at that time or later."""
         entries = {name: np.asarray(state[name], np.int64) for name in ("keys", *self.numbers)}
         self.refill(entries | {"keys": entries["keys"].view(np.uint64)})
         self.next = state["next"]
@@ -130,13 +128,13 @@ class Growing:
         return None if self.inner.held_out is None else replace(self.inner.held_out, look_up=self.look_up)
 
     def held_out_at(self, state: Any) -> Files | None:
-        """Return the held-out rows, looked up in the vocabulary as it was at `state`, however far ahead this stream is."""
+        """The held-out rows, looked up in the vocabulary as it was at `state`, however far ahead this stream is."""
         if self.inner.held_out is None or state is None:
             return self.held_out
         return replace(self.inner.held_out, look_up=self.at(state).look_up)
 
     def at(self, state: Any) -> "Growing":
-        """Return the same stream with its vocabulary as it was at `state`."""
+        """The same stream with its vocabulary as it was at `state`."""
         then = replace(self, inner=replace(self.inner))
         then.load_state_dict(state)
         batches = iter(then._mapped(then._resume))
@@ -144,16 +142,12 @@ class Growing:
         return then
 
     def look_up(self, batch: Batch) -> Batch:
-        """Return a batch of `inner` with the current rows of its values, without counting them."""
         return self._rows(batch, lambda growth, prints: growth.look_up(prints))
 
     # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Growing":
-        """Return the stream cut to some shards of each batch.
-
-        Every trainer reads all samples: the row that a value gets depends on all values before it.
-        """
+        """Every trainer reads all samples: the row that a value gets depends on all values before it."""
         share = of_batch(first, last, of, self.inner.batch_size)
         whole = share if share is WHOLE else Shards(first, last, of, cut=False)
         return replace(self, inner=replace(self.inner, share=whole), share=share)
@@ -164,8 +158,6 @@ class Growing:
     # Iteration.
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of all epochs, starting with an empty vocabulary. The first pass after `load_state_dict`
-        continues where that state was taken."""
         state, self._resume = self._resume, None
         again = 0 if state is None else state["since"]
         batches = self._mapped(state)
@@ -184,7 +176,6 @@ class Growing:
         self._state = self._snapshot()
 
     def _mapped(self, state: Mapping[str, Any] | None) -> Iterator[Batch]:
-        """Yield the batches from a state's snapshot on, with rows in place of values."""
         self._begin()
         if state is not None:
             self.inner.load_state_dict(state["files"])
@@ -212,13 +203,12 @@ class Growing:
     # States.
 
     def _snapshot(self) -> dict[str, Any]:
-        """Return the vocabulary as it is now, and the position in the files."""
         tables = {table: growth.state_dict() for table, growth in self.growths.items()}
         of = {"files": self.inner.state_dict(), "tables": tables, "admitted": self._admitted()}
         return {**of, "since": 0, "admit": self.admit, "stale": self.stale}
 
     def _admitted(self) -> dict[str, np.ndarray]:
-        """Return the fingerprints that each table's rows have been given to so far; `skirl export` reads them."""
+        """`skirl export` reads them."""
         return {table: growth.admitted for table, growth in self.growths.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -246,7 +236,6 @@ class Growing:
         self._resume = self._state = state
 
     def _again(self, batches: Iterator[Batch], since: int) -> None:
-        """Read the `since` batches again that were handed out after the snapshot."""
         for number in range(since):
             if next(batches, None) is None:
                 raise ValueError(

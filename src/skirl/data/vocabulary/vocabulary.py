@@ -21,13 +21,13 @@ from skirl.tools.sealed_json import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 
 
 def places_for(keys: int) -> int:
-    """Return the size of a table that `keys` keys fill at most half: a power of two."""
+    """The size of a table that `keys` keys fill at most half: a power of two."""
     return max(1 << 10, 1 << (2 * keys - 1).bit_length()) if keys else 1 << 10
 
 
 @kernel
 def probe(keys, key):
-    """Return the slot of a fingerprint, or the free slot where it belongs; it is there if `keys[place] == key`."""
+    """The slot of a fingerprint, or the free slot where it belongs; it is there if `keys[place] == key`."""
     mask = np.uint64(keys.size - 1)
     place = key & mask
     while keys[place] != key and keys[place] != 0:
@@ -43,18 +43,17 @@ class Slots:
         self.clear()
 
     def clear(self, room: int = 0) -> None:
-        """Forget all fingerprints, and make room for so many."""
         size = places_for(room)
         self.keys, self.used = np.zeros(size, np.uint64), 0
         self.numbers = {name: np.zeros(size, kind) for name, kind in self._kinds.items()}
 
     def entries(self) -> dict[str, np.ndarray]:
-        """Return all fingerprints, `keys`, and their numbers by name."""
+        """All fingerprints, `keys`, and their numbers by name."""
         held = np.flatnonzero(self.keys)
         return {name: array[held] for name, array in {"keys": self.keys, **self.numbers}.items()}
 
     def refill(self, entries: Mapping[str, np.ndarray], room: int = 0) -> None:
-        """Hold these entries and no others. room: for so many fingerprints."""
+        """Hold these entries and no others."""
         self.clear(max(room, len(entries["keys"])))
         places = np.empty(len(entries["keys"]), np.int64)
         self.used = _put(self.keys, entries["keys"], places)
@@ -62,7 +61,6 @@ class Slots:
             array[places] = entries[name]
 
     def reserve(self, more: int) -> None:
-        """Make room for `more` further fingerprints."""
         if places_for(self.used + more) > len(self.keys):
             self.refill(self.entries(), self.used + more)
 
@@ -94,7 +92,7 @@ MOST = (1 << 31) - FIRST
 
 
 class BadVocabulary(ValueError):
-    """Raised if a vocabulary file is damaged, or was made for another schema."""
+    """A vocabulary file is damaged, or was made for another schema."""
 
 
 def _bad(path: str, what: str) -> BadVocabulary:
@@ -103,7 +101,7 @@ def _bad(path: str, what: str) -> BadVocabulary:
 
 @dataclass
 class Facts:
-    """The metadata of a vocabulary file."""
+    """The metadata of a file."""
 
     types: dict[str, str]
     """How the values of each table were read, which decides their fingerprints; "" if a converted file did not say."""
@@ -128,7 +126,6 @@ class Vocabulary:
 
     @property
     def described(self) -> str:
-        """How ids become rows, as stored in a state."""
         return f"by a vocabulary of {sum(self.rows.values()):,} rows with checksum {self.checksum}"
 
     def __getstate__(self) -> dict[str, Any]:  # it may be gigabytes, so a worker reads the file itself
@@ -140,7 +137,6 @@ class Vocabulary:
             raise _bad(self.path, "it was changed since the run opened it: put it back as it was")
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
-        """Return the row of each value."""
         out = np.empty(len(fingerprints), np.int32)
         if kinds is None:
             look_up(*self.tables[table], fingerprints, out)
@@ -151,7 +147,6 @@ class Vocabulary:
         return out
 
     def check(self, schema: FileSchema) -> None:
-        """Raise if the vocabulary was not made for this schema."""
         if (wrong := self._misfit(schema)) is not None:
             raise _bad(self.path, wrong)
 
@@ -166,16 +161,12 @@ class Vocabulary:
                 return f"its ids of {table!r} are {stored}, not {kind}: make it again with this data"
         for column in schema.ids:
             if column.encode == "row" and (table := column.table or column.name) in self.rows:
-                return (
-                    f"it has ids of {table!r}, which is a row in this data already: make it again with this data, or give "
-                    "the data that it was made of"
-                )
+                return f"it has ids of {table!r}, which is a row in this data already: make it again with this data"
         missing = [column.name for column in schema.standardised if column.name not in self.facts.means]
         return f"it has no mean of {missing[0]!r}: make it with this schema" if missing else None
 
 
 def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Write a vocabulary file: each table's fingerprints in order of rows, and their counts."""
     arrays = {
         f"{table}.{what}": np.ascontiguousarray(array, np.uint64)
         for table, pair in tables.items()
@@ -193,7 +184,6 @@ def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndar
 
 
 def load(path: str) -> Vocabulary:
-    """Read a vocabulary file."""
     try:
         with safe_open(path, "numpy") as file:
             facts = facts_of(path, (file.metadata() or {}).get("skirl"))
@@ -227,7 +217,6 @@ _FORM = {"types": {...: TEXT}, "min_count": COUNT, "samples": COUNT, "means": {.
 
 
 def facts_of(path: str, text: str | None) -> Facts:
-    """Parse and check the metadata of a vocabulary file."""
     try:
         read = json.loads(text or "")
         wrong = misfit(read, {"version": ANY})
@@ -264,7 +253,7 @@ class Origins:
 
     @classmethod
     def of(cls, state: Any) -> Self | None:
-        """Read a loader's state. Return None if it is not of files, or was taken before the first batch."""
+        """None if the loader's state is not of files, or was taken before the first batch."""
         if not isinstance(state, dict):
             return None
         files = state["files"] if "admitted" in state else state
@@ -275,7 +264,7 @@ class Origins:
         return cls(FileSchema.parse(stream["schema"]), str(stream["rows_of"]), admitted)
 
     def of_rows(self, table: str, rows: np.ndarray) -> tuple[list[str], list[str | None], np.ndarray]:
-        """Return what each row is, its id as text (None if unknown), and its id's fingerprint (0 if unknown).
+        """What each row is, its id as text (None if unknown), and its id's fingerprint (0 if unknown).
 
         A row is one of: id, which belongs to one id; missing, for missing values; other, for all ids that were not admitted;
         free, not given to an id yet; row, where the value is the row itself; vocabulary or hashed, which belong to ids that
