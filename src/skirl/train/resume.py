@@ -228,8 +228,8 @@ def begin_from(
 
 
 def _check_tables(here: Mapping[str, "TablePlace"], theirs: Mapping[str, "TablePlace"], path: Path) -> None:
-    for name in sorted(here.keys() ^ theirs.keys()):
-        raise ValueError(f"only one of --data and {path} has a table {name!r}: give data with the same tables")
+    if other := sorted(here.keys() ^ theirs.keys()):
+        raise ValueError(f"only one of --data and {path} has a table {other[0]!r}: give data with the same tables")
     for name, place in here.items():
         mine, other = place.table, theirs[name].table
         if mine.dim != other.dim:

@@ -183,9 +183,9 @@ class RunFolder:
             return self
         folder = self.folder
         self._check()
-        self._new = self._new or not folder.exists()
         self.folder = None
         with self._missing.tried(f"the run's folder {folder}", None, of=OSError):
+            self._new = self._new or not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             self.folder = folder
         if self.folder is None:
