@@ -160,13 +160,7 @@ def _begun(sentence: str) -> str:
 
 
 def in_flags(sentence: str, names: Collection[str]) -> str:
-    """Turn a sentence about arguments into one about flags. Leave words that only look like the name of one.
-
-    >>> print(in_flags("save_every and keep need a folder: set save", ["save", "save_every", "keep"]))
-    --save-every and --keep need a folder: set --save
-    >>> print(in_flags("cache '10%' is 2 rows, batch 0 needs 3: set cache to 3", ["batch", "cache", "rows"]))
-    --cache '10%' is 2 rows, batch 0 needs 3: set --cache to 3
-    """
+    """Turn a sentence about arguments into one about flags. Leave words that only look like the name of one."""
     one = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     long = "|".join(sorted((re.escape(name) for name in names if "_" in name), key=len, reverse=True))
     subject = rf"^(?:{one})(?:, (?:{one}))*(?: and (?:{one}))?(?= (?:is|are|needs?|counts|has) | ['\d])"

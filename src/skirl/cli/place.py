@@ -18,13 +18,7 @@ MOST_RANKS = 1024
 
 @dataclass(frozen=True)
 class Place(Composed):
-    """Plan which rank keeps which tables, or parts of tables.
-
-    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 3, "quiet": True}
-    >>> result = Place.of(**flags, seconds=0.1, no_measure=True, out=None).run()
-    >>> len(result["ranks"]), result["check"]
-    (2, None)
-    """
+    """Plan which rank keeps which tables, or parts of tables."""
 
     group: ClassVar[str] = "plan"
     common: ClassVar[tuple[str, ...]] = (

@@ -20,15 +20,7 @@ ON_TERMINAL, ELSEWHERE = 0.2, 3.0
 
 
 class Progress:
-    """Shows the progress of a loop: use it in a with-block, and call it once per step.
-
-    >>> import sys
-    >>> with Progress(sys.stdout, "train", 2) as progress:
-    ...     for done in (1, 2):
-    ...         progress(done, lambda: {"loss": "0.693"})
-    train 1/2 · loss 0.693
-    train 2/2 · loss 0.693
-    """
+    """Shows the progress of a loop: use it in a with-block, and call it once per step."""
 
     def __init__(self, to: TextIO, title: str, steps: int | None = None, begun: str = "") -> None:
         self._to, self._title, self._steps, self._begun = to, title, steps, begun

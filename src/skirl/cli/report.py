@@ -219,12 +219,7 @@ def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Char
 
 
 def standing(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the head of the table and a line for each place, cell by cell; held-out losses only if ranks are by them.
-
-    >>> place = {"rank": 2, "variant": "lr=0.1", "loss": 0.5, "difference": 0.0123, "error": 4e-4, "state": "races"}
-    >>> standing([place | {"auc": 0.75}])[1]
-    ('2', 'lr=0.1', '0.50000', '+0.01230 ± 0.00040', '0.7500', 'races')
-    """
+    """Return the head of the table and a line for each place, cell by cell; held-out losses only if ranks are by them."""
     from skirl.sweep.race import VariantPlace
     from skirl.sweep.standing import difference
 

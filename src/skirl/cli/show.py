@@ -41,14 +41,7 @@ def facts(result: Mapping[str, Any], *names: str) -> dict[str, str]:
 
 
 def text(value: Any, name: str = "") -> str:
-    """Return a value as text; its name says what a number counts.
-
-    >>> print(text([{"name": "user", "rows": 1000}, {"name": "item", "rows": 20}]))
-    user: rows 1,000
-    item: rows 20
-    >>> text(True), text(["c1", "c2"]), text(0.69315), text({"model": "dlrm", "dim": 16}), text(75, "seconds")
-    ('yes', 'c1, c2', '0.6932', 'model dlrm, dim 16', '1:15')
-    """
+    """Return a value as text; its name says what a number counts."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
@@ -77,12 +70,7 @@ def listed(facts: Mapping[str, str]) -> str:
 
 
 def columns(lines: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> str:
-    """Return lines of cells as a table; columns `left` are aligned to the left.
-
-    >>> print(columns([("name", "rows"), ("user", "7")]))
-    name  rows
-    user     7
-    """
+    """Return lines of cells as a table; columns `left` are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     sides = ["<" if n in left else ">" for n in range(len(widths))]
     return "\n".join(
@@ -147,12 +135,7 @@ def write_page(
 
 
 def html(title: str, lead: Sequence[str], tables: Sequence[Table], charts: Sequence[Chart]) -> str:
-    """Return a page as text; without matplotlib, a sentence stands in place of its pictures.
-
-    >>> page = html("Rows & caches", ["<20% is enough."], [Table(["table", "rows"], [["user", "1,000"]])], [])
-    >>> "Rows &amp; caches" in page, "&lt;20%" in page, '<td class="number">1,000</td>' in page
-    (True, True, True)
-    """
+    """Return a page as text; without matplotlib, a sentence stands in place of its pictures."""
     drawn = [chart for chart in charts if any(chart.lines.values())]
     pictures = [svg(chart) for chart in drawn] if find_spec("matplotlib") else [f"<p>{NO_PICTURES}</p>"] * bool(drawn)
     parts = [

@@ -13,15 +13,7 @@ from skirl.train.flags import MovementFlags, OptimizerFlags
 
 @dataclass(frozen=True)
 class Size(Composed):
-    """Find out how much cache a run needs.
-
-    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
-    >>> result = Size.of(**flags).run()
-    >>> result["curves"]["LRU"][0]["moved"] >= result["curves"]["least (whole run known)"][0]["moved"]
-    True
-    >>> result["sentence"].startswith("Use --cache ")
-    True
-    """
+    """Find out how much cache a run needs."""
 
     group: ClassVar[str] = "output"
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "link", "step_ms")

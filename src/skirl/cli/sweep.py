@@ -15,13 +15,7 @@ from skirl.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class SweepCommand(Composed):
-    """Train several variants of a model on one stream, and drop the worse half at each rung.
-
-    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
-    >>> result = SweepCommand.of(**flags, vary=("lr=0.01,0.02", "seed=0,1"), run="none").run()
-    >>> result["failed"], len(result["standing"]), result["plans"]
-    (None, 4, 20)
-    """
+    """Train several variants of a model on one stream, and drop the worse half at each rung."""
 
     group: ClassVar[str] = "sweep"
     repeated: ClassVar[tuple[str, ...]] = ("vary",)

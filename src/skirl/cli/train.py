@@ -16,13 +16,7 @@ from skirl.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class Train(Composed):
-    """Train a model whose tables are larger than the cache.
-
-    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
-    >>> result = Train.of(**flags, cache="touched:25%").run()
-    >>> result["rows"]["touched"] >= 4 * result["rows"]["cache"], result["failed"]
-    (True, None)
-    """
+    """Train a model whose tables are larger than the cache."""
 
     group: ClassVar[str] = "output"
     common: ClassVar[tuple[str, ...]] = (
@@ -96,12 +90,7 @@ def origin_line(begun: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Verify(Composed):
-    """Train with a cache, with every row resident, and in plain Python, and compare every bit.
-
-    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 8, "steps": 20, "quiet": True}
-    >>> [(run["optimizer"], run["difference"]) for run in Verify.of(**flags).run()["runs"]]
-    [('rowwise-adagrad', None)]
-    """
+    """Train with a cache, with every row resident, and in plain Python, and compare every bit."""
 
     group: ClassVar[str] = "learning"
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache")

@@ -46,14 +46,7 @@ def subtrees(begin: int, end: int) -> list[range]:
 
 
 class TreeSum(Generic[T]):
-    """Sums the parts of leaves in the tree's order, holding at most log2(leaves) + 2 partial sums.
-
-    >>> sums = TreeSum(lambda left, right: f"({left}+{right})")
-    >>> for leaf in (0, 1, 2, 5, 6, 7):
-    ...     sums.take(leaf, str(leaf))
-    >>> sums.total()
-    '(((0+1)+2)+(5+(6+7)))'
-    """
+    """Sums the parts of leaves in the tree's order, holding at most log2(leaves) + 2 partial sums."""
 
     def __init__(self, add: Callable[[T, T], T]) -> None:
         self._add = add

@@ -17,13 +17,7 @@ Cut = tuple[int, int]  # samples low .. high - 1
 
 @dataclass(frozen=True)
 class Shards:
-    """Shards `first` .. `last` - 1 of each batch's `of` equal shards, a micro-batch each; a smaller last batch is left out.
-
-    >>> Shards(1, 3, 4).cuts(19, 8)
-    [[(2, 4), (4, 6)], [(10, 12), (12, 14)]]
-    >>> Shards(1, 3, 4).left_out(19, 8)
-    3
-    """
+    """Shards `first` .. `last` - 1 of each batch's `of` equal shards, a micro-batch each. A smaller last batch is dropped."""
 
     first: int
     last: int

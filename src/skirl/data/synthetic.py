@@ -366,10 +366,6 @@ class Sessions(Synthetic):
     """Batches from consecutive sessions: one user per session, an item per sample, and lists that change now and then.
 
     The first list looks up rows in the items' table. Batches hold repeated lists once, with an inverse, where that pays.
-
-    >>> batch = next(iter(Sessions(batch_size=64)))
-    >>> batch.sparse.stride(), batch.sparse.stride_per_key()[0], max(batch.sparse.stride_per_key()[2:]) < 30
-    (64, 64, True)
     """
 
     name: str = "sessions"

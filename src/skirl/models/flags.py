@@ -56,14 +56,7 @@ class ModelFlags:
 
 @dataclass(frozen=True)
 class LayerFlags:
-    """Sizes and parts of the model, named as in its class. None keeps the value of the paper, or of -tiny.
-
-    >>> LayerFlags(rank="full", deep=(32,)).of_model("dcnv2")
-    {'deep': (32,), 'rank': None}
-    >>> LayerFlags(rank=4).of_model("dlrm")
-    Traceback (most recent call last):
-    ValueError: rank is a flag of deep-cross and dcnv2, and dlrm does not have it: leave it out, or set model to one of these
-    """
+    """Sizes and parts of the model, named as in its class. None keeps the value of the paper, or of -tiny."""
 
     group: ClassVar[str] = "model"
 

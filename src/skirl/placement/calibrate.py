@@ -102,10 +102,6 @@ def fit(terms: np.ndarray, ms: np.ndarray, counts: np.ndarray | None = None) -> 
 
     This repeats least squares with less weight on what was far off: a busy neighbour of the machine makes measurements
     too long, never too short, and plain squares would follow it.
-
-    >>> terms = np.array([[1, 2.0], [1, 3], [1, 5]])
-    >>> [round(x, 3) for x in fit(terms, terms @ [0.5, 2])]
-    [0.5, 2.0]
     """
     scaled = terms / ms[:, None]
     sizes = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)

@@ -69,12 +69,7 @@ def generate(count: int, *, batch: int, max_dim: int, seed: int, optimizer: str)
 
 
 def draw_ids(spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
-    """Return random rows that a batch looks up: as many, as many distinct ones, and as often as the spec says.
-
-    >>> ids = draw_ids(TableSpec("a", rows=1000, dim=8, batch=4, ids=64.0, distinct=9.0), np.random.default_rng(0))
-    >>> len(ids), len(np.unique(ids))
-    (64, 9)
-    """
+    """Return random rows that a batch looks up: as many, as many distinct ones, and as often as the spec says."""
     count = max(1, round(spec.distinct))
     begins = np.arange(count + 1) * spec.rows // count
     rows = begins[:-1] + (rng.random(count) * np.diff(begins)).astype(np.int64)  # one in each stretch

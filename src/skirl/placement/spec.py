@@ -30,9 +30,6 @@ class TableSpec:
 
     `batch` is the samples of a step over all ranks, `ids` and `distinct` the lookups and distinct rows of a batch on
     average, `reuse` the shares of these rows in each of `BINS` (() if not known), `rank` where it has to be (None: any).
-
-    >>> TableSpec("user", rows=1000, dim=16, batch=64, ids=64.0, distinct=40.0).nbytes(1000, 16)
-    68000
     """
 
     name: str
@@ -97,12 +94,7 @@ def reuse_of(counts: np.ndarray) -> tuple[float, ...]:
 
 
 def canonical(specs: Sequence[TableSpec]) -> list[int]:
-    """Return the numbers of tables in an order that does not depend on how they are listed. Names break ties.
-
-    >>> a, b = (TableSpec(name, rows, 4, 8, 8.0, 4.0) for name, rows in (("a", 9), ("b", 99)))
-    >>> canonical([a, b]), canonical([b, a])
-    ([1, 0], [0, 1])
-    """
+    """Return the numbers of tables in an order that does not depend on how they are listed. Names break ties."""
 
     def key(n: int) -> tuple[Any, ...]:
         s, pin = specs[n], -1 if specs[n].rank is None else specs[n].rank

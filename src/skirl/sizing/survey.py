@@ -17,15 +17,7 @@ from skirl.oracle.row_states import RowStates
 
 
 class Survey:
-    """The rows that a run uses. The caller adds every batch and closes the survey at the end.
-
-    >>> import skirl, torch
-    >>> with Survey(Schema.of([Table("a", 100, 4)])) as survey:
-    ...     for ids in ([[7], [7], [9]], [[9], [3], [3]]):
-    ...         survey.add(skirl.KeyedJagged.one_hot(["a"], torch.tensor(ids)))
-    ...     [batch[0].tolist() for batch in survey.batches()], survey.touched
-    ([[0, 1], [1, 2]], [3])
-    """
+    """The rows that a run uses. The caller adds every batch and closes the survey at the end."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema

@@ -20,16 +20,7 @@ Exchange = Callable[[list[np.ndarray]], Sequence[Sequence[np.ndarray]]]
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch], *, exchange: Exchange | None = None) -> Scores:
-    """Score a model on these batches, without changing it. Several trainers share the work and get the scores of one.
-
-    >>> import skirl
-    >>> from skirl.data import Synthetic
-    >>> from skirl.models import DLRM
-    >>> data = Synthetic("tiny", batch_size=64, batches=3)
-    >>> embeddings = skirl.EmbeddingBagCollection(data.tables(4), optimizer=skirl.SGD(lr=0.1), cache=1000)
-    >>> evaluate(DLRM.tiny(embeddings, dense_features=4), data).samples, embeddings.engine.counters.new
-    (192, 0)
-    """
+    """Score a model on these batches, without changing it. Several trainers share the work and get the scores of one."""
     metrics = Metrics()
     with evaluating(model, batches) as found:
         for batch in found:  # lookups need all trainers, so those without a batch in a turn predict an empty one
@@ -61,14 +52,6 @@ class Evaluation:
     """The evaluations of a run, which are part of its checkpoint.
 
     every: steps between two evaluations; patience: how many without a better one stop the run.
-
-    >>> evaluation = Evaluation(every=10, patience=2)
-    >>> evaluation.due(10, last=False), evaluation.due(15, last=False), evaluation.due(15, last=True)
-    (True, False, True)
-    >>> for step, loss in [(10, 0.5), (20, 0.4), (30, 0.41), (40, 0.4)]:
-    ...     evaluation.add(step, Scores(samples=100, auc=0.7, logloss=loss, ne=0.9, calibration=1.0), seconds=1.0)
-    >>> evaluation.stops, evaluation.best_step
-    (True, 20)
     """
 
     def __init__(self, *, every: int | None = None, patience: int | None = None) -> None:

@@ -178,12 +178,7 @@ def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFlags:
-    """When a run or a sweep is saved, and what it begins with.
-
-    >>> SaveFlags(save_every=5)
-    Traceback (most recent call last):
-    ValueError: save_every, save_minutes, keep, keep_best and resume need a folder: set save
-    """
+    """When a run or a sweep is saved, and what it begins with."""
 
     group: ClassVar[str] = "save"
 

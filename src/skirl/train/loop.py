@@ -118,13 +118,7 @@ def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
 
 
 class TrainerShare:
-    """One trainer's share of a run.
-
-    >>> from skirl.peers.base import Alone
-    >>> share = TrainerShare(Alone())
-    >>> share.alone, share.first, share.total({"fetched": 3})
-    (True, True, {'fetched': 3})
-    """
+    """One trainer's share of a run."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers

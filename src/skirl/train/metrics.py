@@ -40,13 +40,7 @@ class Scores:
 
 
 class Metrics:
-    """All metrics of one stream of predictions.
-
-    >>> metrics = Metrics()
-    >>> metrics.update(np.array([0.0, 0.0]), np.array([0, 1]))
-    >>> metrics.scores()
-    Scores(samples=2, auc=0.5, logloss=0.6931471805599453, ne=1.0, calibration=1.0)
-    """
+    """All metrics of one stream of predictions."""
 
     def __init__(self) -> None:
         self._counts = np.zeros((2, 1 << _BITS), np.int64)  # non-clicks and clicks by the leading bits of their score
@@ -121,14 +115,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 class Meter:
-    """Measures a run. All but the speed is part of its checkpoint.
-
-    >>> import torch
-    >>> meter = Meter()
-    >>> meter.add(torch.tensor(0.5), torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))
-    >>> meter.result()["auc"], meter.result()["loss"]["mean"]
-    (1.0, 0.5)
-    """
+    """Measures a run. All but the speed is part of its checkpoint."""
 
     def __init__(self) -> None:
         self._metrics = Metrics()

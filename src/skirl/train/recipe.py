@@ -30,13 +30,7 @@ if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do
 
 @dataclass(frozen=True)
 class Recipe(Composed):
-    """A model, its data, and how much of its tables the cache holds.
-
-    >>> Recipe.of(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
-    200
-    >>> Recipe.of(cache="4GiB").cache_size(touched=0)
-    '4GiB'
-    """
+    """A model, its data, and how much of its tables the cache holds."""
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)

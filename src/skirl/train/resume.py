@@ -125,12 +125,7 @@ def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[C
 
 
 def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: frozenset[str], then: str) -> None:
-    """Raise if flags differ from those of the saved run, naming them with both values.
-
-    >>> check_flags({"dim": 16, "lr": 0.1}, {"dim": 32, "lr": 0.2}, may=FREE, then="set it to that")
-    Traceback (most recent call last):
-    ValueError: --dim is 32, the run was saved with 16: set it to that
-    """
+    """Raise if flags differ from those of the saved run, naming them with both values."""
     may = may | RULES["unseen"] | (RULES["files"] if _of_files(saved) and _of_files(here) else frozenset())
     others = [n for n in here if n in saved and n not in may and _plain(saved[n]) != _plain(here[n])]
     if others:

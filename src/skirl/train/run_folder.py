@@ -130,13 +130,6 @@ class RunFolder:
     """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again.
 
     A failure to write does not end the run: a warning says what is missing, and `missing` lists it.
-
-    >>> import tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> with RunFolder(folder, name="test", flags={"dim": 4}) as run:
-    ...     run.write({"kind": "train", "step": 1, "loss": 0.7})
-    >>> lines_of(folder)
-    [{'kind': 'train', 'step': 1, 'loss': 0.7}]
     """
 
     def __init__(
@@ -334,15 +327,7 @@ def _sums(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
 
 
 class Missing:
-    """The parts that are missing from the files in a folder. Errors in its `tried` blocks do not end the run.
-
-    >>> missing = Missing()
-    >>> for step in (10, 20):
-    ...     with missing.tried("metrics.jsonl", Path("runs/a"), step):
-    ...         raise OSError(28, "No space left on device")
-    >>> missing.told()
-    ['metrics.jsonl lacks 2 lines, of steps 10 to 20: the disk is full']
-    """
+    """The parts that are missing from the files in a folder. Errors in its `tried` blocks do not end the run."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[list[int], str]] = {}  # steps of the lines that each part lacks; the first reason

@@ -12,12 +12,7 @@ Kind = Literal["constant", "linear", "cosine", "step"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor of each step's learning rates.
-
-    >>> linear = Schedule("linear", warmup=2, total=6)
-    >>> [linear.factor(step) for step in range(6)]
-    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    """
+    """The factor of each step's learning rates."""
 
     kind: Kind = "constant"
     warmup: int = 0
@@ -47,17 +42,7 @@ class Schedule:
 
 
 class Rates:
-    """Both learning rates of a run, which follow one schedule. Part of its checkpoint.
-
-    >>> weight = torch.nn.Parameter(torch.zeros(1))
-    >>> rows, dense = torch.optim.SGD([weight], lr=2.0), torch.optim.SGD([weight], lr=0.5)
-    >>> rates = Rates(Schedule("cosine", total=2), rows=rows, dense=dense)
-    >>> for optimizer in (rows, dense):
-    ...     optimizer.step()
-    >>> rates.step()
-    >>> rates.now
-    {'rows': 1.0, 'dense': 0.25}
-    """
+    """Both learning rates of a run, which follow one schedule. Part of its checkpoint."""
 
     def __init__(self, schedule: Schedule, *, rows: torch.optim.Optimizer, dense: torch.optim.Optimizer) -> None:
         self.schedule = schedule

@@ -132,14 +132,7 @@ def compare(one: Trace, other: Trace, schema: Schema, steps: Iterable[Sequence[B
 
 
 def fingerprints(rows: np.ndarray) -> np.ndarray:
-    """64 bits per row: a sum over its words, each times an odd number for its place, so one wrong bit always shows.
-
-    >>> a = np.ones((2, 3), np.float32)
-    >>> b = a.copy()
-    >>> b[1, 2] = np.nextafter(np.float32(1), np.float32(2))
-    >>> (fingerprints(a) == fingerprints(b)).tolist()
-    [True, False]
-    """
+    """64 bits per row: a sum over its words, each times an odd number for its place, so one wrong bit always shows."""
     words = np.ascontiguousarray(rows).view(np.uint32)
     odd = np.random.default_rng(0).integers(0, 1 << 63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
     return (words * odd).sum(axis=1, dtype=np.uint64)
@@ -257,14 +250,7 @@ def plain_steps(
 
 
 class PlainEmbeddings(nn.Module):
-    """The plain reference in place of an EmbeddingBagCollection or, with pooled=False, of an EmbeddingCollection.
-
-    >>> import skirl
-    >>> plain = PlainEmbeddings(Reference([skirl.Table("t", rows=10, dim=2)], skirl.SGD(lr=1.0)))
-    >>> plain(skirl.KeyedJagged.one_hot(["t"], torch.tensor([[3], [4]]))).stacked().sum().backward()
-    >>> sorted(plain.reference.rows)
-    [3, 4]
-    """
+    """The plain reference in place of an EmbeddingBagCollection or, with pooled=False, of an EmbeddingCollection."""
 
     def __init__(
         self, reference: Reference, pooled: bool = True, at: str | torch.device = "cpu", shards: int = 1

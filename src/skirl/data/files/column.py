@@ -33,12 +33,7 @@ class Bags(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """The ids of n rows.
-
-    >>> column = Column(np.array([1, 2, 3]), np.array([0, 2, 3]), np.array([0, 0, 1]))
-    >>> column.expanded().values.tolist(), Column.concat([column.slice(1, 3), column]).inverse.tolist()
-    ([1, 2, 1, 2, 3], [0, 1, 2, 2, 3])
-    """
+    """The ids of n rows."""
 
     values: np.ndarray
     """int64 or int32."""

@@ -89,20 +89,7 @@ class Text:
 
 @dataclass(frozen=True)
 class FileSchema:
-    """All columns to read.
-
-    >>> schema = FileSchema.parse('''
-    ... [[label]]
-    ... name = "click"
-    ... [[dense]]
-    ... names = ["age", "price"]
-    ... [[id]]
-    ... name = "item"
-    ... type = "int"
-    ... ''')
-    >>> schema.dense_features, schema.needed
-    (2, ('click', 'age', 'price', 'item'))
-    """
+    """All columns to read."""
 
     labels: tuple[Label, ...]
     """Empty for predictions on files without labels; a schema file always has some."""

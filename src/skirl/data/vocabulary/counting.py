@@ -82,13 +82,7 @@ _NONE = np.empty(0, np.uint64)
 
 
 class FingerprintCounts:
-    """Exact counts of several tables' fingerprints in bounded memory: what does not fit is spilled to disk as sorted runs.
-
-    >>> with FingerprintCounts(["a"], memory=1 << 20) as counts:
-    ...     counts.add("a", np.array([7, 9, 7], np.uint64))
-    ...     [(keys.tolist(), times.tolist()) for keys, times in counts.merged("a")]
-    [([7, 9], [2, 1])]
-    """
+    """Exact counts of several tables' fingerprints in bounded memory: the rest is spilled to disk as sorted runs."""
 
     def __init__(self, tables: list[str], memory: int, folder: Path | None = None) -> None:
         """memory: bytes for all tables together. folder: where to spill; None for the system's temporary one."""
@@ -172,14 +166,7 @@ def _summed(keys: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class Moments:
-    """Mean and standard deviation of numbers that arrive in pieces, without NaN; merged as Chan, Golub and LeVeque do.
-
-    >>> moments = Moments()
-    >>> moments.add(np.array([1.0, np.nan]))
-    >>> moments.add(np.array([3.0]))
-    >>> moments.result("x")
-    (2.0, 1.0)
-    """
+    """Mean and standard deviation of numbers that arrive in pieces, without NaN; merged as Chan, Golub and LeVeque do."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0

@@ -234,16 +234,7 @@ def facts_of(path: str, text: str | None) -> Facts:
 
 @dataclass(frozen=True)
 class Origins:
-    """The meaning of each table's rows: which id, or group of ids, each one belongs to.
-
-    >>> schema = '[[label]]\\nname = "y"\\n[[id]]\\nname = "item"\\ntype = "hex"\\nrows = 50'
-    >>> stream = {"schema": schema, "rows_of": BY_OPEN}
-    >>> state = {"files": {"stream": stream}, "tables": {}, "admitted": {"item": np.arange(1, 3)}}
-    >>> origins = Origins.of(state)
-    >>> what, ids, fingerprints = origins.of_rows("item", np.array([0, 1, 3, 4]))
-    >>> what, fingerprints.tolist()
-    (['missing', 'other', 'id', 'free'], [0, 0, 2, 0])
-    """
+    """The meaning of each table's rows: which id, or group of ids, each one belongs to."""
 
     schema: FileSchema
     how: str
