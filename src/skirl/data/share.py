@@ -17,7 +17,7 @@ Cut = tuple[int, int]  # samples low .. high - 1
 
 @dataclass(frozen=True)
 class Shards:
-    """Shards `first` .. `last` - 1 of each batch's `of` equal shards, a micro-batch each. A smaller last batch is dropped."""
+    """Shards `first` .. `last` - 1 of each batch's `of` equal shards, a micro-batch each. A smaller last one is dropped."""
 
     first: int
     last: int
