@@ -97,6 +97,25 @@ def held_up() -> None:
         assert_same(Run(setup).load(folder).train(), whole)
 
 
+def chain(store: str) -> None:
+    """Save, resume, save, resume: rows that have not changed stay in files of earlier checkpoints."""
+    setup = Setup(batches=10, passes=2, cache=200)
+    whole = Run(setup).train()
+    with scratch() as folder:
+        for part, (begun, steps) in enumerate([(0, [2, 4]), (4, [5, 6]), (6, [8]), (8, [9, 14])]):
+            run = Run(replace(setup, store=on(store, folder / str(part))))
+            if begun:
+                run.load(folder / "c")
+                assert run.begun == begun
+            saves(run, folder / "c", steps, keep=2)
+            assert_same(run, whole)
+            run.model.rows.close()
+            assert len(numbers(folder / "c")) == 2
+        resumed = Run(replace(setup, store=on(store, folder / "last"))).load(folder / "c")
+        assert_same(resumed.train(), whole)
+        resumed.model.rows.close()
+
+
 def gaps() -> None:
     """With any steps between two checkpoints, some without a backward, each checkpoint holds all rows as they were then."""
     tables = [skirl.Table("a", 300, 4), skirl.Table("b", 300, 2)]
@@ -272,6 +291,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "gaps": gaps,
     "moments": lambda: moments("memory", 120),
     "moments on disk": lambda: moments("disk", 400),
+    "chain": lambda: chain("memory"),
+    "chain on disk": lambda: chain("disk"),
     "slow writes": slow_writes,
     "synced": lambda: synced("memory"),
     "synced on disk": lambda: synced("disk"),

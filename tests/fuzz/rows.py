@@ -110,8 +110,8 @@ def train(folder: Path, store: str) -> list[tuple[Rows, dict[str, bytes]]]:
 def plain_rows(folder: Path, body: Any) -> Rows:
     """Return the rows in a checkpoint's files, read by docs/checkpoints.md alone."""
     rows = body["parts"][0]["rows"]["rows"]
-    resident = segments(folder / "rows", rows["cache"].get("resident", []))
     cached = segments(folder / "rows", rows["cache"]["segments"])
+    resident = segments(folder / "rows", rows["cache"]["resident"]) or cached
     return segments(folder / "rows", rows["store"]["segments"]) | {k: cached[k] for k in cached if k in resident}
 
 

@@ -80,7 +80,7 @@ def write_frozen(
     """
     files, added, entries, keys = OsFiles(), list[Path](), list(manifest.segments), list[SegmentEntry]()
     try:
-        if resident is not None:
+        if resident is not None and entries:  # else the rows written now are all that are there
             nothing = np.broadcast_to(np.float32(0), (len(resident), 1))
             keys += write_segments(files, folder, Record(1), iter([(resident, nothing)]), added)
         for record, pairs in kinds:
@@ -89,7 +89,7 @@ def write_frozen(
     except BaseException:
         manifests.undo(files, added)
         raise
-    return replace(manifest, segments=entries, resident=keys).facts()
+    return replace(manifest, segments=entries, resident=None if resident is None else keys).facts()
 
 
 def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Manifest:
@@ -107,7 +107,7 @@ def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Man
 def check_files(folder: Path, facts: Facts) -> None:
     """Raise a CheckpointError if a file of frozen rows is missing or has another size."""
     manifest = manifest_of(folder, facts)
-    for entry in [*manifest.segments, *manifest.resident]:
+    for entry in [*manifest.segments, *(manifest.resident or [])]:
         manifests.check_sizes(folder, entry.files())
 
 
@@ -136,7 +136,7 @@ def take(
 def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Pairs:
     """Yield the rows of a part that are to be taken, in the order in which later ones replace earlier ones."""
     manifest = manifest_of(folder, part.facts, layout)
-    resident = [keys for entry in manifest.resident for keys, _ in _scan(files, layout, folder, entry)]
+    resident = [keys for entry in manifest.resident or [] for keys, _ in _scan(files, layout, folder, entry)]
     known = np.sort(np.concatenate([*resident, [-1]])) if resident else None
     for entry in manifest.segments:
         for keys, words in _scan(files, layout, folder, entry):

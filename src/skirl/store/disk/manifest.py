@@ -31,8 +31,9 @@ class Manifest:
     """The segments kind by kind, in the order of each log."""
     about: dict[str, str] = field(default_factory=dict)
     """The start values of each table's rows: an initialiser and its seed, or the digest of an array."""
-    resident: list[SegmentEntry] = field(default_factory=list)
-    """For rows of caches: segments whose keys are those of the rows that were there. Other rows in `segments` had left."""
+    resident: list[SegmentEntry] | None = None
+    """For rows of caches: segments whose keys are those of the rows that were there. Other rows in `segments` had left.
+    Empty: none had. None: these are rows of a store."""
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -42,7 +43,7 @@ class Manifest:
             "layout": self.layout.facts(),
             "segments": [entry.to_text() for entry in self.segments],
             **({"begun": self.about} if self.about else {}),
-            **({"resident": [entry.to_text() for entry in self.resident]} if self.resident else {}),
+            **({} if self.resident is None else {"resident": [entry.to_text() for entry in self.resident]}),
         }
 
     @classmethod
@@ -58,7 +59,8 @@ class Manifest:
                 raise ValueError("a segment of no table")
             if misfit(about := facts.get("begun", {}), {...: TEXT}):
                 raise TypeError("begun")
-            resident = [SegmentEntry.from_text(entry) for entry in facts.get("resident", [])]
+            if (resident := facts.get("resident")) is not None:
+                resident = [SegmentEntry.from_text(entry) for entry in resident]
             return cls(facts["identity"], facts["generation"], layout, segments, about, resident)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unusable(f"does not describe rows ({error!r})") from None
