@@ -21,12 +21,7 @@ DENSE = "model.safetensors"
 
 
 def encode(value: Any, where: str) -> tuple[Any, dict[str, "Tensor"]]:
-    """Return a value as JSON, and its tensors by name, copied to the CPU.
-
-    >>> import torch
-    >>> encode({"lr": 0.1, "state": {0: {"step": torch.tensor(3.0)}}}, "adam")
-    ({'lr': 0.1, 'state': {'~dict': [[0, {'step': {'~tensor': 'adam.state.0.step'}}]]}}, {'adam.state.0.step': tensor(3.)})
-    """
+    """Return a value as JSON, and its tensors by name, copied to the CPU."""
     tensors: dict[str, Tensor] = {}
     return _encode(value, where, tensors), tensors
 

@@ -130,18 +130,6 @@ class Changes:
     """Tracks which records of one array have changed. The array may move as it grows, so the caller passes it each time.
 
     A record is *owed* from `freeze` until `take` has returned the version that was frozen.
-
-    >>> flags, keys, rows = np.zeros(3, np.uint8), np.array([7, 8, 9]), np.ones((3, 1), np.float32)
-    >>> changes = Changes()
-    >>> changes.changing(flags, np.array([0, 2]), keys, rows)
-    >>> changes.freeze(flags, keys)
-    2
-    >>> changes.changing(flags, np.array([2]), keys, rows)
-    >>> rows[2] = 5
-    >>> [(k.tolist(), r.tolist()) for k, r in iter(lambda: changes.take(flags, keys, rows), None)]
-    [([9], [[1.0]]), ([7], [[1.0]])]
-    >>> changes.freeze(flags, keys)
-    1
     """
 
     def __init__(self) -> None:

@@ -241,13 +241,7 @@ def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> l
 
 
 def joined(parts: Sequence[Facts], placement: str) -> Facts:
-    """Join the facts of several stores' frozen rows into facts of one store, which any store can take.
-
-    >>> each = [{"identity": i, "generation": 3, "segments": [i]} for i in "ab"]
-    >>> facts = joined(each, "d")
-    >>> facts["segments"], own_parts(facts, "d") == each, own_parts(facts, "e")
-    (['a', 'b'], True, None)
-    """
+    """Join the facts of several stores' frozen rows into facts of one store, which any store can take."""
     own = ("identity", "generation", "segments", "nodes")
     points = [{name: part[name] for name in own if name in part} for part in parts]
     return parts[0] | {

@@ -58,11 +58,6 @@ def own_part(spec: str, rank: int, *, among_others: bool) -> str:
 
     A trainer that is alone uses the first trainer's part if there is one, so that a job that lost all its other trainers
     goes on there.
-
-    >>> own_part("memory", 1, among_others=True), own_part("disk:no such folder", 0, among_others=False)
-    ('memory', 'disk:no such folder')
-    >>> own_part("rpc://127.0.0.1:29400,disk:b*2", 1, among_others=True)
-    'rpc://127.0.0.1:29400/rank-1,disk:b/rank-1*2'
     """
 
     def part(store: str) -> str:

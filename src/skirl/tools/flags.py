@@ -42,20 +42,7 @@ def option(name: str) -> str:
 
 
 class Composed:
-    """A dataclass whose fields are flags, or dataclasses of flags.
-
-    >>> @dataclass(frozen=True)
-    ... class Size:
-    ...     width: int = 1
-    >>> @dataclass(frozen=True)
-    ... class Box(Composed):
-    ...     size: Size
-    ...     name: str = "box"
-    >>> Box.of(width=3)
-    Box(size=Size(width=3), name='box')
-    >>> Box.of(width=3).flat()
-    {'width': 3, 'name': 'box'}
-    """
+    """A dataclass whose fields are flags, or dataclasses of flags."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of this command that differ from those of its parts."""
@@ -207,14 +194,7 @@ def checked(name: str, value: Any, kind: Any) -> Any:
 
 
 def read_as(kind: Any, value: Any) -> Any:
-    """Return a value of JSON or TOML as a flag of this type takes it. A TypeError says what is expected.
-
-    >>> read_as(tuple[int, ...] | None, [8, 4]), read_as(float, 1), read_as(Path | None, "runs")
-    ((8, 4), 1.0, PosixPath('runs'))
-    >>> read_as(int | Literal["auto"], "all")
-    Traceback (most recent call last):
-    TypeError: a whole number or "auto"
-    """
+    """Return a value of JSON or TOML as a flag of this type takes it. A TypeError says what is expected."""
     for choice in choices(kind):
         if choice in (int, float) and isinstance(value, bool):
             continue
@@ -246,12 +226,6 @@ def read_text(kind: Any, text: str) -> Any:
     """Return a word of a command line as a flag of this type takes it; if it takes a list, one item of that.
 
     The text of a ValueError is the known word that may have been meant, or nothing.
-
-    >>> read_text(int | Literal["auto"], "7"), read_text(tuple[int, ...] | None, "64")
-    (7, 64)
-    >>> read_text(Literal["linear", "cosine"], "cosin")
-    Traceback (most recent call last):
-    ValueError: cosine
     """
     kinds = [get_args(choice)[0] if get_origin(choice) is tuple else choice for choice in choices(kind)]
     words = [str(word) for choice in kinds if get_origin(choice) is Literal for word in get_args(choice)]

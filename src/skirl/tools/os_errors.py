@@ -37,12 +37,7 @@ class NotWritten(OSError):
 
 
 def of_system(error: BaseException) -> OSError | None:
-    """Return the system's error behind one: itself, or the one that a library turned into text. None for other errors.
-
-    >>> of_system(RuntimeError("I/O error: No space left on device (os error 28)")).errno
-    28
-    >>> of_system(ValueError("rows is 0"))
-    """
+    """Return the system's error behind one: itself, or the one that a library turned into text. None for other errors."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     if type(error).__module__.startswith("skirl."):  # its text is a sentence
@@ -73,13 +68,7 @@ def why(error: BaseException, where: str | Path | None = None) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Return an error as a command reports it: a file that the system names comes before the reason.
-
-    >>> said(FileNotFoundError(errno.ENOENT, "No such file or directory", "clicks.csv"))
-    'clicks.csv: there is no such file or folder'
-    >>> said(ValueError("rows is 0: set it to 1 or more"))
-    'rows is 0: set it to 1 or more'
-    """
+    """Return an error as a command reports it: a file that the system names comes before the reason."""
     if not isinstance(error, OSError):
         return str(error)
     name = None if error.filename is None else _DRAFT.sub("", os.fsdecode(error.filename))

@@ -26,13 +26,7 @@ ANY = Kind("anything", lambda v: True)
 
 
 def misfit(value: Any, form: Any, where: str = "") -> str | None:
-    """Return in words the first place where a value does not have the form, or None.
-
-    >>> misfit({"step": -1}, {"step": COUNT})
-    'step is -1, not a whole number from 0 on'
-    >>> misfit({"busy": {"plan": 0.5}}, {"busy": {...: NUMBER}, "lr": NUMBER})
-    'lr is missing'
-    """
+    """Return in words the first place where a value does not have the form, or None."""
     if isinstance(form, Kind):
         return None if form.fits(value) else f"{where or 'it'} is {_shown(value)}, not {form.words}"
     inner = f"{where}." if where else ""

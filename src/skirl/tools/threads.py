@@ -90,11 +90,6 @@ def partition(n: int, parts: int, work: NDArray[Any] | None = None) -> list[int]
 
     - `work`: [n + 1], ascending: the cost of all items before each, such as the group starts of rows. None: all items cost
       the same.
-
-    >>> partition(10, 4)
-    [0, 2, 5, 7, 10]
-    >>> partition(4, 2, work=np.array([0, 97, 98, 99, 100]))
-    [0, 1, 4]
     """
     if work is None:
         return [n * p // parts for p in range(parts + 1)]

@@ -18,10 +18,6 @@ class Serve:
     """Keep rows for trainers that name its address: `skirl train --store rpc://HOST:PORT`.
 
     Whoever can reach it can make it do anything: use networks that you trust.
-
-    >>> Serve(meet="somewhere")
-    Traceback (most recent call last):
-    ValueError: meet is 'somewhere': write it HOST:PORT, such as 127.0.0.1:29400
     """
 
     positional: ClassVar[tuple[str, ...]] = ("meet",)

@@ -16,14 +16,7 @@ _SPEC = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a meeting point, as seen by one owner.
-
-    >>> Address.parse("rpc://10.0.0.5:29400/rank-3")
-    Address(host='10.0.0.5', port=29400, owner=3)
-    >>> Address.meeting("somewhere")
-    Traceback (most recent call last):
-    ValueError: meet is 'somewhere': write it HOST:PORT, such as 127.0.0.1:29400
-    """
+    """The address of a meeting point, as seen by one owner."""
 
     host: str
     port: int
