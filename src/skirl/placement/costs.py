@@ -34,11 +34,7 @@ MOST = log(4.0)  # the logarithm of a net's factor lies between this and its neg
 
 
 def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
-    """Return a net's features for this many rows and columns of a table, whose lookups are spread over its rows.
-
-    >>> features_of(TableSpec("a", rows=1024, dim=8, batch=4, ids=8.0, distinct=8.0), 512, 8)[[3, 6, 7]].round(3).tolist()
-    [1.386, 1.0, 0.0]
-    """
+    """Return a net's features for this many rows and columns of a table, whose lookups are spread over its rows."""
     share, found = rows / spec.rows, _shared(spec).copy()
     ids = max(spec.ids * share, 1e-3)
     found[0], found[1], found[3] = log(rows), log(dim), log(ids)

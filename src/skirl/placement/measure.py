@@ -243,11 +243,7 @@ def rounds_of(arena: Arena, combinations: Sequence[Sequence[Any]], rounds: int, 
 
 
 def noise_of(rounds: np.ndarray) -> float:
-    """Return the median relative difference between the minima of every other round and those of the rest.
-
-    >>> noise_of(np.array([[1.0, 2.0], [1.1, 2.0], [1.0, 3.0]]))
-    0.05
-    """
+    """Return the median relative difference between the minima of every other round and those of the rest."""
     one, other = rounds[::2].min(axis=0), rounds[1::2].min(axis=0)
     return float(np.round(np.median(np.abs(one - other) / np.minimum(one, other)), 6))
 

@@ -84,11 +84,7 @@ def _width(optimizer: str, dim: int) -> int:
 
 
 def reuse_of(counts: np.ndarray) -> tuple[float, ...]:
-    """Return the share of rows in each bin of reuse, from the lookups of each distinct row, 1 or more.
-
-    >>> reuse_of(np.array([1, 2, 4, 3]))[:4]
-    (0.25, 0.25, 0.5, 0.0)
-    """
+    """Return the share of rows in each bin of reuse, from the lookups of each distinct row, 1 or more."""
     at = np.minimum(np.ceil(np.log2(counts)).astype(int), BINS - 1)
     return tuple((np.bincount(at, minlength=BINS) / len(counts)).tolist())
 

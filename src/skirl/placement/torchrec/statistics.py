@@ -133,11 +133,7 @@ def cache_statistics(
 
 
 def stack_distances(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return the least LRU cache that still has the row at each use: 1 if it was used just before, 0 at its first use.
-
-    >>> stack_distances(np.array([5, 7, 7, 5, 9, 7]), 10).tolist()
-    [0, 0, 1, 2, 0, 3]
-    """
+    """Return the least LRU cache that still has the row at each use: 1 if it was used just before, 0 at its first use."""
     if len(rows) and not 0 <= rows.min() <= rows.max() < count:  # compiled loops do not check bounds
         raise ValueError(
             f"there are rows {rows.min()} to {rows.max()} of {count}: name rows from 0 on, below their count"
