@@ -149,6 +149,7 @@ def test_a_file_that_was_cut_off_is_written_anew(tmp_path, caplog):
     assert files.load("key") is None
     assert str(tmp_path) in caplog.text
     files.save("key", b"code")
+    files.end_turn()
     assert files.load("key") == b"code"
     path.write_bytes(pickle.dumps(("another key", b"other code")))
     assert files.load("key") is None
