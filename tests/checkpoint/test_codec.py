@@ -45,7 +45,7 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and same_bytes(a, b)
+        return a.dtype == b.dtype and a.shape == b.shape and bytes_of(a) == bytes_of(b)
     if isinstance(a, np.ndarray | np.generic):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
@@ -57,8 +57,8 @@ def same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bytes(a.reshape(-1).view(torch.uint8).tolist()) == bytes(b.reshape(-1).view(torch.uint8).tolist())
+def bytes_of(tensor: torch.Tensor) -> list[int]:
+    return tensor.reshape(-1).view(torch.uint8).tolist()
 
 
 @cases(150)
@@ -77,18 +77,11 @@ def test_subclasses_of_dict() -> None:
 
 def test_tensors_are_copies_of_their_own() -> None:
     tied = torch.arange(6.0)
-    value = {
-        "whole": tied,
-        "same": tied,
-        "part": tied[::2],
-        "turned": tied.view(2, 3).t(),
-        "last": torch.nn.Parameter(tied),
-    }
+    value = [tied, tied, tied[::2], tied.view(2, 3).t(), torch.nn.Parameter(tied)]
     coded, held = encode(value, "x")
-    expected = {name: tensor.detach().clone() for name, tensor in value.items()}
+    expected = [tensor.detach().clone() for tensor in value]
     tied += 1
-    again = decode(coded, load(save(held)))
-    assert all(torch.equal(again[name], expected[name]) for name in value)
+    assert all(map(torch.equal, decode(coded, load(save(held))), expected))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +91,6 @@ def test_tensors_are_copies_of_their_own() -> None:
         (torch.eye(2).to_sparse(), r"x\.k is a torch\.sparse_coo tensor .* call zero_grad"),
         (torch.zeros(1, dtype=torch.complex128), r"x\.k is a torch\.strided tensor of torch\.complex128"),
         (np.array([None]), r"x\.k is an array of object"),
-        (torch.float32, r"x\.k is of type torch\.dtype"),
     ],
 )
 def test_other_values_are_refused_by_place(value: Any, words: str) -> None:

@@ -20,11 +20,6 @@ def made() -> skirl.EmbeddingBagCollection:
     return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(), cache=4)
 
 
-def large() -> skirl.EmbeddingBagCollection:
-    tables = [skirl.Table("user", 300, 8), skirl.Table("item", 200, 8, features=("clicked",), pooling="mean")]
-    return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.1), cache=250, seed=3)
-
-
 def rows_of(embeddings: skirl.EmbeddingBagCollection) -> dict[str, torch.Tensor]:
     """Return every row of tables a and b, as evaluation sees it."""
     ids = skirl.KeyedJagged.one_hot(["a", "b"], torch.arange(6)[:, None].expand(6, 2))
@@ -62,12 +57,12 @@ def test_rows_are_those_of_the_source_and_others_stay(
     ("tensors", "words"),
     [
         ({"a.weight": torch.zeros(6, 2, dtype=torch.int64)}, "a.weight is of torch.int64"),
-        ({"a.weight": torch.zeros(6, 2, dtype=torch.float8_e4m3fn)}, "a.weight is of torch.float8"),
         ({"a.weight": torch.tensor(1.0)}, r"a.weight is \[\]"),
         ({"a.weight": torch.zeros(2, 2), "a.ids": torch.zeros(2)}, "a.ids is .*the whole numbers of the 2 rows"),
         ({"a.weight": torch.tensor(1.0), "a.ids": torch.zeros(2, dtype=torch.int64)}, "a.ids is"),
         ({"a.weight": torch.zeros(2, 2), "a.ids": torch.arange(2), "a.sum": torch.zeros(2, 0, 2)}, "a.sum is"),
         ({"x": torch.zeros(2)}, "has no table of this model"),
+        ({"x.a.weight": torch.zeros(6, 2), "y.a.weight": torch.zeros(6, 2)}, "say which by names="),
     ],
 )
 def test_tensors_of_another_form_are_refused_with_their_file(
@@ -100,27 +95,11 @@ def test_a_flipped_bit_in_a_file_of_torch_is_found(tmp_path: Path) -> None:
     assert skirl.import_rows(made(), path) == {"a": 6, "b": 6}
 
 
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        (
-            {"user.weight": torch.zeros(299, 8)},
-            r"user.weight is \[299, 8\] in the state dict, table 'user' is \[300, 8\]",
-        ),
-        ({"other": torch.zeros(3)}, "no table of this model: it has other"),
-        ({"a.user.weight": torch.zeros(300, 8), "b.user.weight": torch.zeros(300, 8)}, "say which by names="),
-    ],
-)
-def test_what_does_not_fit_is_refused(state: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        skirl.import_rows(large(), state)
-
-
 def test_a_pickle_is_refused(tmp_path: Path) -> None:
-    torch.save({"user.weight": nn.Module}, tmp_path / "in.pt")
+    torch.save({"a.weight": nn.Module}, tmp_path / "in.pt")
     with pytest.raises(ValueError, match=r"not a state dict that torch\.load") as refused:
-        skirl.import_rows(large(), tmp_path / "in.pt")
+        skirl.import_rows(made(), tmp_path / "in.pt")
     assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)  # torch's own message takes a page
     (tmp_path / "in.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(ValueError, match="not a safetensors file"):
-        skirl.import_rows(large(), tmp_path / "in.safetensors")
+        skirl.import_rows(made(), tmp_path / "in.safetensors")

@@ -1,7 +1,6 @@
-"""The rows' learning rates, set and scheduled as torch does."""
+"""The rows' learning rates, set as torch does."""
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -17,21 +16,6 @@ def made(optimizer=None):
     return TorchHandle(Groups(TABLES, optimizer or SGD(lr=1.0)))
 
 
-def test_schedulers_drive_the_learning_rate_and_state_dict_keeps_it():
-    handle = made()
-    schedule = torch.optim.lr_scheduler.StepLR(handle, step_size=2, gamma=0.5)
-    rates = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()": backward was already the step
-        for _ in range(4):
-            rates.append(handle.lr)
-            schedule.step()
-    assert rates == [1.0, 1.0, 0.5, 0.5]
-    other = made()
-    other.load_state_dict(handle.state_dict())
-    assert other.lr == 0.25
-
-
 def test_each_group_has_its_settings():
     handle = made({"user": Adam(lr=0.5, weight_decay=0.1), "*": SGD(lr=2.0)})
     handle.param_groups[1]["lr"] = torch.tensor(0.25)
@@ -43,9 +27,7 @@ def test_each_group_has_its_settings():
 
 def test_the_state_of_other_groups_is_refused():
     handle = made({"user": Adam(), "*": SGD()})
-    with pytest.raises(
-        ValueError, match=r"has the groups \['\*'\] of tables .*, but this collection has \['user', '\*'\]"
-    ):
+    with pytest.raises(ValueError, match=r"has the groups \['\*'\] of tables .*, but this collection has \['user', "):
         handle.load_state_dict(made().state_dict())
 
 

@@ -43,6 +43,8 @@ class Given:
 
 
 ONE = Schema.of([Table("a", 10, 4)])
+INTEGERS = st.sampled_from([torch.int32, torch.int64])
+WEIGHTS = st.sampled_from([0.5, 1.0, 3.0])
 
 
 @st.composite
@@ -51,16 +53,10 @@ def jagged(draw: st.DrawFn) -> tuple[KeyedJagged, dict[str, list[list[tuple[int,
     batch = draw(st.integers(0, 4))
     names = draw(st.permutations(["a", "s1", "s2", "b", "unknown"]))
     rows = {feature: table.rows for table in TABLES for feature in table.features} | {"unknown": 1 << 60}
-    bags = {
-        name: [
-            [
-                (draw(st.integers(0, min(rows[name], 1 << 31) - 1)), draw(st.sampled_from([0.5, 1.0, 3.0])))
-                for _ in range(draw(st.integers(0, 3)))
-            ]
-            for _ in range(batch)
-        ]
-        for name in names
+    bag_of = {
+        name: st.lists(st.tuples(st.integers(0, min(rows[name], 1 << 31) - 1), WEIGHTS), max_size=3) for name in names
     }
+    bags = {name: [draw(bag) for _ in range(batch)] for name, bag in bag_of.items()}
     flat = [one for name in names for bag in bags[name] for one in bag]
     lengths = torch.tensor([len(bag) for name in names for bag in bags[name]], dtype=draw(INTEGERS))
     weights = torch.tensor([weight for _, weight in flat]) if draw(st.booleans()) else None
@@ -73,9 +69,6 @@ def jagged(draw: st.DrawFn) -> tuple[KeyedJagged, dict[str, list[list[tuple[int,
 def resolved(sparse, schema, bank, dtype, copy=True):
     captured = capture(sparse, schema.features, copy=copy)
     return resolve(captured, positions_of(captured, schema, bank), schema, bank, dtype)
-
-
-INTEGERS = st.sampled_from([torch.int32, torch.int64])
 
 
 @cases(200)
@@ -112,60 +105,24 @@ def test_keys_and_bags(given, double):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            Given(values=torch.tensor([3, -1])),
-            "feature 'a', sample 1: id -1 is outside table 'a', which has rows 0 to 9",
-        ),
-        (
-            Given(values=torch.tensor([10, 0])),
-            "feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to 9",
-        ),
+        (Given(values=torch.tensor([10, 0])), "feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to"),
         (Given(values=torch.tensor([0, 2**63 - 1])), "sample 1: id 9223372036854775807 is outside table 'a'"),
         (Given(values=torch.tensor([0, -(2**63)])), "sample 1: id -9223372036854775808 is outside table 'a'"),
         (Given(values=torch.tensor([0, -(2**31)], dtype=torch.int32)), "sample 1: id -2147483648 is outside table 'a'"),
-        (Given(keys=("b",)), "the batch has no feature 'a': it has 'b'"),
         (Given(keys=()), "the batch has no feature 'a': it has none"),
-        (Given(keys=("a", "a")), "the batch names feature 'a' twice: give each its own name"),
-        (
-            Given(keys=("a", "x"), offsets=torch.tensor([0, 2])),
-            "offsets has 2 entries, but 2 features need a multiple of 2",
-        ),
+        (Given(keys=("a", "x"), offsets=torch.tensor([0, 2])), "offsets has 2 entries, but 2 features need a multiple"),
         (Given(offsets=torch.tensor([], dtype=torch.int64)), "offsets has 0 entries"),
-        (Given(offsets=torch.tensor([0, 1])), "rise from 0 to the number of ids (2); they run from 0 to 1"),
         (Given(offsets=torch.tensor([0, 3])), "they run from 0 to 3"),
         (Given(offsets=torch.tensor([1, 2])), "they run from 1 to 2"),
         (Given(offsets=torch.tensor([0, 3, 2])), "from 0 to 2: pass offsets that never fall"),
         (Given(offsets=torch.tensor([0, -1, 2])), "pass offsets that never fall"),
         (Given(offsets=torch.tensor([0, 2**63 - 1, -(2**63), 2])), "pass offsets that never fall"),
-        (Given(weights=torch.ones(3)), "3 weights for 2 ids: pass one for each id"),
-        (
-            Given(values=torch.tensor([], dtype=torch.int64)),
-            "rise from 0 to the number of ids (0); they run from 0 to 2",
-        ),
+        (Given(values=torch.tensor([], dtype=torch.int64)), "to the number of ids (0); they run from 0 to 2"),
     ],
 )
 def test_ids_that_cannot_be_looked_up_are_refused(given, message):
     with pytest.raises(BadIds, match=re.escape(message)):
         resolved(given, ONE, 0, np.dtype(np.float32))
-
-
-def test_a_batch_without_samples():
-    sparse = KeyedJagged(
-        ["b", "s2", "s1", "a"], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([], dtype=torch.int64)
-    )
-    ids = resolved(sparse, SCHEMA, 0, np.dtype(np.float32))
-    assert (ids.batch, ids.bags, len(ids.positions), ids.offsets.tolist()) == (0, 0, 0, [0])
-    assert ids.unpooled().by_bag(np.ones(3, np.bool_)).tolist() == []
-
-
-def test_what_is_captured_is_a_copy():
-    values, offsets, weights = torch.tensor([3, 4]), torch.tensor([0, 1, 2]), torch.tensor([1.0, 2.0])
-    captured = capture(Given(values=values, offsets=offsets, weights=weights), ONE.features)
-    for tensor in (values, offsets, weights):
-        tensor.fill_(9)
-    assert captured.values.tolist() == [3, 4]
-    assert captured.offsets.tolist() == [0, 1, 2]
-    assert captured.weights is not None and captured.weights.tolist() == [1, 2]
 
 
 def test_strided_ids_and_half_weights():

@@ -5,6 +5,7 @@ import gzip
 import math
 import random
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ def write_parquet(path: Path, rows: list[list[str]], names: list[str] = CRITEO, 
     table = pa.table({name: pa.array([row[i] for row in rows]) for i, name in enumerate(names)})
     pq.write_table(table, path, row_group_size=group)
     return path
+
+
+def write_in_three_forms(folder: Path, rows: list[list[str]], cuts: tuple[int, ...], **of_parquet: Any) -> None:
+    """Write the same rows as text, packed text and Parquet, each in several files."""
+    for name in ("text", "packed", "parquet"):
+        (folder / name).mkdir()
+        for number, (low, high) in enumerate(pairwise(cuts)):
+            path = folder / name / f"part-{number}"
+            if name == "parquet":
+                write_parquet(path, rows[low:high], **of_parquet)
+            else:
+                write_tsv(path, rows[low:high], packed=name == "packed")
 
 
 def read_tsv(path: Path) -> list[list[str]]:

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from skirl.data import DataFlags
-from skirl.data.files.find import BadFile, BadRow
+from skirl.data.files.find import BadRow
 from skirl.data.files.stream import Files
 from tests.data import logs
 from tests.data.corpus import CASES, Case, text
@@ -76,13 +75,3 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
         with pytest.raises(BadRow, match=r"line 801: column C7 is 'zz'") as caught:
             list(DataFlags(f"criteo:{tmp_path / 'file'}", workers=workers).files(10_000))
         assert caught.value.where == "line 801"
-
-
-def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:
-    """Its footer is intact; it ends in the middle of its pages."""
-    logs.write_parquet(tmp_path / "file", logs.criteo_rows(400))
-    data = (tmp_path / "file").read_bytes()
-    start = pq.read_metadata(tmp_path / "file").row_group(2).column(5).data_page_offset
-    (tmp_path / "file").write_bytes(data[:start] + b"\xff" * 64 + data[start + 64 :])
-    with pytest.raises(BadFile, match="row group 3 cannot be read"):
-        list(DataFlags(f"criteo:{tmp_path / 'file'}").files())

@@ -23,9 +23,8 @@ def test_a_sample_is_the_same_however_the_stream_is_cut():
     smaller = [stream(32).batch(i) for i in (3, 4, 5)]
     for others in (parts, smaller):
         found = [lists_of(part.sparse) for part in others]
-        assert {name: list(chain.from_iterable(of[name] for of in found)) for name in found[0]} == lists_of(
-            whole.sparse
-        )
+        joined = {name: list(chain.from_iterable(of[name] for of in found)) for name in found[0]}
+        assert joined == lists_of(whole.sparse)
         assert torch.equal(torch.cat([part.labels for part in others]), whole.labels)
         assert torch.equal(torch.cat([part.dense for part in others]), whole.dense)
 

@@ -1,6 +1,5 @@
 """The parts of a stream that trainers read: together all of it, sample by sample, and nothing twice."""
 
-import gzip
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,24 +40,16 @@ list = true
 separator = "|"
 [file]
 columns = ["y", "age", "item", "seen"]
+delimiter = "tab"
 """
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the same rows as text, packed text and Parquet, each in several files."""
     folder = tmp_path_factory.mktemp("shares")
     (folder / "s.toml").write_text(SCHEMA)
     rows = [[str(i % 3 % 2), str(i), str(i * i % 97), "|".join("abcdefg"[: i % 5])] for i in range(ROWS)]
-    for name in ("text", "packed", "parquet"):
-        (folder / name).mkdir()
-        for number, (low, high) in enumerate(itertools.pairwise((0, 90, 91, 260, ROWS))):
-            path, part = folder / name / f"part-{number}", rows[low:high]
-            if name == "parquet":
-                logs.write_parquet(path, part, COLUMNS, group=30)
-            else:
-                text = "".join(",".join(row) + "\n" for row in part).encode()
-                path.write_bytes(gzip.compress(text) if name == "packed" else text)
+    logs.write_in_three_forms(folder, rows, (0, 90, 91, 260, ROWS), names=COLUMNS, group=30)
     return folder
 
 

@@ -34,9 +34,8 @@ def test_a_run_goes_on_where_it_was_saved(tsv: Path, tmp_path: Path, capsys: pyt
 
 
 def test_every_bit_is_the_plain_reference_s(tsv: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(
-        capsys, "verify", "--data", f"criteo:{tsv}", *SMALL, "--cache", "touched:40%", "--steps", "8", "--batch", "32"
-    )
+    more = ["--cache", "touched:40%", "--steps", "8", "--batch", "32"]
+    result = run(capsys, "verify", "--data", f"criteo:{tsv}", *SMALL, *more)
     assert [one["difference"] for one in result["runs"]] == [None]
 
 

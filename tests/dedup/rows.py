@@ -39,10 +39,8 @@ TYPES = pa.schema(
 
 def write(path: Path, rows: Sequence[Row], group: int = 1 << 20) -> str:
     """Write a Parquet file of rows, and return its --data flag."""
-    names = [name for name in TYPES.names if rows and name in rows[0]] or TYPES.names
-    pq.write_table(
-        pa.Table.from_pylist(list(rows), pa.schema([TYPES.field(n) for n in names])), path, row_group_size=group
-    )
+    kept = [TYPES.field(name) for name in TYPES.names if name in rows[0]]
+    pq.write_table(pa.Table.from_pylist(list(rows), pa.schema(kept)), path, row_group_size=group)
     return f"parquet:{path}"
 
 

@@ -81,9 +81,7 @@ def test_repeats_are_found_in_clustered_files_of_others(tmp_path: Path) -> None:
     next(step)
     state = going.state_dict()
     going.load_state_dict(state)
-    assert [batch.sparse.values().tolist() for batch in going] == [
-        batch.sparse.values().tolist() for batch in batches[1:]
-    ]
+    assert all(one.sparse.values().equal(other.sparse.values()) for one, other in zip(going, batches[1:], strict=True))
     with pytest.raises(ValueError, match="whose repeats has find, not stored"):
         stored.load_state_dict(state)
     with pytest.raises(ValueError, match="an open vocabulary gives ids rows when batches are made"):
@@ -137,18 +135,9 @@ def run_with(row: int, value: int) -> Callable[[Any], Any]:
 
 
 DAMAGES = {
-    "begins with null": (
-        lambda table: table.slice(1),
-        "row 1 of row group 1 leaves out the list of column 'seen'",
-    ),
-    "run is wrong": (
-        run_with(2, 1),
-        "row 3 of row group 1 has 1 in column 'run of seen', .* is stored 2 rows above",
-    ),
-    "run without a null": (
-        run_with(4, 3),
-        "row 5 of row group 1 has 3 in column 'run of seen', .* is stored in this row",
-    ),
+    "begins with null": (lambda table: table.slice(1), "row 1 of row group 1 leaves out the list of column 'seen'"),
+    "run is wrong": (run_with(2, 1), "row 3 of .* has 1 in column 'run of seen', .* is stored 2 rows above"),
+    "run without a null": (run_with(4, 3), "row 5 of .* has 3 in column 'run of seen', .* is stored in this row"),
     "a null without a run": (run_with(1, 0), "row 2 of row group 1 has 0 in column 'run of seen'"),
 }
 
@@ -159,7 +148,7 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str) -> None:
     made_of = FileSchema.parse('[[label]]\nname = "y"\n[[id]]\nname = "seen"\ntype = "int"\nlist = true\n')
     table = pa.table({"y": pa.array([0.0] * 6), "seen": pa.array(lists, pa.list_(pa.int64()))})
     of = with_runs(made_of)
-    table = once(table, of, np.array([True, False, False, False, False, False]))
+    table = once(table, of, np.arange(6) == 0)
     assert table.column("seen").null_count == 4
     damage, sentence = DAMAGES[what]
     path = tmp_path / "x.parquet"

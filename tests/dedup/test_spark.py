@@ -22,13 +22,10 @@ from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.sessions import Sessions
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
-from tests.dedup.test_by_session import WANTED, made
+from tests.dedup.test_by_session import BY_USER, WANTED, made
 
-WAYS = [
-    replace(WANTED, layout="once"),
-    replace(WANTED, partition="100s", layout="once"),
-    replace(WANTED, user="user", gap="20s", partition="100s"),
-]
+ONCE = replace(WANTED, layout="once")
+WAYS = [ONCE, replace(ONCE, partition="100s"), replace(BY_USER, partition="100s")]
 
 
 class Frame:
@@ -140,7 +137,7 @@ def test_malformed_rows_are_counted(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # Spark's
 def test_spark_writes_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = made(2000, 100)
-    data, of = inputs(tmp_path, rows), replace(WANTED, partition="100s", layout="once")
+    data, of = inputs(tmp_path, rows), replace(ONCE, partition="100s")
     flags = ["--data", data.data, "--schema", str(data.schema), "--by", "session", "--partition", "100s", "--check"]
     flags += ["--quiet", "--json"]
     assert cli.main(["convert", *flags, "--out", str(tmp_path / "here")]) == 0

@@ -20,13 +20,11 @@ WIDTH = 20
         (100, 4, 4, 100),  # each holds as many as given
         ("10%", 1, 1, 800),
         ("10%", 4, 4, 200),  # of the 2,000 rows that each owns
-        ("10%", 3, 1, 266),
         ("0.01%", 4, 4, 1),
         (f"{100 * WIDTH}B", 4, 4, 90),  # minus what is in flight
         ("auto", 1, 1, 990),  # half of the free memory
         ("auto", 2, 2, 490),  # half of that: two trainers share this memory
         ("auto", 4, 2, 490),
-        ("auto", 3, 3, 323),
     ],
 )
 def test_of_one_trainer_among_several(cache: Any, sites: int, near: int, rows: int) -> None:

@@ -11,37 +11,9 @@ from hypothesis import strategies as st
 
 import skirl
 from skirl.checkpoint import numbers
-from skirl.engine.engine import Damaged
 from skirl.store import MemoryStore, Record
 from tests.cases import cases
-from tests.loops import CACHE, OPTIMIZER, TABLES, Broken, ProbedStore, collection, every_row, loop, stream, train
-
-
-def test_the_first_loss_is_the_one_that_is_told():
-    embeddings = collection()
-    embeddings.engine.lose("rows fell off", Broken("why"))
-    embeddings.engine.lose("more rows fell off")
-    with pytest.raises(Damaged, match=r"^rows fell off\. Make new embeddings and resume from a checkpoint$") as caught:
-        train(embeddings, stream(1)[0][0])
-    assert isinstance(caught.value.__cause__, Broken)
-
-
-def test_looking_changes_nothing():
-    batches, _ = stream(10)
-    embeddings = collection()
-    loop(batches[:5], embeddings)
-    held = [cache.key_of.copy() for cache in embeddings.engine.caches]
-    seen = embeddings.engine.seen.bits.copy()
-    before = every_row(embeddings)
-    embeddings.eval()
-    for batch in batches:
-        embeddings(batch.sparse)
-    embeddings.train()
-    with torch.no_grad():
-        embeddings(batches[9].sparse)
-    assert (every_row(embeddings) == before).all()
-    assert all((cache.key_of == keys).all() for cache, keys in zip(embeddings.engine.caches, held))
-    assert (embeddings.engine.seen.bits == seen).all()
+from tests.loops import CACHE, OPTIMIZER, TABLES, ProbedStore, collection, every_row, loop, stream, train
 
 
 def test_counters_are_those_of_the_store():

@@ -8,8 +8,6 @@ import torch
 
 import skirl
 from skirl import Adagrad, Adam, Constant, RowwiseAdagrad, Table
-from skirl.core.keys import key_of
-from skirl.core.reference import initial_values
 from tests.runs import Case, Part, Run
 
 TABLES = (
@@ -38,12 +36,6 @@ CASES = {
 def test_every_bit_is_that_of_the_reference(case: Case) -> None:
     report = Run(case).go()
     assert report.fetched
-
-
-def test_the_reference_takes_first_values_from_the_array() -> None:
-    array = np.arange(12, dtype=np.float32).reshape(4, 3)
-    given = Table("a", 4, 3, init=array).initial
-    assert np.array_equal(initial_values(given, [key_of(2, 3), key_of(2, 0)], 3, seed=1), array[[3, 0]])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

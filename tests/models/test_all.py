@@ -9,7 +9,6 @@ import pytest
 from skirl.cli.train import Verify
 from skirl.models import DIN
 from skirl.models.by_name import MODELS
-from skirl.nn.collection import EmbeddingCollection
 from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 
@@ -92,16 +91,12 @@ def log(tmp_path: Path) -> dict[str, str]:
 
 def test_din_attends_to_the_list_of_the_targets_table(log: dict[str, str]) -> None:
     recipe = Recipe.of(**log, model="din-tiny", dim=8)
-    embeddings = recipe.embeddings("100%")
-    assert isinstance(embeddings, EmbeddingCollection)
-    model, _ = recipe.model_over(embeddings)
+    model, _ = recipe.model_over(recipe.embeddings("100%"))
     assert isinstance(model, DIN) and model.history == {"history": "item"} and model.lists == {"history", "tags"}
 
 
 def test_a_target_beside_lists_is_refused(log: dict[str, str]) -> None:
-    with pytest.raises(
-        ValueError, match=r"target is 'user', and lists have theirs by their table \(history has item\)"
-    ):
+    with pytest.raises(ValueError, match=r"target is 'user', and lists have theirs by their table \(history has item"):
         Recipe.of(**log, model="din-tiny", dim=8, target="user")
 
 

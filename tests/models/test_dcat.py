@@ -18,6 +18,7 @@ from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection
 from tests.models.test_din import history_of
 
 D, WIDTH, HEADS, LAYERS, NEWEST = 6, 8, 2, 2, 3
+SIZES = {"width": WIDTH, "heads": HEADS, "layers": LAYERS, "newest": NEWEST}
 
 
 def linear(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def last_state(p: dict[str, Tensor], history: Tensor, target: Tensor) -> Tensor:
 
 def made(kind: type[Model] = DCAT, **options: object) -> Model:
     torch.manual_seed(0)
-    of = {"width": WIDTH, "heads": HEADS, "layers": LAYERS, "newest": NEWEST} if kind is DCAT else {}
+    of = SIZES if kind is DCAT else {}
     return kind(collection(D, pooled=False), DENSE, lists=["user", "clicked"], **of, **options)  # type: ignore[arg-type]
 
 
@@ -83,10 +84,7 @@ def test_features_agree_with_an_ordinary_transformer() -> None:
         return torch.stack(logits)[:, 0]
 
     torch.manual_seed(0)
-    model = DCAT(
-        collection(D), DENSE, target="bought", width=WIDTH, heads=HEADS, layers=LAYERS, newest=NEWEST, deep=(9, 5)
-    )
-    agree(model, formula, batches(2))
+    agree(DCAT(collection(D), DENSE, target="bought", **SIZES, deep=(9, 5)), formula, batches(2))
     assert DCAT.tiny(collection(D), DENSE).target == FEATURES.index("user")
 
 
@@ -164,8 +162,7 @@ def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="width is 8 and heads is 3: set width to a multiple of 6"):
         DCAT(collection(D, pooled=False), DENSE, lists=["user", "clicked"], width=8, heads=3)
     data = batches(1, one=["bought"])[0]
-    weighted = skirl.KeyedJagged(
-        FEATURES, data.sparse.values(), offsets=data.sparse.offsets(), weights=torch.ones(len(data.sparse.values()))
-    )
+    ids, offsets = data.sparse.values(), data.sparse.offsets()
+    weighted = skirl.KeyedJagged(FEATURES, ids, offsets=offsets, weights=torch.ones(len(ids)))
     with pytest.raises(ValueError, match="DCAT weighs the ids of a list itself"):
         made()(replace(data, sparse=weighted))

@@ -63,20 +63,6 @@ def test_deepfm_agrees_with_its_formula() -> None:
     agree(model, deepfm, batches())
 
 
-def test_dropout_is_for_training_alone_and_seeded() -> None:
-    data = batches(1)[0]
-    model = DeepFM(collection(D + 1), DENSE, dropout=0.5)
-
-    def logits() -> Tensor:
-        torch.manual_seed(1)
-        return model(data).detach()
-
-    first, again = logits(), logits()
-    assert torch.equal(first, again)
-    model.eval()
-    assert torch.equal(model(data), model(data)) and not torch.equal(model(data), first)
-
-
 def crossed(p: dict[str, Tensor], x0: Tensor, layers: int, rank: int | None) -> Tensor:
     """Apply cross layers: element i of each is x0_i (sum_j W_ij x_j + b_i) + x_i."""
     x = x0

@@ -34,9 +34,8 @@ def drawn(shape: str, own: int, of_ids: int, dtype: torch.dtype) -> tuple[Tensor
     """Draw numbers of samples and of ids, with the bags and where the ids of each sample are."""
     lengths, inverse = SHAPES[shape]
     torch.manual_seed(0)
-    samples, ids = (
-        torch.randn(n, k, dtype=dtype).requires_grad_() for n, k in ((len(inverse), own), (sum(lengths), of_ids))
-    )
+    shapes = (len(inverse), own), (sum(lengths), of_ids)
+    samples, ids = (torch.randn(of, dtype=dtype).requires_grad_() for of in shapes)
     offsets = [*accumulate(lengths, initial=0)]
     where = [slice(offsets[bag], offsets[bag + 1]) for bag in inverse]
     return samples, ids, Distinct(ids, torch.tensor(offsets), torch.tensor(inverse)), where

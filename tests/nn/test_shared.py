@@ -1,5 +1,6 @@
 """Batches whose samples share bags, compared with expanded ones: equal outputs, and equal rows if sums are exact."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,7 @@ def test_whole_runs_are_equal_where_sums_are_exact(kind):
     """Rows and gradients are whole numbers, which floats add exactly in any order."""
     batches = [shared(i) for i in range(6)]
     assert list(batches[0].groups) == [("friends",), ("seen", "liked"), ("word",)]
-    tables = [
-        Table(t.name, t.rows, t.dim, t.features, init=torch.arange(t.rows * t.dim).view(t.rows, t.dim) % 5.0)
-        for t in TABLES
-    ]
+    tables = [replace(t, init=torch.arange(t.rows * t.dim).view(t.rows, t.dim) % 5.0) for t in TABLES]
     runs = []
     for of in (batches, [ids.expanded() for ids in batches]):
         embeddings = kind(tables, optimizer=SGD(lr=1.0), cache=110)

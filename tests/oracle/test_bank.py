@@ -44,11 +44,8 @@ def test_the_traces_above_reach_every_kind_of_arrival():
         trace = random_trace(rng)
         batches = [keys_of(batch) for batch in trace]
         cache = Cache(largest(trace), hold=2, hold_rows=3)
-        for step, batch in zip(
-            drive(planner_of(cache.capacity, hold=2, hold_rows=3), batches, [len(trace)] * len(trace)),
-            batches,
-            strict=True,
-        ):
+        planner = planner_of(cache.capacity, hold=2, hold_rows=3)
+        for step, batch in zip(drive(planner, batches, [len(trace)] * len(trace)), batches, strict=True):
             cache.run(step, batch)
         fetched += cache.fetched
         forwarded += cache.forwarded

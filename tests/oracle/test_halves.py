@@ -30,9 +30,8 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
         assert words.dtype == np.int32
         received.append(letters.read(words))
         assert (received[-1].kind, received[-1].number, received[-1].vote) == (BATCH, 7, (3, 2**31 - 1))
-        assert len(words) == 4 + len(TABLES) + sum(
-            _words(bank, asked(part[bank], owner, placement)) for bank in range(3)
-        )
+        rows = sum(_words(bank, asked(part[bank], owner, placement)) for bank in range(3))
+        assert len(words) == 4 + len(TABLES) + rows
     for bank, tables in enumerate(BANKS):
         together, serve = joined(np.array(tables), [letter.banks[bank] for letter in received])
         wanted = [asked(part[bank], owner, placement) for part in batch]

@@ -75,10 +75,8 @@ def victims(
 @pytest.mark.parametrize("policy", ["lru", "lfu", "ttl"])
 @given(
     batches=st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=5), min_size=1, max_size=30),
-    spare=st.integers(0, 5),
-    depth=st.integers(1, 40),
-    residents=st.lists(st.integers(0, 15), unique=True, max_size=10),
-)
+    spare=st.integers(0, 5), depth=st.integers(1, 40), residents=st.lists(st.integers(0, 15), unique=True, max_size=10),
+)  # fmt: skip
 @example(batches=[[0], [1], [2], [3], [0], [4], [1], [0]], spare=1, depth=4, residents=[])
 def test_the_rows_that_leave_are_those_of_the_obvious_version(policy, batches, spare, depth, residents):
     capacity = max(len(set(batch)) for batch in batches) + spare

@@ -17,12 +17,9 @@ TWO = Schema.of([Table("a", 1000, 4), Table("b", 1000, 8)])
 
 @cases(150)
 @given(
-    votes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5),
-    window=st.integers(0, 9),
-    planned=st.integers(0, 5),
-    depth=st.sampled_from([1, 3, 8, "auto", "epoch"]),
-    ramp=st.booleans(),
-)
+    votes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5), window=st.integers(0, 9),
+    planned=st.integers(0, 5), depth=st.sampled_from([1, 3, 8, "auto", "epoch"]), ramp=st.booleans(),
+)  # fmt: skip
 def test_steps_are_due_while_the_window_is_full(votes, window, planned, depth, ramp):
     steps = due(Plan(depth, ramp=ramp), window, planned, [Vote(*vote) for vote in votes])
 

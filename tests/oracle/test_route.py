@@ -105,9 +105,8 @@ def test_both_halves_of_one_trainer_are_the_step_of_a_run_alone(run, depth, ramp
         planned = alone.next()
         assert planned is not None
         for reads, step, wanted in zip(joined.reads, steps, planned[1], strict=True):
-            both = replace(
-                step, slots=step.slots[reads.place], group_start=reads.group_start, group_pos=reads.group_pos
-            )
+            slots = step.slots[reads.place]
+            both = replace(step, slots=slots, group_start=reads.group_start, group_pos=reads.group_pos)
             for name in wanted.__slots__:
                 ours, theirs = getattr(both, name), getattr(wanted, name)
                 assert np.array_equal(ours, theirs) and getattr(ours, "dtype", 0) == getattr(theirs, "dtype", 0), name
@@ -136,10 +135,8 @@ def test_all_end_where_the_first_has_no_more():
     first, second = (owner.together for owner in trainers.owners)
     nothing = Vote(0, 0)
     out = [first.ask([positions(part) for part in one_row(1)], nothing), second.ask(None, nothing)]
-    assert [each.answer(list(given)) for each, given in zip((first, second), zip(*out, strict=True), strict=True)] == [
-        None,
-        None,
-    ]
+    for each, letters in zip((first, second), zip(*out, strict=True), strict=True):
+        assert each.answer(list(letters)) is None
     assert first.ended and second.ended and (first.dropped, second.dropped) == (1, 0)
     assert first.batch([positions(part) for part in one_row(2)], nothing) is None and first.dropped == 2
     first.end(nothing)

@@ -169,12 +169,10 @@ class Trainers:
 
     def swap(self, batch: Batch | None) -> list[list[np.ndarray]]:
         """Exchange requests, and return what every rank gets, by rank."""
-        out = [
-            owner.together.ask(
-                None if batch is None else [positions(part) for part in batch[rank]], owner.planner.vote()
-            )
-            for rank, owner in enumerate(self.owners)
-        ]
+        out = []
+        for rank, owner in enumerate(self.owners):
+            parts = None if batch is None else [positions(part) for part in batch[rank]]
+            out.append(owner.together.ask(parts, owner.planner.vote()))
         return [list(given) for given in zip(*out, strict=True)]
 
     def run(

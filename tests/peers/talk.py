@@ -30,10 +30,9 @@ def talk(peers: Peers, seed: int, calls: int = 6) -> list[str]:
         parts = [part(seed, call, mine, to, counts[mine, to], kind) for to in range(size)]
         come = peers.channel("ids").exchange(parts, f"call {call}")
         said.append(digest([f"{theirs.dtype.str} {theirs.tolist()}" for theirs in come]))
-        send = torch.from_numpy(
-            np.concatenate([part(seed, call, mine, to, 3 * counts[mine, to]) for to in range(size)])
-        )
-        begun = peers.channel("rows").begin_swap(send.view(-1, 3), counts[mine], counts[:, mine])
+        rows = np.concatenate([part(seed, call, mine, to, 3 * counts[mine, to]) for to in range(size)])
+        send = torch.from_numpy(rows).view(-1, 3)
+        begun = peers.channel("rows").begin_swap(send, counts[mine], counts[:, mine])
         piece = torch.from_numpy(part(seed, call, mine, size, 5))
         outs = [torch.zeros(5) for _ in range(size)]
         outs[mine] = piece

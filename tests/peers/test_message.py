@@ -23,8 +23,8 @@ def test_packed_arrays_come_back(parts):
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("dtype", b"|O", "no kind of numbers"), ("dtype", b"i4,i4", "no kind of numbers"), ("bytes", -8, "-8 bytes"),
-     ("bytes", 7, "7 bytes are not a whole number"), ("bytes", 1 << 60, "are left")],
+    [("dtype", b"|O", "no kind of numbers"), ("dtype", b"i4,i4", "no kind of numbers"), ("dtype", b"{", "no kind"),
+     ("bytes", -8, "-8 bytes"), ("bytes", 7, "7 bytes are not a whole number"), ("bytes", 1 << 60, "are left")],
 )  # fmt: skip
 def test_a_message_with_a_wrong_head_is_refused(name, value, said):
     raw = pack(np.zeros(3))

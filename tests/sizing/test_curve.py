@@ -19,9 +19,8 @@ ONE = Schema.of([Table("a", 100, 4)])
 def surveyed(trace: list[list[int]], schema: Schema = ONE) -> Survey:
     survey = Survey(schema)
     for ids in trace:
-        survey.add(
-            KeyedJagged(["a"], torch.tensor(ids, dtype=torch.int64), lengths=torch.ones(len(ids), dtype=torch.int64))
-        )
+        lengths = torch.ones(len(ids), dtype=torch.int64)
+        survey.add(KeyedJagged(["a"], torch.tensor(ids, dtype=torch.int64), lengths=lengths))
     return survey
 
 

@@ -81,12 +81,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_checkpoints_of_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]):
     found = told(folder / "saved", capsys, "--check")
-    assert (found["kind"], found["step"], found["whole"], found["checked"]) == (
-        "checkpoint of a sweep",
-        6,
-        True,
-        "checksums",
-    )
+    told_of = [found[what] for what in ("kind", "step", "whole", "checked")]
+    assert told_of == ["checkpoint of a sweep", 6, True, "checksums"]
     assert sorted(found["variants"]) == ["lr=0.1", "lr=0.2", "lr=0.3"]
     left = "dropped at step 3 by loss, saved at step 3"
     assert sorted(found["variants"].values()) == [left, "in the race", "in the race"]

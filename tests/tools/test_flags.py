@@ -50,10 +50,6 @@ def test_flat_flags_reach_their_parts_and_come_back():
     assert Outer.of(**{**made.flat(), "path": Path("x")}) == made
 
 
-def test_a_part_checks_itself_and_a_flag_that_is_none_is_refused():
+def test_a_part_checks_itself():
     with pytest.raises(ValueError, match="size is too small"):
         Outer.of(path=Path("x"), size=0)
-    with pytest.raises(
-        TypeError, match=r"Outer has no flag 'sise' \(did you mean 'size'\?\): set some of path, size, name"
-    ):
-        Outer.of(path=Path("x"), sise=0)

@@ -77,15 +77,8 @@ def test_one_constant_changes_few_kernels():
 
 def test_folders_long_unused_are_removed(tmp_path):
     day = 86400
-    for name, age in (
-        ("a.b-1", 0),
-        ("a.b-2", 9),
-        ("a.b-3", 2),
-        ("a.b-4", 0.5),
-        ("a.b-5", 8),
-        ("a.b-6", 7),
-        ("a-7", 99),
-    ):
+    ages = {"a.b-1": 0, "a.b-2": 9, "a.b-3": 2, "a.b-4": 0.5, "a.b-5": 8, "a.b-6": 7, "a-7": 99}
+    for name, age in ages.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "kernel.nbc").touch()
         then = tmp_path.stat().st_mtime - age * day

@@ -14,7 +14,6 @@ from skirl.cli.train import Train
 from skirl.data import Synthetic
 from skirl.models import DLRM
 from skirl.train.evaluation import evaluate
-from skirl.train.metrics import Scores
 from tests.train.test_metrics import plain_auc
 
 SMALL: dict[str, Any] = {
@@ -87,10 +86,6 @@ def test_the_scores_are_those_of_all_logits_at_once():
     assert found["test_logloss"] == pytest.approx(loss, rel=1e-12)
     assert found["test_ne"] == pytest.approx(loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)))
     assert found["test_calibration"] == pytest.approx(logits.sigmoid().mean().item() / rate, rel=1e-12)
-
-
-def scores(loss: float | None) -> Scores:
-    return Scores(samples=10, auc=0.5, logloss=loss, ne=1.0, calibration=1.0)
 
 
 def test_a_run_that_overfits_stops_and_stays_stopped(tmp_path):

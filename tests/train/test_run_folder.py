@@ -90,9 +90,7 @@ def test_numbers_are_those_of_the_result(run, tmp_path):
     result = json.loads((run / "result.json").read_text())
     assert found["ended"] and found["steps"] == result["steps"] == 60
     assert found["samples"] == result["samples"]
-    assert [found[n] for n in ("fetched", "new", "written")] == [
-        result["counters"][n] for n in ("fetched", "new", "written")
-    ]
+    assert all(found[name] == result["counters"][name] for name in ("fetched", "new", "written"))
     assert found["auc"] == result["auc"]
     assert found["busy"]["plan"] == pytest.approx(result["movement"]["busy"]["plan"], rel=0.2)
     assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
@@ -120,10 +118,8 @@ def test_a_run_that_was_killed(run, tmp_path, capsys):
     [
         ("metrics.jsonl", '{"kind": "train", "step": 1}\n', "damaged file"),
         ("metrics.jsonl", '{"step": 1}\n', "line 1 is not a line of metrics .kind is missing"),
-        ("metrics.jsonl", '{"kind": "other", "step": 1}\n{\n', "line 2 is not a line of metrics"),
         ("metrics.jsonl", "\ufffd\n[1]\n", "line 1 is not a line of metrics"),
         ("config.json", "{", "config.json is damaged"),
-        ("config.json", "[]", "damaged file"),
         ("config.json", "[" * 100_000, "config.json is damaged"),
         ("config.json", '{"flags": {}}', "damaged file"),
         ("result.json", '{"checkpoints": 3}', "damaged file"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from skirl.cli.train import Train
+from skirl.train import loop
 from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule
@@ -41,14 +42,10 @@ def test_both_optimizers_have_the_rate_of_each_step(kind):
 
 
 def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
-    def train(steps: int, **flags: Any) -> dict[str, Any]:
-        return Train.of(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, **flags).run() | {"asked": steps}
-
-    whole = train(20)
-    # Interrupted after a save that is not the last: the resumed run goes on from that one to the end.
-    recipe = Train.of(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, save=tmp_path, save_every=9)
-    cut(recipe, 9)
-    resumed = train(20, save=tmp_path, resume=True)
+    flags: dict[str, Any] = {**TINY, "steps": 20, "quiet": True, "schedule": "cosine", "warmup": 3}
+    whole = Train.of(**flags).run()
+    cut(Train.of(**flags, save=tmp_path, save_every=9), 9)
+    resumed = Train.of(**flags, save=tmp_path, resume=True).run()
     assert resumed["begun_at"] == 9 and resumed["loss"] == whole["loss"]
 
 
@@ -58,9 +55,7 @@ def cut(recipe: Train, after: int) -> None:
     class Killed(Exception):
         pass
 
-    import skirl.train.loop
-
-    real = skirl.train.loop.steps
+    real = loop.steps
 
     def killed(*args: Any, **kwargs: Any) -> Any:
         for number, done in enumerate(real(*args, **kwargs), start=1):
@@ -69,7 +64,7 @@ def cut(recipe: Train, after: int) -> None:
                 raise Killed
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(skirl.train.loop, "steps", killed)
+        patch.setattr(loop, "steps", killed)
         recipe.run()
 
 

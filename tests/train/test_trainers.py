@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,21 +207,11 @@ def test_a_signal_to_one_process_ends_all_at_one_step(python: Python, tmp_path):
         port = free.getsockname()[1]
     flags = {**SMALL, "steps": 100_000, "save": tmp_path / "saved", "save_every": 5}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not True]
-    env = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "TORCHELASTIC_RUN_ID": "job",
-        "GROUP_WORLD_SIZE": "2",
-    }
-    team = [
-        python.start(
-            COMMAND, "train", *words, "--quiet", "--json", stdout=PIPE, stderr=PIPE,
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "job"}
+    env |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "2")
+    ranks = [env | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    start = partial(python.start, COMMAND, "train", *words, "--quiet", "--json", stdout=PIPE, stderr=PIPE)
+    team = [start(env=of) for of in ranks]
     with team[0], team[1]:
         until = time.monotonic() + 100
         while not (tmp_path / "saved" / "checkpoint-000002.json").exists():

@@ -18,13 +18,8 @@ from skirl.engine.kernels import cpu
 from skirl.train.verify import Trace, compare, in_plain_python
 
 SMALL: dict[str, Any] = {
-    "data": "synthetic:tiny",
-    "dim": 4,
-    "batch": 16,
-    "steps": 25,
-    "cache": "touched:20%",
-    "quiet": True,
-}
+    "data": "synthetic:tiny", "dim": 4, "batch": 16, "steps": 25, "cache": "touched:20%", "quiet": True,
+}  # fmt: skip
 FLAGS = "--data synthetic:tiny --dim 4 --batch 16 --steps 25 --cache touched:20% --quiet --threads 1".split()  # noqa: SIM905
 
 
@@ -37,16 +32,11 @@ def one_thread():
 @pytest.mark.parametrize(
     "flags",
     [
-        {},
-        {"depth": 1, "prefetch": 0},
-        {"depth": "epoch", "prefetch": 4},
-        {"policy": "lru"},
-        {"pooling_factor": 3},
-        {"model": "dlrm", "steps": 10},
-        {"batch": 1, "steps": 60},
+        {"depth": 1, "prefetch": 0}, {"depth": "epoch", "prefetch": 4}, {"policy": "lru", "pooling_factor": 3},
+        {"model": "dlrm", "steps": 10}, {"batch": 1, "steps": 60},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_equal_runs(flags):
     report = Verify.of(**{**SMALL, **flags}).run()
     (run,) = report["runs"]
@@ -194,13 +184,6 @@ def test_dense_parameters_rows_and_losses_are_all_compared():
 
 @pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny", "dcat-tiny"])
 def test_batches_that_share_bags(model):
-    small = {
-        **SMALL,
-        "data": "synthetic:sessions",
-        "pooling_factor": 5,
-        "steps": 4,
-        "cache": "touched:60%",
-        "shards": 2,
-    }
-    report = Verify.of(**small, model=model).run()
+    sessions = {"data": "synthetic:sessions", "pooling_factor": 5, "steps": 4, "cache": "touched:60%", "shards": 2}
+    report = Verify.of(**SMALL | sessions, model=model).run()
     assert report["runs"][0]["difference"] is None and report["failed"] is None

@@ -51,9 +51,8 @@ ROW = st.tuples(
 
 
 def piece(rows: list[tuple[str, ...]]) -> Raw:
-    columns = {
-        name: pa.array([row[i] for row in rows], pa.string()) for i, name in enumerate(("y", "x", "item", "tags"))
-    }
+    names = ("y", "x", "item", "tags")
+    columns = {name: pa.array([row[i] for row in rows], pa.string()) for i, name in enumerate(names)}
     return Raw(columns, len(rows), "file", lambda row: f"row {row}", [])
 
 
@@ -68,13 +67,8 @@ def plainly(row: tuple[str, ...]) -> tuple[float, float, float, int, list[int]] 
     if y not in ("0", "1", "1.0") or x in ("nan", "y") or item not in ("0", "39", "7"):
         return None
     number = -1.0 if x == "" else float(np.float32(math.log1p(max(float(x), 0))))
-    return (
-        float(y),
-        number,
-        float(x == ""),
-        int(item),
-        [logs.row_of(logs.text_hash(tag.encode(), "tags"), 100) for tag in tags.split()],
-    )
+    of_tags = [logs.row_of(logs.text_hash(tag.encode(), "tags"), 100) for tag in tags.split()]
+    return float(y), number, float(x == ""), int(item), of_tags
 
 
 @given(rows=st.lists(ROW, max_size=30))

@@ -41,15 +41,9 @@ def written(folder: Path, sessions: Sequence[int], group: int = 40, files: int =
     """Write numbered rows to files of several parts, and return their --data flag."""
     (folder / "schema.toml").write_text(SCHEMA)
     for number, rows in enumerate(np.array_split(np.arange(len(sessions)), files)):
-        table = pa.table(
-            {
-                "click": pa.array(np.zeros(len(rows), np.int8)),
-                "row": pa.array(rows.astype(np.float32)),
-                "item": pa.array(rows % 7),
-                "visit": pa.array([f"v{sessions[row]}" for row in rows]),
-            }
-        )
-        pq.write_table(table, folder / f"rows-{number}.parquet", row_group_size=group)
+        visits, clicks = [f"v{sessions[row]}" for row in rows], np.zeros(len(rows), np.int8)
+        table = {"click": clicks, "row": rows.astype(np.float32), "item": rows % 7, "visit": visits}
+        pq.write_table(pa.table(table), folder / f"rows-{number}.parquet", row_group_size=group)
     return f"parquet:{folder}/rows-*.parquet"
 
 

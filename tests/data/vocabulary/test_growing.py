@@ -34,11 +34,9 @@ def opened(tsv: Path, **flags: Any) -> Growing:
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=12),
-    st.integers(1, 4),
-    st.integers(3, 12),
-    st.one_of(st.none(), st.integers(1, 4)),
-)
+    st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=12), st.integers(1, 4), st.integers(3, 12),
+    st.none() | st.integers(1, 4),
+)  # fmt: skip
 @cases(150)
 def test_rows_are_those_of_a_dict(batches: list[list[int]], admit: int, limit: int, stale: int | None) -> None:
     growth, rows, counts, last, free = Growth(limit, admit), {}, Counter[int](), {}, 2
@@ -103,19 +101,15 @@ def test_held_out_is_seen_as_it_was(tsv: Path) -> None:
 def test_training_is_the_same_whatever_is_read_ahead(
     tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    flags = "--model dlrm-tiny --dim 4 --batch 32 --rows 2000 --vocab open --admit 2 --stale 30 --valid 20% --threads 1"
+
     def run(*more: str) -> dict[str, Any]:
-        flags = "--model dlrm-tiny --dim 4 --batch 32 --rows 2000 --vocab open --admit 2 --stale 30 --valid 20%"
-        assert (
-            cli.main(["train", "--data", f"criteo:{tsv}", *flags.split(), "--threads", "1", "--quiet", "--json", *more])
-            == 0
-        )
+        words = ["train", "--data", f"criteo:{tsv}", *flags.split(), "--eval-every", "20", "--quiet", "--json", *more]
+        assert cli.main(words) == 0
         return json.loads(capsys.readouterr().out)
 
-    whole, short = (
-        run("--cache", "5000", "--eval-every", "20"),
-        run("--cache", "100%", "--eval-every", "20", "--depth", "1"),
-    )
-    saved = ["--save", str(tmp_path / "saved"), "--cache", "5000", "--eval-every", "20"]
+    whole, short = run("--cache", "5000"), run("--cache", "100%", "--depth", "1")
+    saved = ["--save", str(tmp_path / "saved"), "--cache", "5000"]
     run(*saved, "--steps", "21")
     resumed = run(*saved, "--resume")
     for other in (short, resumed):

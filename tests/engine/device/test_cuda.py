@@ -58,9 +58,8 @@ def test_verify(optimizer):
 def test_the_sanitizer_finds_nothing(tool, monkeypatch):
     """Each tensor has its own memory here; in torch's large blocks, an access past the end would hit a neighbour."""
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    quiet = (
-        ["--report-api-errors", "no"] if tool == "memcheck" else []
-    )  # torch and Triton look for things that may be missing
+    # Torch and Triton look for things that may be missing.
+    quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
     command = ["compute-sanitizer", "--tool", tool, *quiet, "--error-exitcode", "9"]
     command += [sys.executable, "-m", "skirl", "verify"]
     flags = "--device cuda --data synthetic:tiny --model dlrm-tiny --dim 16 --batch 64 --steps 6 --cache touched:40% --quiet"

@@ -40,17 +40,8 @@ def test_bags_that_samples_share(accumulate, weights):
 @pytest.mark.parametrize("eager", [0.0, 0.5])
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_rows_on_their_way_in_both_directions(eager, prefetch):
-    parts = (Part(0, 8, (5,)), Part(5, 8))
-    case = replace(
-        BUSY,
-        parts=parts,
-        optimizer=RowwiseAdagrad(lr=0.1),
-        universe=12,
-        prefetch=prefetch,
-        eager=eager,
-        slow_write=0.003,
-    )
-    report = Run(case).go()
+    case = replace(BUSY, parts=(Part(0, 8, (5,)), Part(5, 8)), universe=12, prefetch=prefetch, eager=eager)
+    report = Run(replace(case, optimizer=RowwiseAdagrad(lr=0.1), slow_write=0.003)).go()
     assert report.forwarded and report.fetched > report.forwarded
 
 
@@ -59,15 +50,16 @@ def test_every_order_that_the_pipeline_allows(seed):
     assert hazards(range(seed, seed + 1)) > 20
 
 
-def trained(embeddings, batches, until=None, saved=None):
-    """Train up to a step, and return the rows. Saves after the third step without waiting, while training goes on."""
+def trained(embeddings, batches, saved=None, loaded=None):
+    """Save after the third step without waiting, while training goes on, or go on from there."""
     with skirl.lookahead(batches, embeddings, sparse=lambda ids: ids, depth=3) as ahead:
+        if loaded:
+            skirl.load(loaded, model=embeddings, optimizers=[], data=ahead)
+            assert ahead.step == 3
         for ids in ahead:
             (embeddings(ids)["a"] ** 2).sum().backward()
             if saved and ahead.step == 3:
                 skirl.save(saved, model=embeddings, optimizers=[], data=ahead, wait=False)
-            if ahead.step == until:
-                break
 
 
 def every_row(embeddings):
@@ -91,11 +83,7 @@ def test_a_checkpoint_made_in_the_background_goes_on_anywhere(first, then, tmp_p
     np.testing.assert_array_equal(every_row(run)[1], every_row(whole)[1])
     run.close()
     resumed = skirl.EmbeddingBagCollection(tables, **options, device=then)
-    with skirl.lookahead(batches, resumed, sparse=lambda ids: ids, depth=3) as ahead:
-        skirl.load(tmp_path, model=resumed, optimizers=[], data=ahead)
-        assert ahead.step == 3
-        for ids in ahead:
-            (resumed(ids)["a"] ** 2).sum().backward()
+    trained(resumed, batches, loaded=tmp_path)
     np.testing.assert_array_equal(every_row(resumed)[0], every_row(whole)[0])
     np.testing.assert_array_equal(every_row(resumed)[1], every_row(whole)[1])
 

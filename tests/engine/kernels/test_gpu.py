@@ -118,9 +118,7 @@ def test_pool(device, seed, dim, dtype, features, batch, one, scaled):
     expected = np.full((bags, dim), np.nan, dtype)
     cpu.pool(cache, dim, slots, offsets, features, scale, expected, 0, bags)
     out = arena.put(np.full((bags, dim), np.nan, dtype))
-    gpu.pool(
-        arena.put(cache), dim, arena.put(slots, rows), arena.put(offsets, 0), features, arena.put(scale), out
-    )  # fmt: skip
+    gpu.pool(arena.put(cache), dim, arena.put(slots, rows), arena.put(offsets, 0), features, arena.put(scale), out)
     same_bits(out, expected)
     arena.check()
 
@@ -216,9 +214,8 @@ def test_weight_grad(device):
             cpu.weight_grad(cache, dim, slots, bag_of, grads, mask, expected, 0, n)
             out = arena.put(np.full(n, np.nan, dtype))
             passed = arena.put(mask[:0] if mask.all() else mask, False)
-            gpu.weight_grad(
-                arena.put(cache), dim, arena.put(slots, rows), arena.put(bag_of), arena.put(grads), passed, out
-            )  # fmt: skip
+            given = arena.put(cache), dim, arena.put(slots, rows), arena.put(bag_of), arena.put(grads)
+            gpu.weight_grad(*given, passed, out)
             same_bits(out, expected)
         arena.check()
 
@@ -338,10 +335,7 @@ def test_slots_whose_first_number_is_past_two_to_the_31(device):
     for array, at in ((torch.from_numpy(small.copy()).to(device), at_first), (cache, at_last)):
         arena, init = Arena(device), InitialTable.of([Uniform(0.5)] * 3)
         slot, drawn.rows = arena.put(at), at
-        pooled, taken = (
-            arena.put(np.full((2, dim), np.nan, np.float32)),
-            arena.put(np.full((1, width), np.nan, np.float32)),
-        )
+        pooled, taken = (arena.put(np.full(shape, np.nan, np.float32)) for shape in ((2, dim), (1, width)))
         empty, first, bag = arena.put(np.empty(0, np.float32)), arena.put(np.zeros(1, np.int32)), arena.put(at_first)
         gpu.put(array, slot, arena.put(small))
         gpu.pool(array, dim, slot, first[:0], 1, empty, pooled[:1])

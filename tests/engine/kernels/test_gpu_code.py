@@ -26,13 +26,8 @@ def compiled(tmp_path, capability, *wanted):
         "TRITON_CACHE_DIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join([str(Path(skirl.__file__).parents[1]), str(ROOT), env.get("PYTHONPATH", "")]),
     }
-    command = [
-        sys.executable,
-        "-m",
-        "tests.engine.kernels.compiled",
-        str(capability),
-        *(",".join(map(str, each)) for each in wanted),
-    ]
+    words = [str(capability), *(",".join(map(str, each)) for each in wanted)]
+    command = [sys.executable, "-m", "tests.engine.kernels.compiled", *words]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -74,10 +69,8 @@ def check_width(kernels, dim):
     assert loads(kernels, "_pool", ONE=False, dim=dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
     assert loads(kernels, "_pool", ONE=True, dim=dim) == {"st.global.v4.b32"}
     assert loads(kernels, "_copy", width=3 * dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
-    assert loads([k for k in kernels if k["rule"] == "adam"], "_update", dim=dim) == {
-        "ld.global.v4.b32",
-        "st.global.v4.b32",
-    }
+    adam = [k for k in kernels if k["rule"] == "adam"]
+    assert loads(adam, "_update", dim=dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
     assert loads(kernels, "_fill", dim=dim) == {"st.global.v4.b32"}
 
 
