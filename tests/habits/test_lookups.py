@@ -9,7 +9,7 @@ from torch.nn.functional import relu_
 
 import skirl
 from skirl import KeyedJagged, Table
-from tests.habits.plain import Plain, Tower, batches, equal, first_rows, plain_run, skirl_run
+from tests.habits.plain import Plain, Tower, assert_equal, batches, first_rows, train
 
 Model = Tower | Plain
 
@@ -45,9 +45,9 @@ def one_without_grad(model: Model, ids: KeyedJagged) -> Tensor:
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_gradients_are_summed_and_rows_updated_once(forward, accumulate):
     data = batches(6)
-    assert equal(
-        skirl_run(data, forward=forward, accumulate=accumulate), plain_run(data, forward=forward, accumulate=accumulate)
-    )
+    ours, plain = (train(model, data, forward=forward, accumulate=accumulate) for model in (Tower(), Plain()))
+    assert_equal(ours, plain)
+    assert not torch.equal(plain["item"], first_rows("item"))
 
 
 def test_two_lookups_have_the_bits_of_one_used_twice():
@@ -60,7 +60,7 @@ def test_two_lookups_have_the_bits_of_one_used_twice():
         return sum((out[name].square().sum() for out in outs for name in out), torch.zeros((), dtype=torch.float64))
 
     data = batches(5)
-    ours, theirs = skirl_run(data, forward=one), skirl_run(data, forward=two)
+    ours, theirs = train(Tower(), data, forward=one), train(Tower(), data, forward=two)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert not torch.equal(ours["user"], first_rows("user"))
 

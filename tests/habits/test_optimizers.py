@@ -75,7 +75,7 @@ def test_an_optimizer_for_each_parameter_in_backward_is_fine():
     for ids in batches(3):
         plain(ids).backward()
     torch.testing.assert_close(tower.top.weight, plain.top.weight, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(items(tower), plain.tables["item"].weight.detach(), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(items(tower), plain.rows["item"].weight.detach(), rtol=1e-12, atol=1e-14)
 
 
 # Gradients without backward().
