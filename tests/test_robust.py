@@ -71,10 +71,7 @@ def data():
 def run_until_it_fails(embeddings, loader, error, **options):
     """Train until `error` reaches the loop. Return the number of executed steps, and the error."""
     steps = 0
-    with (
-        pytest.raises(error) as caught,
-        skirl.lookahead(loader, embeddings, **options) as batches,
-    ):
+    with pytest.raises(error) as caught, skirl.lookahead(loader, embeddings, **options) as batches:
         for batch in batches:
             train(embeddings, batch)
             steps += 1

@@ -123,10 +123,7 @@ def together(case):
         time.sleep(seconds)
 
     found = InProcess.run(
-        case.trainers,
-        lambda peers: of_rank(case, peers),
-        hook=nap if case.slow else case.hook,
-        patience=case.patience,
+        case.trainers, lambda peers: of_rank(case, peers), hook=nap if case.slow else case.hook, patience=case.patience
     )
     losses = [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
     rows = {}

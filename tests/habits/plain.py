@@ -1,6 +1,7 @@
 """One small model in plain PyTorch and over skirl's rows, both in float64, trained by the same loop."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,10 +28,7 @@ def batches(number: int, samples: int = 8) -> list[KeyedJagged]:
 
 def first_rows(table: str) -> Tensor:
     """Return the initial rows of a table, as skirl makes them."""
-    rows = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(), cache="100%", dtype=torch.float64)
-    feature = next(name for name, of in FEATURES.items() if of == table)
-    with torch.no_grad():
-        return rows(KeyedJagged.one_hot([feature], torch.arange(ROWS)[:, None]))[feature].clone()
+    return Tower().rows.rows(table, range(ROWS))
 
 
 class Tower(nn.Module):
@@ -39,7 +37,7 @@ class Tower(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.rows = skirl.EmbeddingBagCollection(
-            TABLES, **{"optimizer": skirl.SGD(lr=RATE), "cache": 70, "dtype": torch.float64, **options}
+            TABLES, **{"optimizer": skirl.SGD(lr=RATE), "cache": 60, "dtype": torch.float64, **options}
         )
         self.top = top()
 
@@ -55,7 +53,7 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = nn.ModuleDict(
+        self.rows = nn.ModuleDict(
             {table.name: nn.EmbeddingBag.from_pretrained(first_rows(table.name), False, mode="sum") for table in TABLES}
         )
         self.top = top()
@@ -65,7 +63,7 @@ class Plain(nn.Module):
         for i, feature in enumerate(ids.keys()):
             offsets = ids.offsets()[i * batch : (i + 1) * batch + 1]
             values = ids.values()[offsets[0] : offsets[-1]]
-            out[feature] = self.tables[FEATURES[feature]](values, offsets[:-1] - offsets[0])
+            out[feature] = self.rows[FEATURES[feature]](values, offsets[:-1] - offsets[0])
         return out
 
     def forward(self, ids: KeyedJagged) -> Tensor:
@@ -90,37 +88,42 @@ def _forward(model: Any, ids: KeyedJagged) -> Tensor:
     return model(ids)
 
 
-def skirl_run(data: list[KeyedJagged], *, forward: Forward = _forward, **options: Any) -> dict[str, Tensor]:
-    """Return all weights after training with skirl."""
-    tower = Tower()
-    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
-    with skirl.lookahead(data, tower, sparse=lambda ids: ids, **options) as ahead:
-        for ids in ahead:
-            forward(tower, ids).backward()
-            if ahead.ends_step:
-                dense.step()
-                dense.zero_grad()
-    with torch.no_grad():
-        every = torch.arange(ROWS)[:, None]
-        rows = {t: tower.rows(KeyedJagged.one_hot([f], every))[f].clone() for f, t in FEATURES.items() if f != "bought"}
-    return {**rows, **{name: p.detach() for name, p in tower.top.named_parameters()}}
+def train(
+    model: Tower | Plain,
+    data: list[KeyedJagged],
+    *,
+    forward: Forward = _forward,
+    each: Callable[[int], object] = lambda step: None,
+    rows: Any = None,
+    accumulate: int = 1,
+) -> dict[str, Tensor]:
+    """Return all weights after training. each: called before each step; rows: the optimizer of plain rows, if not SGD."""
+    optimizers = [torch.optim.SGD(model.top.parameters(), lr=RATE)]
+    ahead: Any = nullcontext(data)
+    if isinstance(model, Plain):
+        optimizers.append(rows or torch.optim.SGD(model.rows.parameters(), lr=RATE))
+    else:
+        ahead = skirl.lookahead(data, model, sparse=lambda ids: ids, accumulate=accumulate)
+    with ahead as loop:
+        for step, ids in enumerate(loop):
+            each(step)
+            forward(model, ids).backward()
+            if (step + 1) % accumulate == 0 or step + 1 == len(data):
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return {**rows_of(model), **{name: p.detach() for name, p in model.top.named_parameters()}}
 
 
-def plain_run(data: list[KeyedJagged], *, forward: Forward = _forward, accumulate: int = 1) -> dict[str, Tensor]:
-    """Do the same in plain PyTorch, with one optimizer for rows and dense weights."""
-    model = Plain()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for step, ids in enumerate(data, 1):
-        forward(model, ids).backward()
-        if step % accumulate == 0 or step == len(data):
-            optimizer.step()
-            optimizer.zero_grad()
-    rows = {name: table.weight.detach() for name, table in model.tables.items()}
-    return {**rows, **{name: p.detach() for name, p in model.top.named_parameters()}}
+def rows_of(model: Tower | Plain) -> dict[str, Tensor]:
+    """Return every row, by table."""
+    if isinstance(model, Plain):
+        return {name: table.weight.detach().clone() for name, table in model.rows.items()}  # type: ignore[union-attr]
+    return {table.name: model.rows.rows(table.name, range(ROWS)) for table in TABLES}
 
 
-def equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    """Return whether all weights agree to float64's last digits, and have changed at all."""
+def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """Assert that all weights agree to float64's last digits."""
     assert ours.keys() == theirs.keys()
-    moved = not torch.equal(theirs["item"], first_rows("item"))
-    return moved and all(torch.allclose(ours[name], theirs[name], rtol=1e-12, atol=1e-14) for name in ours)
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-12, atol=1e-14, msg=lambda m, n=name: f"{n}: {m}")

@@ -22,28 +22,33 @@ def train(step: Callable[[int, Tensor], Any], tower: nn.Module, number: int = 6)
     return ahead.step
 
 
-def test_accumulated_by_hand():
-    """`if step % k == 0: optimizer.step(); optimizer.zero_grad()`."""
-    k = 3
-    tower = Tower()
-    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
+class Two(Tower):
+    """Two dense parts, each with an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(3, 1, dtype=torch.float64)
+
+    def forward(self, ids: KeyedJagged) -> Tensor:
+        out = self.look_up(ids)
+        return loss_of(self.top, out) + self.other(out["bought"]).sum()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_accumulated_by_hand(parts):
+    """`if step % k == 0: optimizer.step(); optimizer.zero_grad()`, by one optimizer or two."""
+    k, model = 3, Two()
+    modules = [model] if parts == 1 else [model.top, model.other]
+    all_of_them = [torch.optim.SGD(part.parameters(), lr=RATE) for part in modules]
 
     def step(i: int, loss: Tensor) -> None:
         (loss / k).backward()
-        if i % k == k - 1:
+        for dense in all_of_them if i % k == k - 1 else ():
             dense.step()
             dense.zero_grad()
 
     with pytest.raises(RuntimeError, match=REFUSED):
-        train(step, tower, 3 * k)
-
-
-def test_zero_grad_forgotten():
-    """Gradients add up although each batch steps. Torch trains like this, and so do dense weights here; rows never keep
-    a gradient."""
-    tower = Tower()
-    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
-    assert train(lambda i, loss: (loss.backward(), dense.step()), tower) == 6
+        train(step, model, 3 * k)
 
 
 ORDERS: dict[str, Callable[[torch.optim.Optimizer, Tensor], Any]] = {
@@ -51,13 +56,16 @@ ORDERS: dict[str, Callable[[torch.optim.Optimizer, Tensor], Any]] = {
     "zero_grad before backward": lambda dense, loss: (dense.zero_grad(), loss.backward(), dense.step()),
     "zero_grad in place": lambda dense, loss: (dense.zero_grad(set_to_none=False), loss.backward(), dense.step()),
     "zero_grad, and no step": lambda dense, loss: (loss.backward(), dense.zero_grad()),
+    "step, and no zero_grad": lambda dense, loss: (loss.backward(), dense.step()),  # torch trains like this
 }
+KINDS: list[dict[str, Any]] = [{}, {"foreach": True}, {"fused": True}]
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_order_of_step_and_zero_grad(order):
+def test_an_order_of_step_and_zero_grad(order, kind):
     tower = Tower()
-    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
+    dense = torch.optim.AdamW(tower.parameters(), lr=RATE, **kind)
     (sum(p.sum() for p in tower.parameters())).backward()
     dense.step()  # it is noticed from here on
     dense.zero_grad()
@@ -98,18 +106,6 @@ def test_a_step_that_the_grad_scaler_skips():
     assert torch.equal(tower.top.weight, before)
 
 
-class Two(Tower):
-    """Two dense parts, each with an optimizer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = nn.Linear(3, 1, dtype=torch.float64)
-
-    def forward(self, ids: KeyedJagged) -> Tensor:
-        out = self.look_up(ids)
-        return loss_of(self.top, out) + self.other(out["bought"]).sum()
-
-
 def test_two_optimizers_of_which_one_rests():
     """One steps every batch, the other every third and keeps its gradients until then."""
     two = Two()
@@ -124,27 +120,6 @@ def test_two_optimizers_of_which_one_rests():
             seldom.zero_grad()
 
     assert train(step, two, 9) == 9
-
-
-def test_two_optimizers_and_both_accumulate():
-    two = Two()
-    both = [torch.optim.SGD(part.parameters(), lr=RATE) for part in (two.top, two.other)]
-
-    def step(i: int, loss: Tensor) -> None:
-        loss.backward()
-        for dense in both if i % 2 else ():
-            dense.step()
-            dense.zero_grad()
-
-    with pytest.raises(RuntimeError, match=REFUSED):
-        train(step, two)
-
-
-@pytest.mark.parametrize("way", ["foreach", "fused"])
-def test_optimizers_that_step_all_weights_at_once(way):
-    tower = Tower()
-    dense = torch.optim.AdamW(tower.parameters(), lr=RATE, **{way: True})
-    assert train(lambda i, loss: (dense.zero_grad(), loss.backward(), dense.step()), tower) == 6
 
 
 def test_another_model_that_accumulates_beside():

@@ -29,6 +29,7 @@ SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 24, "cache": "300", "threads": 1,
     "quiet": True, "log_every": 4,
 }  # fmt: skip
+TRAIN = ["train", "--quiet", *(f"--{n.replace('_', '-')}={v}" for n, v in SMALL.items() if v is not True)]
 UGLY = ("Traceback", "Errno", "errno", ".part", ".tmp", "DiskFull(", "Error(")
 
 
@@ -152,16 +153,15 @@ def test_a_full_disk_under_one_checkpoint(disk, undisturbed, monkeypatch, caplog
 
 
 def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stays(disk, monkeypatch, capsys):
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if value is not True]
     saved = disk.path / "saved"
     with monkeypatch.context() as patch:
         at_steps(patch, {14: lambda: (written(), disk.fill())})
-        assert main(["train", *flags, "--quiet", "--save", str(saved), "--save-every", "8"]) == 1
+        assert main([*TRAIN, "--save", str(saved), "--save-every", "8"]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"skirl train: step 24 is not saved: {saved} got no new checkpoint, the disk is full (")
     assert last.endswith("and save again; the newest that is saved is step 8") and is_plain(last)
     disk.free()
-    assert main(["train", *flags, "--quiet", "--save", str(saved), "--resume", "--json"]) == 0
+    assert main([*TRAIN, "--save", str(saved), "--resume", "--json"]) == 0
     resumed = json.loads(capsys.readouterr().out)
     assert resumed["begun_at"] == 8 and resumed["loss"] == Train.of(**SMALL).run()["loss"]
 
@@ -217,10 +217,9 @@ def test_a_save_in_a_loop_of_ones_own_raises_a_sentence_and_the_next_one_works(w
 
 
 def test_a_full_store_ends_training_for_its_rows_would_be_lost(disk, monkeypatch, capsys):
-    flags = [f"--{n.replace('_', '-')}={v}" for n, v in {**SMALL, "steps": 400}.items() if v is not True]
     monkeypatch.setenv("SKIRL_RUNS", "none")
     at_steps(monkeypatch, {6: disk.fill})
-    assert main(["train", *flags, "--quiet", "--store", f"disk:{disk.path / 'rows'}"]) == 1
+    assert main([*TRAIN, "--steps", "400", "--store", f"disk:{disk.path / 'rows'}"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert f"{disk.path / 'rows'} could not be written, the disk is full (" in line and is_plain(line)
     assert line.endswith(
@@ -232,8 +231,7 @@ def test_a_full_temporary_folder_under_the_whole_epoch(monkeypatch, capsys):
     from skirl.pipeline import epoch
 
     monkeypatch.setattr(epoch.tempfile, "TemporaryFile", lambda **how: open("/dev/full", "w+b", buffering=0))  # noqa: SIM115
-    flags = [f"--{n.replace('_', '-')}={v}" for n, v in SMALL.items() if v is not True]
-    assert main(["train", *flags, "--quiet", "--depth", "epoch"]) == 1
+    assert main([*TRAIN, "--depth", "epoch"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert (
         "could not take it, the disk is full" in line

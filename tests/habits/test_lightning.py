@@ -143,17 +143,19 @@ def rows_of(model: Model) -> Tensor:
         return model.rows.embeddings(skirl.KeyedJagged.one_hot(["a"], torch.arange(60)[:, None]))["a"]
 
 
-def test_fit_with_a_shuffled_loader():
-    check_same(*both())
-
-
-def test_accumulate_grad_batches():
-    """The last step of an epoch has only two micro-batches."""
-    check_same(*both(accumulate_grad_batches=3))
-
-
-def test_gradient_accumulation_that_changes_by_epoch():
-    check_same(*both(GradientAccumulationScheduler({0: 1, 1: 2, 2: 4}), max_epochs=3))
+@pytest.mark.parametrize(
+    ("callbacks", "options"),
+    [
+        ([], {}),
+        ([], {"accumulate_grad_batches": 3}),  # the last step of an epoch has only two micro-batches
+        ([GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})], {"max_epochs": 3}),
+        ([], {"limit_train_batches": 0.7, "accumulate_grad_batches": 2}),
+        ([], {"plugins": [MixedPrecision("16-mixed", "cpu")]}),  # a scaler multiplies the loss by 65,536
+    ],
+    ids=["plain", "accumulated", "by epoch", "limited", "scaled"],
+)
+def test_fit_with_a_shuffled_loader(callbacks, options):
+    check_same(*both(*callbacks, **options))
 
 
 def test_validation_in_the_middle_of_an_epoch():
@@ -164,10 +166,6 @@ def test_validation_in_the_middle_of_an_epoch():
     torch.manual_seed(5)
     trainer_of(rows).fit(without, rows.loader(in_order()))
     assert without.trained == ours.trained and torch.equal(rows_of(without), rows_of(ours))
-
-
-def test_limit_train_batches():
-    check_same(*both(limit_train_batches=0.7, accumulate_grad_batches=2))
 
 
 def in_order() -> DataLoader:
@@ -350,12 +348,6 @@ def test_save_checkpoint_by_hand_once_max_steps_are_done(tmp_path):
         return then
 
     check_same(run(ours=False), run(ours=True))
-
-
-def test_mixed_precision_with_a_scaler():
-    """Lightning's scaler multiplies the loss by 65,536, and the rows' gradients are divided by it again."""
-    plain, ours = both(plugins=[MixedPrecision("16-mixed", "cpu")])
-    check_same(plain, ours)
 
 
 class Manual(Model):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import skirl
-from tests.habits.plain import DIM, RATE, ROWS, TABLES, Plain, Tower, batches, first_rows
+from tests.habits.plain import DIM, RATE, ROWS, Plain, Tower, batches, first_rows
 
 Loop = Callable[[Tower, Tensor], Any]
 
@@ -27,16 +27,6 @@ def items(tower: Tower) -> Tensor:
 
 
 # A torch optimizer over rows.
-
-
-@pytest.mark.parametrize("kind", [skirl.EmbeddingBag, skirl.EmbeddingCollection])
-def test_an_optimizer_over_a_drop_in_or_over_several_collections_alone_is_refused(kind: type):
-    if kind is skirl.EmbeddingBag:
-        module: nn.Module = skirl.EmbeddingBag(10, 2, mode="sum", optimizer=skirl.SGD(lr=RATE), cache=8)
-    else:
-        module = nn.ModuleList([kind(TABLES[:1], optimizer=skirl.SGD(lr=RATE), cache=8) for _ in range(2)])
-    with pytest.raises(RuntimeError, match=r"torch\.optim\.SGD was given only the parameters of embeddings"):
-        torch.optim.SGD(module.parameters(), lr=RATE).step()
 
 
 def test_a_group_of_embeddings_alone_is_told_once(caplog: pytest.LogCaptureFixture):
@@ -75,7 +65,7 @@ def test_an_optimizer_for_each_parameter_in_backward_is_fine():
     for ids in batches(3):
         plain(ids).backward()
     torch.testing.assert_close(tower.top.weight, plain.top.weight, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(items(tower), plain.tables["item"].weight.detach(), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(items(tower), plain.rows["item"].weight.detach(), rtol=1e-12, atol=1e-14)
 
 
 # Gradients without backward().

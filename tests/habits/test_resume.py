@@ -3,13 +3,14 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import skirl
 import skirl.train.loop as loop
@@ -53,24 +54,29 @@ def test_a_run_that_was_refused_does_not_stand_in_the_way_of_the_corrected_one(t
     assert numbers(tmp_path / "saved") == [1, 2]
 
 
-def by_hand(steps: int, rates: dict[int, tuple[float, float]]) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Train the run's model by a plain torch loop, setting rates before some steps. Return losses and dense weights."""
-    recipe = Recipe.of(**{name: v for name, v in SMALL.items() if name not in ("quiet", "steps")}, steps=steps)
+def by_hand(
+    flags: dict[str, Any],
+    rates: dict[int, tuple[float, float]] | None = None,
+    begin: Callable[[nn.Module], object] = lambda model: None,
+) -> list[float]:
+    """Return the losses of a plain torch loop over the run's model, which sets rates before some steps."""
+    recipe = Recipe.of(**{name: value for name, value in flags.items() if name != "quiet"})
     recipe.use_threads()
     embeddings = recipe.embeddings(300)
     model, dense = recipe.model_over(embeddings)
+    begin(model)
     losses = []
     with skirl.lookahead(recipe.stream(), model) as batches:
         for batch in batches:
-            if batches.step in rates:
+            if rates and batches.step in rates:
                 rows, weights = rates[batches.step]
                 embeddings.optimizer.param_groups[0]["lr"], dense.param_groups[0]["lr"] = rows, weights
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels)
+            loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels)
             dense.zero_grad()
             loss.backward()
             dense.step()
             losses.append(loss.item())
-    return losses, {name: value.clone() for name, value in model.named_parameters()}
+    return losses
 
 
 def losses_of(monkeypatch: pytest.MonkeyPatch, command: Train) -> tuple[list[float], dict[str, Any]]:
@@ -96,8 +102,8 @@ def test_another_learning_rate_holds_from_the_step_where_the_run_goes_on(saved, 
     run = tmp_path / "run"
     command = Train.of(**SMALL, save=saved, resume=True, lr=0.5, dense_lr=0.03, run=str(run))
     found, result = losses_of(monkeypatch, command)
-    assert found == by_hand(20, {11: (0.5, 0.03)})[0][10:]
-    assert found != by_hand(20, {})[0][10:]
+    assert found == by_hand(SMALL, {11: (0.5, 0.03)})[10:]
+    assert found != by_hand(SMALL)[10:]
     said = ["--lr is 0.5 from step 10 on, it was 0.02", "--dense-lr is 0.03 from step 10 on, it was 0.001"]
     assert [record.getMessage() for record in caplog.records] == said
     assert command.summary(result)["changed"].splitlines() == ["--steps is 20 from step 10 on, it was 10", *said]
@@ -129,7 +135,7 @@ def test_another_learning_rate_under_a_schedule(tmp_path, monkeypatch):
     found, result = losses_of(monkeypatch, Train.of(**flags, save=tmp_path, resume=True, lr=0.5))
     factors = {step: min(step / 4, (20 - (step - 1)) / 16) for step in range(1, 21)}
     rates = {step: ((0.02 if step <= 10 else 0.5) * factor, 0.001 * factor) for step, factor in factors.items()}
-    assert found == pytest.approx(by_hand(20, rates)[0][10:], rel=1e-6)
+    assert found == pytest.approx(by_hand(SMALL, rates)[10:], rel=1e-6)
     assert result["begun_at"] == 10
 
 
@@ -293,23 +299,15 @@ def test_a_new_run_from_another_runs_rows_and_weights(halfway, tmp_path, monkeyp
     command = Train.of(**flags, from_=halfway, save=tmp_path / "tuned")
     found, result = losses_of(monkeypatch, command)
     assert result["begun_at"] == 0 and result["steps"] == 6
-    recipe = Recipe.of(**{name: v for name, v in flags.items() if name != "quiet"})
-    embeddings = recipe.embeddings(300)
-    model, dense = recipe.model_over(embeddings)
-    skirl.import_rows(embeddings, halfway)
-    state = torch.load(exported(halfway, tmp_path), weights_only=True)
-    named = dict(model.named_parameters())
-    model.load_state_dict({name: state[name] for name in named if name in state}, strict=False)
-    assert len(named.keys() & state.keys()) > 5
-    expected = []
-    with skirl.lookahead(recipe.stream(), model) as batches:
-        for batch in batches:
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels)
-            dense.zero_grad()
-            loss.backward()
-            dense.step()
-            expected.append(loss.item())
-    assert found == expected
+
+    def begin(model: nn.Module) -> None:
+        skirl.import_rows(model, halfway)
+        state = torch.load(exported(halfway, tmp_path), weights_only=True)
+        named = dict(model.named_parameters())
+        model.load_state_dict({name: state[name] for name in named if name in state}, strict=False)
+        assert len(named.keys() & state.keys()) > 5
+
+    assert found == by_hand(flags, begin=begin)
     rows = result["from"]["rows"]
     said = f"with {rows:,} rows out of {halfway}, with their optimizer's state"
     assert command.summary(result)["begun"] == said and rows > 0

@@ -15,7 +15,7 @@ SAMPLES = {
     "one sample": [[8, 2]],
     "no sample": [],
 }
-LAYERS = nn.GRU(DIM, 3, batch_first=True, dtype=torch.float64), nn.Linear(DIM, 1, dtype=torch.float64)
+LAYER = nn.Linear(DIM, 1, dtype=torch.float64)
 
 
 def ids_of(seen: list[list[int]]) -> skirl.KeyedJagged:
@@ -58,7 +58,7 @@ class Plain:
 
 def loss_of(rows: Tensor, mask: Tensor) -> Tensor:
     """Return attention over real entries plus a sum over everything, including padding, from which no gradient may flow."""
-    scores = LAYERS[1](rows).squeeze(2).masked_fill(~mask, -1e9)
+    scores = LAYER(rows).squeeze(2).masked_fill(~mask, -1e9)
     return (scores.softmax(1).unsqueeze(2) * rows).square().sum() + rows.sum() + (rows + 1).prod(2).sum()
 
 
@@ -94,18 +94,6 @@ def test_nested_rows_are_those_of_each_sample(seen: list[list[int]]) -> None:
     (expected * expected).sum().backward()
     plain.step()
     torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
-
-
-def test_padded_rows_go_into_a_recurrent_layer_as_a_packed_sequence() -> None:
-    embeddings, seen = collection(), SAMPLES["ordinary"]
-    plain = Plain(embeddings)
-    lengths = torch.tensor([len(bag) for bag in seen])
-    for rows, _ in (embeddings(ids_of(seen)).padded("seen"), plain(seen)):
-        packed = nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
-        LAYERS[0](packed)[1].sum().backward()
-    plain.step()
-    torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
-    LAYERS[0].zero_grad()
 
 
 def test_flat_padded_and_nested_of_one_lookup_add_their_gradients() -> None:

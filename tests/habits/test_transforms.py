@@ -49,6 +49,7 @@ encode = "row"
 rows = 9
 """
 NAMES = ["item", "shop", "price", "size", "seen", "user"]
+COMMON: dict[str, Any] = {"missing": ("", "NULL"), "nan_is_missing": True}
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +119,14 @@ def assert_equal(ours: Iterable[skirl.KeyedJagged], theirs: list[skirl.KeyedJagg
 
 
 def by_hash() -> dict[str, Any]:
-    common: dict[str, Any] = {"missing": ("", "NULL"), "nan_is_missing": True}
-    made = {
-        "item": skirl.Hashed(1000, "item", **common),
-        "shop": skirl.Hashed(50, "shop", type="hex", **common),
-        "price": skirl.Hashed(70, "price", type="int", **common),
-        "size": skirl.Hashed(1000, "size", type="float", **common),
-        "seen": skirl.Hashed(1000, "item", separator="|", **common),
-        "user": np.int64,  # already a row
+    return {
+        "item": skirl.Hashed(1000, "item", **COMMON),
+        "shop": skirl.Hashed(50, "shop", type="hex", **COMMON),
+        "price": skirl.Hashed(70, "price", type="int", **COMMON),
+        "size": skirl.Hashed(1000, "size", type="float", **COMMON),
+        "seen": skirl.Hashed(1000, "item", separator="|", **COMMON),
+        "user": _whole,  # already a row
     }
-    return made | {"user": _whole}
 
 
 def _whole(texts: Any) -> Any:
@@ -142,11 +141,10 @@ def test_hashing_gives_the_ids_of_the_command_in_collate_and_in_getitem(folder: 
 
 
 def test_a_vocabulary_gives_the_ids_of_the_command(folder: Path) -> None:
-    common: dict[str, Any] = {"missing": ("", "NULL"), "nan_is_missing": True}
     path = folder / "ids.vocab"
-    made = {name: skirl.InVocabulary(path, name, **common) for name in ("item", "shop", "price")}
-    made["size"] = skirl.InVocabulary(path, "size", type="float", **common)
-    made["seen"] = skirl.InVocabulary(path, "item", separator="|", **common)
+    made = {name: skirl.InVocabulary(path, name, **COMMON) for name in ("item", "shop", "price")}
+    made["size"] = skirl.InVocabulary(path, "size", type="float", **COMMON)
+    made["seen"] = skirl.InVocabulary(path, "item", separator="|", **COMMON)
     made["user"] = _whole
     assert_equal(
         DataLoader(Lines(folder / "d.csv"), BATCH, collate_fn=Collate(made)), of_the_command(folder, vocab=str(path))
@@ -175,10 +173,9 @@ def test_encodings_work_in_the_workers_of_a_dataloader(folder: Path) -> None:
 
 
 def test_a_growing_vocabulary_gives_the_ids_of_the_command(folder: Path) -> None:
-    common: dict[str, Any] = {"missing": ("", "NULL"), "nan_is_missing": True, "admit": 3}
     types = {"item": "string", "shop": "hex", "price": "int", "size": "float"}
     rows = {"item": 30, "shop": 50, "price": 70, "size": 30}
-    made: dict[str, Any] = {n: skirl.Grown(rows[n], n, type=kind, **common) for n, kind in types.items()}
+    made: dict[str, Any] = {n: skirl.Grown(rows[n], n, type=kind, admit=3, **COMMON) for n, kind in types.items()}
 
     def seen(texts: list[str]) -> list[torch.Tensor]:
         bags = [[] if text in ("", "NULL") else text.split("|") for text in texts]
