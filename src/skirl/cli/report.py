@@ -225,8 +225,7 @@ def standing(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     >>> standing([place | {"auc": 0.75}])[1]
     ('2', 'lr=0.1', '0.50000', '+0.01230 ± 0.00040', '0.7500', 'races')
     """
-    from skirl.sweep.race import VariantPlace
-    from skirl.sweep.standing import difference
+    from skirl.sweep.race import VariantPlace, difference
 
     judged = any(at.get("held_out") is not None for at in places)
     held_out = ["held out"] if judged else []

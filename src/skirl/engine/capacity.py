@@ -76,11 +76,7 @@ class CacheSplit(NamedTuple):
 
 @dataclass(frozen=True)
 class Room:
-    """A cache of some size, for banks of rows. Its unit is the row, or the byte if its size is in bytes.
-
-    >>> Room(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8]).split([60, 20], [10, 5], in_flight=3)
-    CacheSplit(slots=[73, 26], staging_rows=[30, 15])
-    """
+    """A cache of some size, for banks of rows. Its unit is the row, or the byte if its size is in bytes."""
 
     cache: CacheSize
     rows: Sequence[int]
@@ -126,11 +122,7 @@ class Room:
         in_flight: int,
         name: str = "one batch of the first window",
     ) -> CacheSplit:
-        """Split the cache among banks: each gets what one batch needs and at least one slot, the rest goes by demand.
-
-        - `distinct`: the demand, distinct rows of each bank in the first window.
-        - `largest`: rows of each bank in one batch, which errors call `name`.
-        """
+        """Split the cache among banks: each gets what one batch needs and at least one slot, the rest goes by demand."""
         budget, staging = self.budget(largest, in_flight)
         floors = [min(n, most) for n, most in zip(self.rows, largest, strict=True)]
         # If there is one bank and the cache is in rows, the planner says which batch does not fit.
@@ -150,14 +142,7 @@ class Room:
         *,
         shown: CacheSize | None = None,
     ) -> DoesNotFit:
-        """Return the error for the first of these batches. It asks for what the largest needs, so that the next is not
-        refused too. `shown`: the size as the user gave it, if that is another.
-
-        >>> room = Room(20, [99, 99], [16, 32], [4, 8])
-        >>> print(room.too_small([[9, 15], [20, 16], [2, 2]], 1, "batch {}".format))
-        cache 20 is 20 rows, batch 0 needs 24 (15 of dim 8), and batch 1 needs 36, the most of the 3 batches read so far: \
-set cache to 36 or more, or use smaller batches; `skirl size` says what a whole run needs
-        """
+        """Return the error for the first of these batches. It asks for what the largest of them needs."""
         (budget, staging), needs = self.budget(batches[0], in_flight), self.needs(batches)
         most = int(needs.argmax())
         floors = np.minimum(batches[0], self.rows)
@@ -198,21 +183,7 @@ def _share(
 
 
 class Capacity:
-    """The size of one engine's cache: how it is split now, and how it would be split for other batches.
-
-    The split follows the demand of a run's first batches, and changes if a later batch does not fit. It depends only on
-    the data, and with "auto" on the memory that is free at first.
-
-    >>> from skirl import Table
-    >>> capacity = Capacity(10, Schema.of([Table("a", 100, 4), Table("b", 100, 8)]), [16, 32], lambda: 0)
-    >>> capacity.decide([[7, 1], [2, 8]], [8, 8], in_flight=1, number=0).slots
-    [8, 2]
-    >>> capacity.decide([[2, 8]], [2, 8], in_flight=1, number=1).slots
-    [2, 8]
-    >>> capacity.decide([[5, 6]], [5, 6], in_flight=1, number=2)
-    Traceback (most recent call last):
-    skirl.engine.capacity.DoesNotFit: cache 10 is 10 rows, batch 2 needs 11 (6 of dim 8): set cache to 11 or more, or use smaller batches; `skirl size` says what a whole run needs
-    """  # noqa: E501
+    """The size of one engine's cache: how it is split now, and how it would be split for other batches."""
 
     def __init__(
         self,
@@ -238,7 +209,6 @@ class Capacity:
 
     @property
     def halves(self) -> list[int]:
-        """For each bank: rows that may be on their way in; as many more may be on their way out."""
         return [rows // 2 for rows in self.split.staging_rows] if self.split else []
 
     def decide(
@@ -257,7 +227,6 @@ class Capacity:
         raise self.refusal(needs, in_flight=in_flight, number=number)
 
     def check(self, needs: Sequence[int], *, in_flight: int, number: int) -> None:
-        """Raise if no split holds batch `number`. `needs`: its distinct rows of each bank."""
         self._room.split(needs, needs, in_flight, _named(number))
 
     def refusal(self, needs: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
@@ -267,14 +236,12 @@ class Capacity:
         )
 
     def take(self, split: CacheSplit) -> None:
-        """Use this split from now on."""
         self.split = split
         if self.cache == "auto":
             taken = sum(map(self._room.bytes_of, split))
             self._room = replace(self._room, cache=f"{taken}B")  # for all splits to come
 
     def forget(self) -> None:
-        """Forget the split: there is no cache, and the next batches decide."""
         self.split, self.by_one = None, False
 
     @property

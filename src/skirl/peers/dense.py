@@ -36,7 +36,6 @@ class OfAllTrainers:
 
     @property
     def mine(self) -> range:
-        """The range of this trainer's leaves."""
         return self._blocks[self._channel.rank]
 
     @torch.no_grad()
@@ -111,7 +110,6 @@ class _Kind:
         self._work = self._channel.begin_swap_parts(list(self._send), self._come, tag="partial sums of dense gradients")
 
     def share(self) -> None:
-        """Wait for the pieces of all ranks, sum them, and begin to send the mean to all."""
         assert self._work is not None
         self._work.wait()
         total = tree_sum(

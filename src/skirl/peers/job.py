@@ -123,7 +123,6 @@ class Launched(NamedTuple):
     local_rank: int
     local_size: int
     address: str
-    """Address at which rank 0 or the launcher serves the store in which trainers find each other."""
     port: int
 
     @classmethod
@@ -160,7 +159,6 @@ class Launched(NamedTuple):
 
     @property
     def one_machine(self) -> bool:
-        """True if all trainers are on this machine."""
         return self.local_size == self.size
 
 
@@ -219,7 +217,6 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
 
 
 def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
-    """Return the index of this trainer's GPU."""
     import torch
 
     if gpus == 0:
@@ -269,7 +266,6 @@ def _store(launched: Launched, waits: timedelta):
 
 
 def _destroy() -> None:
-    """Destroy the process group that `join` has made."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -277,6 +273,5 @@ def _destroy() -> None:
 
 
 def _loopback() -> str:
-    """Return the name of the loopback interface."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), names[0])

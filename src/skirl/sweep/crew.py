@@ -64,12 +64,9 @@ class Entrant:
         alone = (SaveFlags(from_=from_), LogFlags(run=folder, log_every=every))
         self.flags = flat_of(variant.recipe, evaluation, *alone)
         self.begun_from: dict[str, Any] | None = None
-        """What it took over from another run at its start."""
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume)
         self.auc: float | None = None
-        """AUC over all its predictions, once it is done."""
         self.done = False
-        """True once its training is over and everything is written down."""
         self._written = 0
         """Last step covered by a line of metrics."""
 
@@ -86,7 +83,6 @@ class Entrant:
 
     @property
     def loss(self) -> float:
-        """The loss of the last batch; nan if there is none."""
         return nan if self.contender.loss is None else self.contender.loss
 
     def step(self, batch: Batch) -> None:
@@ -157,8 +153,6 @@ log = logging.getLogger("skirl")
 
 @dataclass(frozen=True)
 class Duty:
-    """What a crew trains and records."""
-
     recipe: Recipe
     variants: Sequence[Varied]
     every: int
@@ -174,15 +168,10 @@ class Duty:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The result of one step."""
-
     step: int
     losses: dict[str, float]
-    """The loss of each variant."""
     samples: int
-    """Samples read so far by this process."""
     saving: bool
-    """Whether a checkpoint is still being written."""
     unseen: bool
     """Whether nobody had trained on its samples: they are of the first epoch."""
     last: bool
@@ -272,7 +261,6 @@ class Crew:
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Remove variants. Return the result of each."""
         results = {}
         for name, reason in why.items():
             own = {
@@ -345,7 +333,6 @@ class Crew:
             saving.confirmed()
 
     def finish(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-        """End training. Return the result of each variant that was trained to the end."""
         more = more or {}
         return {name: self.entrants[name].finish(self.batches, None, more.get(name)) for name in self.racing}
 
@@ -353,10 +340,8 @@ class Crew:
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
-        """Return what this process did, and what it took."""
         return {
             "plans": self.sweep.plans,
-            "read_batches": self.sweep.read_batches,
             "peak_bytes": peak_bytes(),
             "cpu_seconds": time.process_time(),
         }
@@ -370,7 +355,6 @@ class Crew:
 
 
 def check_pooled(variants: Sequence[Varied]) -> None:
-    """Raise if some variants pool the ids of a feature and others do not."""
     pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
     if len(pooled) > 1:
         raise ValueError(
@@ -379,7 +363,6 @@ def check_pooled(variants: Sequence[Varied]) -> None:
 
 
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False) -> Sweep:
-    """Return the sweep of a recipe's variants. Rows take no memory before its first batch."""
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
     shared = [
