@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.engine.cache import Cache
-from skirl.engine.capacity import Room, parse_cache
+from skirl.engine.capacity import Capacity, parse_cache
 from skirl.tools.units import parse_bytes
 from tests.cases import cases
 
@@ -80,12 +80,12 @@ def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache,
     banks, batches = banks
     count = len(banks["rows"])
     try:
-        slots, staging = Room(cache, **banks).split(**batches)
+        slots, staging = Capacity(cache, **banks).divide(**batches)
     except ValueError as refusal:
         enough = re.search(r"set cache to (\d+) (bytes )?or more", str(refusal))
         assert enough, refusal
         cache = int(enough[1]) if kind != "bytes" else f"{enough[1]}B"
-        slots, staging = Room(cache, **banks).split(**batches)  # the size named in the message is enough
+        slots, staging = Capacity(cache, **banks).divide(**batches)  # the size named in the message is enough
         kind, amount = parse_cache(cache)
     assert len(slots) == len(staging) == count
     for i in range(count):
@@ -105,11 +105,11 @@ def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache,
     # Nothing is left over that a bank could use, except for rounding.
     if any(slots[i] < banks["rows"][i] for i in range(count)):
         assert budget - used < sum(banks["record_bytes"] if kind == "bytes" else [1] * count)
-    assert (slots, staging) == Room(cache, **banks).split(**batches)
+    assert (slots, staging) == Capacity(cache, **banks).divide(**batches)
 
 
 def test_the_rest_goes_by_demand():
-    slots, _ = Room(1000, [10**6, 10**6], [64, 32], [16, 8]).split([300, 100], [100, 100], in_flight=1)
+    slots, _ = Capacity(1000, [10**6, 10**6], [64, 32], [16, 8]).divide([300, 100], [100, 100], in_flight=1)
     assert slots == [100 + 600, 100 + 200]
 
 
@@ -154,7 +154,7 @@ def test_the_mirror_knows_which_rows_the_store_lacks():
 
 def test_auto_takes_half_of_what_is_free_when_training_begins():
     facts = [10**6, 10**6], [64, 16], [16, 4]
-    asked = Room("auto", *facts, free=lambda: 200_000).split([50, 50], [9, 9], in_flight=3)
-    assert asked == Room("100000B", *facts).split([50, 50], [9, 9], in_flight=3)
+    asked = Capacity("auto", *facts, free=lambda: 200_000).divide([50, 50], [9, 9], in_flight=3)
+    assert asked == Capacity("100000B", *facts).divide([50, 50], [9, 9], in_flight=3)
     taken = sum((n + m) * weight for n, m, weight in zip(*asked, facts[1]))
     assert 95_000 < taken <= 100_000

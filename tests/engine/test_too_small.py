@@ -25,7 +25,7 @@ def runs(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 
 def capacity(cache: int | str, banks: int) -> Capacity:
-    return Capacity(cache, Schema.of(TABLES[:banks]), WIDTHS[:banks], lambda: 0)
+    return Capacity.of(cache, Schema.of(TABLES[:banks]), WIDTHS[:banks], lambda: 0)
 
 
 def refused(cache: int | str, banks: int, batches: list[list[int]]) -> int | str:

@@ -34,7 +34,7 @@ def test_next_uses(trace, residents):
     def following(bank: int, key: int, number: int) -> int:
         return next((n for n in range(number, len(trace)) if key in sides[bank][n]), int(NEVER))
 
-    with first_pass(trace) as epoch:
+    with closing(first_pass(trace)) as epoch:
         keys = keys_of(residents)
         assert epoch.first_uses(0, keys).tolist() == [following(0, key, 0) for key in keys.tolist()]
         for number in range(len(trace)):

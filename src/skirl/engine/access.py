@@ -92,7 +92,7 @@ def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> Non
 
 
 def put_rows(engine: Engine, table: int, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-    """Replace the weights of these rows. Call this only between steps. What `values` lacks starts anew."""
+    """Replace `weight`, parts of the optimizer's state or `all` of these rows, between steps. The rest starts anew."""
     bank = bank_of(engine, table)
     optimizer = engine.optimizers[table]
     records = np.full((len(rows), engine.widths[bank]), optimizer.initial_state, engine.dtype)

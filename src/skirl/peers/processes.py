@@ -66,7 +66,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def die_with_launcher() -> None:
-    """Have the system kill this trainer when its launcher ends in any way. Only on Linux."""
+    """Have the system kill this trainer when its launcher ends in any way; call it early. Only on Linux."""
     if not launched_here() or not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
@@ -76,7 +76,7 @@ def die_with_launcher() -> None:
 
 
 def reaps(pid: int) -> bool:
-    """Return whether a process adopts those whose parents have ended, so that it is not a launcher."""
+    """Return whether a process adopts orphans, as process 1 and a user's systemd do. A launcher, even as 1, is Python."""
     try:
         name = Path(os.readlink(f"/proc/{pid}/exe")).name
     except PermissionError:  # another user's
@@ -87,7 +87,9 @@ def reaps(pid: int) -> bool:
 
 
 def watch_launcher(patience: float, least: float = LEAVING) -> None:
-    """Kill this process's launcher if it is one of several and outlives the process by more than `patience`."""
+    """Kill this process's launcher if it is one of several and outlives the process by more than `patience`: torchrun's
+    waits for five minutes for others that have restarted, and whatever started it can start it again.
+    """
     patience = max(patience, least)
     several = launchers_elsewhere() and os.environ.get("LOCAL_RANK") == "0"
     if several and patience < OF_TORCHRUN and sys.platform.startswith("linux"):
@@ -110,7 +112,7 @@ def _began(pid: int) -> str:
 
 
 class Connections:
-    """The sockets that were opened in a with-block."""
+    """The sockets opened in a with-block. A gloo group cannot be stopped, but shutting these down ends its calls."""
 
     def __init__(self) -> None:
         self._opened: dict[int, str] = {}

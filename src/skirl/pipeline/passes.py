@@ -22,6 +22,7 @@ class InLoop:
     """The step in the loop, and where in the data it is. It outlives the passes of a lookahead."""
 
     step: int = 0
+    here: DataPosition = field(default_factory=DataPosition)
     """The place after the batch in the loop."""
     before: DataPosition = field(default_factory=DataPosition)
     """The place before its step."""

@@ -307,7 +307,7 @@ def own(batch: Any) -> Any:
 
 def weigh(batch: Any) -> int:
     """Return the bytes of a batch's tensors and arrays, as far as they are found in containers and attributes."""
-    return sum(len(part) if isinstance(part, bytes | bytearray) else part.nbytes for part in _leaves(batch))
+    return sum(map(_bytes_of, _leaves(batch)))
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
@@ -332,3 +332,9 @@ def _attributes(part: Any) -> Iterable[Any]:
         return vars(part).values()
     slots = getattr(type(part), "__slots__", ())
     return [getattr(part, name, None) for name in ((slots,) if isinstance(slots, str) else slots)]
+
+
+def _bytes_of(part: Any) -> int:
+    if isinstance(part, torch.Tensor):
+        return part.numel() * part.element_size()  # nbytes is not defined for sparse ones
+    return len(part) if isinstance(part, bytes | bytearray) else part.nbytes

@@ -241,7 +241,7 @@ class Window:
             raise self._refusal(i, rest, error.number)
         try:
             needs = self._needs(i, rest[0])
-            self._engines[i].capacity.check(needs, in_flight=2 * self._plan.hold, number=error.number)
+            self._engines[i].capacity.divide(needs, needs, 2 * self._plan.hold)
         except DoesNotFit:
             raise self._refusal(i, rest, error.number) from None
 

@@ -45,28 +45,16 @@ def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 class Entrant:
     """A variant in training, with the metrics and the folder of its run."""
 
-    def __init__(
-        self,
-        variant: Varied,
-        contender: Contender,
-        rates: Rates,
-        *,
-        folder: str,
-        every: int,
-        evaluation: EvaluationFlags | None = None,
-        from_: Path | None = None,
-        resume: bool = False,
-    ) -> None:
-        self.variant, self.contender, self.rates = variant, contender, rates
+    def __init__(self, variant: Varied, contender: Contender, duty: "Duty") -> None:
+        self.variant, self.contender = variant, contender
+        self.rates: Rates = variant.recipe.rates_of(contender.embeddings, contender.dense)  # type: ignore[arg-type]
         self.meter = Meter()
-        evaluation = evaluation or EvaluationFlags()
-        self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        alone = (SaveFlags(from_=from_), LogFlags(run=folder, log_every=every))
-        self.flags = flat_of(variant.recipe, evaluation, *alone)
+        self.judge = Evaluation(every=duty.evaluation.eval_every, patience=duty.evaluation.patience)
+        folder = duty.folder(variant.name)
+        alone = (SaveFlags(from_=duty.from_), LogFlags(run=folder, log_every=duty.every))
+        self.flags = flat_of(variant.recipe, duty.evaluation, *alone)
         self.begun_from: dict[str, Any] | None = None
-        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume)
-        self.auc: float | None = None
-        self.done = False
+        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=duty.every, resume=duty.resume)
         self._written = 0
         """Last step covered by a line of metrics."""
 
@@ -108,11 +96,6 @@ class Entrant:
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
 
-    def end(self, auc: float | None) -> None:
-        """Mark it as done and drop its learning rates, which hold its optimizers and thus its weights."""
-        self.auc, self.done = auc, True
-        del self.rates
-
     def finish(self, batches: Lookahead, left: str | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         more = dict(more or {})
         self.after_step(batches, last=True)
@@ -134,7 +117,7 @@ class Entrant:
             **more,
             "missing": self.run.missing + more.get("missing", []),
         }
-        self.end(result["auc"])
+        del self.rates  # they hold its optimizers and thus its weights
         self.run.finish(result)
         return result
 
@@ -188,13 +171,9 @@ class Crew:
         self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on)
         try:
             self.entrants = {
-                variant.name: Entrant(
-                    variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-                    folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
-                    evaluation=duty.evaluation, from_=duty.from_,
-                )
+                variant.name: Entrant(variant, contender, duty)
                 for variant, contender in zip(duty.variants, self.sweep.variants, strict=True)
-            }  # fmt: skip
+            }
         except BaseException:
             self.sweep.close()  # a second try must find its stores free
             raise
@@ -263,10 +242,7 @@ class Crew:
     ) -> dict[str, dict[str, Any]]:
         results = {}
         for name, reason in why.items():
-            own = {
-                "rows": self.entrants[name].rows,
-                **(more or {}).get(name, {}),
-            }  # known until its memory is freed
+            own = {"rows": self.entrants[name].rows, **(more or {}).get(name, {})}  # known until its memory is freed
             if save is not None:
                 own["missing"] = self._save_last(name, save)
             if self.sweep[name].left is None and len(self.sweep) > 1:
@@ -340,11 +316,7 @@ class Crew:
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
-        return {
-            "plans": self.sweep.plans,
-            "peak_bytes": peak_bytes(),
-            "cpu_seconds": time.process_time(),
-        }
+        return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
 
     @property
     def racing(self) -> list[str]:
@@ -365,18 +337,10 @@ def check_pooled(variants: Sequence[Varied]) -> None:
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False) -> Sweep:
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
-    shared = [
-        Variant(
-            v.name,
-            {
-                **v.overrides,
-                "dim": v.recipe.model.row_dim,
-                "optimizer": v.recipe.row_optimizer(),
-                "seed": v.recipe.data.seed,
-            },
-        )
-        for v in variants
-    ]
+    shared = []
+    for v in variants:
+        own = {"dim": v.recipe.model.row_dim, "optimizer": v.recipe.row_optimizer(), "seed": v.recipe.data.seed}
+        shared.append(Variant(v.name, {**v.overrides, **own}))
     return Sweep(
         lambda contender: recipes[contender.name].model_over(contender.embeddings),
         shared,

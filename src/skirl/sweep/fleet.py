@@ -34,7 +34,7 @@ class Fleet:
             sum(engine.held[bank] * engine.dtype.itemsize for engine in engines.values())
             for bank in range(len(self.schema.banks))
         ]
-        self.capacity = Capacity(cache, self.schema, record_bytes, first.device.free_bytes)
+        self.capacity = Capacity.of(cache, self.schema, record_bytes, first.device.free_bytes)
         self.plans = 0
         self._locks = {name: threading.Lock() for name in engines}
         """Held while rows of a pack move, so that no pack leaves meanwhile."""

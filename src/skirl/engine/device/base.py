@@ -117,7 +117,10 @@ class BankRows(ABC):
 
     @abstractmethod
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
-        """Sum the gradients of every row of the current step and apply the optimizer once."""
+        """Sum the gradients of every row of the current step and apply the optimizer once.
+
+        `scalars`: the numbers of each table's optimizer, [tables, k]. `step` is part of the seed for rounding.
+        """
 
     # The two halves of an update. The sums of other trainers come in between.
 
