@@ -43,7 +43,7 @@ def holds(cache: int | str, banks: int, batches: list[list[int]]) -> bool:
         for batch in batches:
             capacity(cache, banks).decide([batch], batch, in_flight=8, number=0)
             together.decide([batch], batch, in_flight=8, number=0)
-            together.check(batch, in_flight=8, number=0)
+            together.divide(batch, batch, 8)
     except DoesNotFit:
         return False
     if banks > 1:

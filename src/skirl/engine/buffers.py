@@ -38,11 +38,8 @@ class Pool(ABC, Generic[B]):
     @abstractmethod
     def make(self, size: int) -> B: ...
 
-    @abstractmethod
-    def drop(self, buffer: B) -> None: ...
-
-    def choose(self, fits: list[B]) -> B:
-        return fits[0]
+    def drop(self, buffer: B) -> None:
+        """Prepare for the buffer's memory to be freed."""
 
     @property
     def nbytes(self) -> int:
@@ -55,9 +52,9 @@ class Pool(ABC, Generic[B]):
     def take(self, nbytes: int) -> B:
         """Return a buffer of at least this many bytes, with undefined contents."""
         with self._lock:
-            fits = [buffer for buffer in self._free if nbytes <= buffer.size <= max(2 * nbytes, SMALLEST)]
-            if fits:
-                buffer = self.choose(fits)
+            # the one that has been unused for longest
+            buffer = next((one for one in self._free if nbytes <= one.size <= max(2 * nbytes, SMALLEST)), None)
+            if buffer is not None:
                 self._free.remove(buffer)
                 buffer.owners = 1
             else:
@@ -117,9 +114,6 @@ class Staging(Pool[HostBuffer]):
     def make(self, size: int) -> HostBuffer:
         return HostBuffer(size, np.empty(size, np.uint8))
 
-    def drop(self, buffer: HostBuffer) -> None:
-        pass
-
 
 def rounded(need: int, smallest: int) -> int:
     """Round up to the next 4, 5, 6 or 7 times a power of two, and at least to `smallest`."""
@@ -143,20 +137,8 @@ def empty(size: int, dtype: DTypeLike) -> np.ndarray:
 
 
 class Reused:
-    """Gives out tensors of [rows, dim] with undefined contents.
-
-    A buffer is free when the last tensor that uses it is gone, including views and graphs.
-
-    >>> reused = Reused(np.float32)
-    >>> first = reused.take(3, 4)
-    >>> place, view = first.data_ptr(), first[0]
-    >>> del first
-    >>> reused.take(3, 4).data_ptr() == place  # `view` still looks into it
-    False
-    >>> del view
-    >>> reused.take(2, 4).data_ptr() == place
-    True
-    """
+    """Gives out tensors with undefined contents. A buffer is free when the last tensor that uses it is gone, including
+    views and graphs."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)

@@ -84,7 +84,9 @@ class Engine:
         """By bank: numbers in a record, as the store has it."""
         self.record_bytes = [width * self.dtype.itemsize for width in self.held]  # by bank
         peers = self.rows.peers
-        self.capacity = Capacity.of(cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near)
+        self.capacity = Capacity.of(
+            cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near
+        )
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)

@@ -187,15 +187,11 @@ def apply(
     given = Sums(come, ~((first == 0) & torch.signbit(first)))
     ends = np.cumsum([n for n, tree in zip(np.diff(serve), trees) for _ in tree])
     parts = Parts(ends, np.array([leaves.start for tree in trees for leaves in tree]))
-    spread = work if len(ends) == len(trees) else _with(work, bank, _spread(step, serve, trees))
+    spread = work
+    if len(ends) > len(trees):
+        spread = replace(work, steps=[*work.steps[:bank], _spread(step, serve, trees), *work.steps[bank + 1 :]])
     sums = rows.combined(spread, parts, given)
     rows.apply(work, sums, scalars, number, 1 / work.shards)
-
-
-def _with(work: Work, bank: int, step: Step) -> Work:
-    steps = list(work.steps)
-    steps[bank] = step
-    return replace(work, steps=steps)
 
 
 def _spread(step: Step, serve: np.ndarray, trees: list[list[range]]) -> Step:

@@ -17,15 +17,6 @@ class OfAllTrainers:
 
     Each trainer sums one piece of all gradients over the tree and sends it to all, which moves as many bytes as a ring. A
     step's buffers are kept for the next, because new memory must be mapped first.
-
-    >>> from tests.threads_as_trainers import InProcess
-    >>> def work(peers):
-    ...     sums = OfAllTrainers(peers, shards=2)
-    ...     grad = torch.tensor([1.0, 10.0]) * (peers.rank + 1)
-    ...     [total] = sums.start([grad], [(sums.mine.start, [grad])]).wait()
-    ...     return total.tolist()
-    >>> InProcess.run(2, work)
-    [[1.5, 15.0], [1.5, 15.0]]
     """
 
     def __init__(self, peers: Peers, shards: int, accumulate: int = 1) -> None:

@@ -127,16 +127,7 @@ class Launched(NamedTuple):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """Read the variables of torchrun. Return None for a process that no launcher started, or for the only trainer.
-
-        >>> names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
-        >>> launched = Launched.of(names | {"MASTER_PORT": "2000"})
-        >>> launched.rank, launched.one_machine
-        (3, False)
-        >>> Launched.of(names)
-        Traceback (most recent call last):
-        ValueError: WORLD_SIZE is 4 and MASTER_PORT is not set: start trainers with `skirl launch` or torchrun, which set it
-        """
+        """Read the variables of torchrun. Return None for a process that no launcher started, or for the only trainer."""
         if environment.get("WORLD_SIZE", "1").strip() == "1":
             return None
 

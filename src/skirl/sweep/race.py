@@ -19,12 +19,7 @@ FIRST = 8
 
 @dataclass(frozen=True)
 class Rules:
-    """When variants are dropped.
-
-    >>> Rules(keep=0)
-    Traceback (most recent call last):
-    ValueError: keep is 0: set it to 1 or more
-    """
+    """When variants are dropped."""
 
     keep: int = 1
     """Configurations that stay to the end, unless others than the race make them leave."""
@@ -36,21 +31,13 @@ class Rules:
             raise ValueError(f"keep is {self.keep}: set it to 1 or more")
 
     def going_on(self, was: "Rules", step: int) -> "Rules":
-        """Return these rules for a race that ran by `was` up to a step: the rungs that it passed stay.
-
-        >>> Rules(rungs=(20, 40, 80)).going_on(Rules(rungs=(10, 20, 40)), step=15)
-        Rules(keep=1, rungs=(10, 40, 80))
-        """
+        """Return these rules for a race that ran by `was` up to a step: the rungs that it passed stay."""
         passed = [rung for rung in was.rungs if rung <= step]
         coming = {max(rung, step + 1) for rung in self.rungs[len(passed) :]}
         return replace(self, rungs=(*passed, *sorted(coming)))
 
     def most(self, configurations: int, step: int) -> int:
-        """Return how many configurations may go on after a step.
-
-        >>> [Rules(rungs=(10, 20, 30), keep=2).most(9, step) for step in (9, 10, 20, 30)]
-        [9, 5, 3, 2]
-        """
+        """Return how many configurations may go on after a step."""
         passed = sum(1 for rung in self.rungs if rung <= step)
         return max(self.keep, -(-configurations // 2**passed))
 
@@ -86,12 +73,7 @@ def added(sums: PairSums, losses: Floats) -> PairSums:
 def pooled(sums: PairSums, shares: Floats) -> PairSums:
     """Return the sums of averages of models, as if their losses had been averaged batch by batch.
 
-    >>> sums = added(added(no_sums(3), np.array([1.0, 3.0, 5.0])), np.array([2.0, 4.0, 0.0]))
-    >>> two = pooled(sums, np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
-    >>> two.losses.tolist(), two.differences[0, 1].item(), two.squares[0, 1].item()  # 2 - 5 and 3 - 0
-    ([5.0, 5.0], 0.0, 18.0)
-
-    - `shares`: [averages, models]; those of an average sum up to 1, or are all 0 if it is of none.
+    `shares`: [averages, models]; those of an average sum up to 1, or are all 0 if it is of none.
     """
     differences = shares @ sums.differences @ shares.T
     across = shares @ sums.squares @ shares.T
@@ -147,11 +129,7 @@ def why_stopped(patience: int | None, step: int) -> str:
 
 
 def best_of(name: str | None, judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the evaluation with the least log loss of a variant; None if it had none.
-
-    >>> best_of("b", {"a": Judged(9, 0.5, 9, 0), "b": Judged(9, 0.4, 6, 1)}, {})
-    {'variant': 'b', 'step': 6, 'test_logloss': 0.4, 'folder': None}
-    """
+    """Return the evaluation with the least log loss of a variant; None if it had none."""
     if name is None or name not in judged or judged[name].best is None:
         return None
     kept, step = folders.get(name), judged[name].best_step
@@ -221,12 +199,6 @@ class Race:
     Variants that differ only in the seed are one configuration: their losses are averaged, and they are dropped together.
     If others make a seed leave, those that are left stand for the configuration; one that left for want of patience counts
     on by its losses on samples held out.
-
-    >>> race = Race(["a", "b", "c"], rules=Rules(rungs=(4,)))
-    >>> for step in range(1, 9):
-    ...     for left in race.see([0.5, 0.6 + 0.001 * (step % 2), 0.7]):
-    ...         print(left.step, left.variant, left.why)
-    4 c dropped at step 4 by loss
     """
 
     def __init__(

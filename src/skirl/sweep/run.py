@@ -124,7 +124,7 @@ class SweepRun:
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
         self.spent: int = saved.get("spent", 0)
-        """Steps taken so far, summed over variants."""
+        """Steps summed over variants."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         """The results of variants that no longer train."""
         racing = [variant for variant in variants if variant.name in self.race.racing]
@@ -227,13 +227,12 @@ class SweepRun:
         }
 
     def standing(self) -> list[VariantPlace]:
-        """Return the places. Who ends the sweep for want of patience has stopped as others did before."""
+        """Who ends the sweep for want of patience has stopped as others did before."""
         places, why = self.race.standing(), self._why_over
         return [replace(one, state=why) if why and one.variant in self.race.racing else one for one in places]
 
     @property
     def _why_over(self) -> str | None:
-        """Why those that still race have ended the sweep; None if they have not."""
         return why_stopped(self.evaluation.patience, self.race.step) if self.over else None
 
     def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
