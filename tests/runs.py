@@ -14,7 +14,7 @@ from skirl import KeyedJagged, Table
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Bags, Reference
 from skirl.core.tables import Schema
-from skirl.engine.capacity import Room
+from skirl.engine.capacity import Capacity
 from skirl.engine.device.gpu import GpuRows
 from skirl.engine.engine import Leaving
 from skirl.engine.work import Work
@@ -479,8 +479,8 @@ class Run:
             return np.zeros(len(banks))
         rows = [sum(self.case.tables[t].rows for t in bank.tables) for bank in banks]
         demand = self._demand([item for step in window for item in step])
-        room = Room(cache, rows, [1] * len(banks), [bank.dim for bank in banks])
-        return np.array(room.split(demand.tolist(), largest.tolist(), in_flight=1).slots)
+        capacity = Capacity(cache, rows, [1] * len(banks), [bank.dim for bank in banks])
+        return np.array(capacity.divide(demand.tolist(), largest.tolist(), in_flight=1).slots)
 
     def _demand(self, items: list[Item]) -> np.ndarray:
         """Return the number of distinct rows in each bank."""

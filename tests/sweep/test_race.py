@@ -81,24 +81,9 @@ def test_a_longer_race_keeps_the_rungs_that_it_has_passed():
     assert part.state_dict() == whole.state_dict()
 
 
-def test_a_state_of_another_race_is_refused():
-    state = Race(["a", "b"]).state_dict()
-    for other in (
-        Race(["a", "c"]),
-        Race(["a", "b"], [0, 0]),
-        Race(["a", "b"], rules=Rules(keep=2)),
-    ):
-        with pytest.raises(ValueError, match="the checkpoint is of a sweep with other"):
-            other.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [({"keep": 0}, "keep is 0"), ({"rungs": (5, 5)}, "rungs are 5, 5"), ({"rungs": (0,)}, "rungs are 0")],
-)
-def test_wrong_rules_are_refused(wrong: dict, said: str):
-    with pytest.raises(ValueError, match=said):
-        Rules(**wrong)
+def test_wrong_rules_are_refused():
+    with pytest.raises(ValueError, match="keep is 0"):
+        Rules(keep=0)
 
 
 class Written:

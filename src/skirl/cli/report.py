@@ -220,8 +220,7 @@ def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Char
 
 def standing(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return the head of the table and a line for each place, cell by cell; held-out losses only if ranks are by them."""
-    from skirl.sweep.race import VariantPlace
-    from skirl.sweep.standing import difference
+    from skirl.sweep.race import VariantPlace, difference
 
     judged = any(at.get("held_out") is not None for at in places)
     held_out = ["held out"] if judged else []

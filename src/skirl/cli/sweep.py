@@ -65,16 +65,24 @@ class SweepCommand(Composed):
         if device.threads is None:  # bits depend on the thread count, so it is written down
             return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
         from skirl.sweep.checkpoint import check_same, saved_with
-        from skirl.sweep.run import run
+        from skirl.sweep.run import SweepRun, run
 
         if self.save.goes_on and self.save.save is not None:
             check_same(saved_with(self.save.save), self.flat())
 
         with self.recipe.naming_cache():
             result = run(
-                self.recipe, self.made(), self.race, self.save, self.log, self.flat(),
-                evaluation=self.evaluation, processes=self.processes,
-            )  # fmt: skip
+                SweepRun(
+                    self.recipe,
+                    self.made(),
+                    self.race,
+                    self.save,
+                    self.log,
+                    self.flat(),
+                    self.evaluation,
+                    self.processes,
+                )
+            )
         result["page"] = None
         if result["run"]:
             from skirl.cli.report import report_of_sweep

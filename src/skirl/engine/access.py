@@ -33,7 +33,6 @@ def peek(engine: Engine, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.nd
 
 
 def peek_distinct(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
-    """Return the same for rows that are distinct already, in their order."""
     rows = np.empty((len(keys), engine.widths[bank]), engine.dtype)
     slots = engine.caches[bank].find(keys) if engine.caches else np.full(len(keys), -1)
     found = slots >= 0
@@ -78,7 +77,6 @@ def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: n
 
 
 def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
-    """Replace the records of these rows, as far as this trainer owns them. Call this only between steps."""
     if not engine.rows.local:
         owned = engine.rows.owns(keys)
         keys, records = keys[owned], records[owned]
@@ -94,10 +92,7 @@ def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> Non
 
 
 def put_rows(engine: Engine, table: int, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-    """Replace the weights of these rows. Call this only between steps. What `values` lacks starts anew.
-
-    `values` maps `weight` and the names of the optimizer's state to arrays; `all` stands for whole records.
-    """
+    """Replace `weight`, parts of the optimizer's state or `all` of these rows, between steps. The rest starts anew."""
     bank = bank_of(engine, table)
     optimizer = engine.optimizers[table]
     records = np.full((len(rows), engine.widths[bank]), optimizer.initial_state, engine.dtype)
@@ -146,7 +141,6 @@ def _most(engine: Engine, table: str, asked: int) -> int:
 
 
 def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state: str) -> None:
-    """Raise if trainers set rows to different values."""
     if engine.rows.local:
         return
     digest = sha256(f"{table} {state} ".encode() + b" ".join(array.tobytes() for array in arrays)).hexdigest()
@@ -197,7 +191,6 @@ def replacement(
 
 
 def _table(engine: Engine, name: str) -> tuple[int, Table]:
-    """Return the number of the table of that name, and the table."""
     tables = engine.schema.tables
     for number, table in enumerate(tables):
         if table.name == name:

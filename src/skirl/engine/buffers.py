@@ -27,8 +27,6 @@ B = TypeVar("B", bound=Buffer)
 
 
 class Pool(ABC, Generic[B]):
-    """Gives out buffers, to any thread."""
-
     def __init__(self, most: int = 0, kept: int = 1 << 30) -> None:
         self.most, self.kept = most, kept
         """Bytes in all buffers together, and number of free ones, beyond which free buffers are dropped."""
@@ -38,20 +36,13 @@ class Pool(ABC, Generic[B]):
         self._size = 0
 
     @abstractmethod
-    def make(self, size: int) -> B:
-        """Allocate a buffer of so many bytes."""
+    def make(self, size: int) -> B: ...
 
-    @abstractmethod
     def drop(self, buffer: B) -> None:
         """Prepare for the buffer's memory to be freed."""
 
-    def choose(self, fits: list[B]) -> B:
-        """Return the free buffer that has been unused for longest."""
-        return fits[0]
-
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, in use or free."""
         return self._size
 
     @property
@@ -61,9 +52,9 @@ class Pool(ABC, Generic[B]):
     def take(self, nbytes: int) -> B:
         """Return a buffer of at least this many bytes, with undefined contents."""
         with self._lock:
-            fits = [buffer for buffer in self._free if nbytes <= buffer.size <= max(2 * nbytes, SMALLEST)]
-            if fits:
-                buffer = self.choose(fits)
+            # the one that has been unused for longest
+            buffer = next((one for one in self._free if nbytes <= one.size <= max(2 * nbytes, SMALLEST)), None)
+            if buffer is not None:
                 self._free.remove(buffer)
                 buffer.owners = 1
             else:
@@ -75,7 +66,6 @@ class Pool(ABC, Generic[B]):
             return buffer
 
     def retain(self, buffer: B) -> None:
-        """Add an owner."""
         with self._lock:
             buffer.owners += 1
 
@@ -111,23 +101,11 @@ class HostBuffer(Buffer):
 
 
 class Staging(Pool[HostBuffer]):
-    """Records of one width in host memory.
-
-    >>> staging = Staging(4, np.dtype(np.float32), most=1 << 20)
-    >>> buffer = staging.of(300)
-    >>> buffer.rows.shape
-    (300, 4)
-    >>> staging.release(buffer)
-    >>> staging.of(250) is buffer
-    True
-    """
-
     def __init__(self, width: int, dtype: np.dtype, most: int = 0) -> None:
         super().__init__(most)
         self._width, self._dtype = width, dtype
 
     def of(self, count: int) -> HostBuffer:
-        """Return a buffer with room for so many records."""
         nbytes = count * self._width * self._dtype.itemsize
         buffer = self.take(nbytes)
         buffer.rows = buffer.array[:nbytes].view(self._dtype).reshape(count, self._width)
@@ -136,16 +114,9 @@ class Staging(Pool[HostBuffer]):
     def make(self, size: int) -> HostBuffer:
         return HostBuffer(size, np.empty(size, np.uint8))
 
-    def drop(self, buffer: HostBuffer) -> None:
-        pass
-
 
 def rounded(need: int, smallest: int) -> int:
-    """Round up to the next 4, 5, 6 or 7 times a power of two, and at least to `smallest`.
-
-    >>> rounded(5000, 1024), rounded(5200, 1024)
-    (5120, 6144)
-    """
+    """Round up to the next 4, 5, 6 or 7 times a power of two, and at least to `smallest`."""
     if need <= smallest:
         return smallest
     step = 1 << (need - 1).bit_length() - 3
@@ -158,11 +129,7 @@ KEPT = 2
 
 
 def empty(size: int, dtype: DTypeLike) -> np.ndarray:
-    """Return an array of `size` numbers that begins on a cache line. Its contents are undefined.
-
-    >>> empty(3, np.float32).ctypes.data % 64
-    0
-    """
+    """Return an array of `size` numbers that begins on a cache line. Its contents are undefined."""
     itemsize = np.dtype(dtype).itemsize
     raw = np.empty(size + ALIGNED // itemsize, dtype)
     skip = -raw.ctypes.data % ALIGNED // itemsize
@@ -170,20 +137,8 @@ def empty(size: int, dtype: DTypeLike) -> np.ndarray:
 
 
 class Reused:
-    """Gives out tensors of [rows, dim] with undefined contents.
-
-    A buffer is free when the last tensor that uses it is gone, including views and graphs.
-
-    >>> reused = Reused(np.float32)
-    >>> first = reused.take(3, 4)
-    >>> place, view = first.data_ptr(), first[0]
-    >>> del first
-    >>> reused.take(3, 4).data_ptr() == place  # `view` still looks into it
-    False
-    >>> del view
-    >>> reused.take(2, 4).data_ptr() == place
-    True
-    """
+    """Gives out tensors with undefined contents. A buffer is free when the last tensor that uses it is gone, including
+    views and graphs."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)

@@ -39,7 +39,6 @@ class Cache:
         return np.flatnonzero(self._unwritten & (self.key_of >= 0))
 
     def written(self, slots: np.ndarray) -> None:
-        """Record that the store has the rows of these slots as they are."""
         _set(self._unwritten, slots, False)
 
     def changing(self, slots: np.ndarray, stored: bool = False) -> None:
@@ -63,7 +62,6 @@ class Cache:
         self._sorted = None
 
     def resident(self) -> Resident:
-        """Return the resident rows, the least recently used first."""
         slots = np.flatnonzero(self.key_of >= 0)
         slots = slots[np.argsort(self.used[slots], kind="stable")].astype(np.int32)
         return Resident(self.key_of[slots], slots)

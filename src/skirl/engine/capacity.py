@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -74,12 +74,12 @@ class CacheSplit(NamedTuple):
     staging_rows: list[int]
 
 
-@dataclass(frozen=True)
-class Room:
-    """A cache of some size, for banks of rows. Its unit is the row, or the byte if its size is in bytes.
+@dataclass
+class Capacity:
+    """The size of an engine's cache, for banks of rows: how it is split now, and how it would be for other batches.
 
-    >>> Room(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8]).split([60, 20], [10, 5], in_flight=3)
-    CacheSplit(slots=[73, 26], staging_rows=[30, 15])
+    The unit is the row, or the byte if the size is in bytes. The split follows the demand of a run's first batches, and
+    changes if a later batch does not fit: it depends on the data and, with "auto", on the memory that is free at first.
     """
 
     cache: CacheSize
@@ -87,14 +87,45 @@ class Room:
     record_bytes: Sequence[int]
     dims: Sequence[int]
     free: Callable[[], int] = free_bytes
+    split: CacheSplit | None = None
+    """None until the first batches have decided it."""
+    by_one: bool = False
+    """True if a batch that was looked up alone decided the split. A lookahead decides by its window instead."""
+
+    def __post_init__(self) -> None:
+        self._kind, self._amount = parse_cache(self.cache)
+        self._largest = np.zeros(len(self.rows), np.int64)
+        """Rows of each bank in the largest batch that a split was made for."""
+
+    @classmethod
+    def of(
+        cls,
+        cache: CacheSize,
+        schema: Schema,
+        record_bytes: Sequence[int],
+        free: Callable[[], int],
+        sites: int = 1,
+        near: int = 1,
+    ) -> "Capacity":
+        """`sites`: trainers that own rows. `near`: those that share this machine's memory."""
+        kind, share = parse_cache(cache)
+        rows = [sum(schema.tables[t].rows for t in bank.tables) for bank in schema.banks]
+        if sites > 1 and kind == "share":  # of the rows that this trainer owns
+            cache = max(1, int(share * sum(rows) / sites))
+        return cls(cache, rows, record_bytes, [bank.dim for bank in schema.banks], lambda: free() // near)
 
     @property
     def in_bytes(self) -> bool:
-        return parse_cache(self.cache)[0] in ("bytes", "auto")
+        return self._kind in ("bytes", "auto")
 
     @property
     def weights(self) -> Sequence[int]:
         return self.record_bytes if self.in_bytes else [1] * len(self.rows)
+
+    @property
+    def halves(self) -> list[int]:
+        """For each bank: rows that may be on their way in; as many more may be on their way out."""
+        return [rows // 2 for rows in self.split.staging_rows] if self.split else []
 
     def needs(self, batches: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
         """Return the units that each batch needs, given its distinct rows of each bank."""
@@ -104,75 +135,109 @@ class Room:
         """Return a cache size that surely holds batches with this need. In bytes, at most half of it is staging."""
         return 2 * (need + sum(self.weights)) if self.in_bytes else need
 
-    def bytes_of(self, counts: Sequence[int]) -> int:
+    def _bytes_of(self, counts: Sequence[int]) -> int:
         return sum(n * width for n, width in zip(counts, self.record_bytes, strict=True))
 
-    def budget(self, largest: Sequence[int], in_flight: int) -> tuple[int, list[int]]:
+    def _budget(self, largest: Sequence[int], in_flight: int) -> tuple[int, list[int]]:
         """Return the units for rows in slots, and each bank's staging rows, for batches of at most `largest` rows."""
-        kind, amount = parse_cache(self.cache)
-        staging = [max(1, in_flight * n) for n in largest]
+        amount, staging = self._amount, [max(1, in_flight * n) for n in largest]
         if not self.in_bytes:
-            return (int(amount) if kind == "rows" else max(1, int(amount * sum(self.rows)))), staging
+            return (int(amount) if self._kind == "rows" else max(1, int(amount * sum(self.rows)))), staging
         # Staging is part of the bytes, but at most half of them, so that a small cache still holds rows.
-        amount, wish = int(amount * self.free() if kind == "auto" else amount), self.bytes_of(staging)
+        amount, wish = int(amount * self.free() if self._kind == "auto" else amount), self._bytes_of(staging)
         if 2 * wish > amount:
             staging = [max(1, int(n * amount / 2 / wish)) for n in staging]
-        return amount - self.bytes_of(staging), staging
+        return amount - self._bytes_of(staging), staging
 
-    def split(
-        self,
-        distinct: Sequence[int],
-        largest: Sequence[int],
-        in_flight: int,
-        name: str = "one batch of the first window",
-    ) -> CacheSplit:
+    def divide(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> CacheSplit:
         """Split the cache among banks: each gets what one batch needs and at least one slot, the rest goes by demand.
 
-        - `distinct`: the demand, distinct rows of each bank in the first window.
-        - `largest`: rows of each bank in one batch, which errors call `name`.
+        `distinct`: the demand, distinct rows of each bank in the first window. `largest`: those of one batch.
         """
-        budget, staging = self.budget(largest, in_flight)
+        budget, staging = self._budget(largest, in_flight)
         floors = [min(n, most) for n, most in zip(self.rows, largest, strict=True)]
         # If there is one bank and the cache is in rows, the planner says which batch does not fit.
         if int(self.needs([largest])[0]) > budget and (len(self.rows) > 1 or self.in_bytes):
-            raise self.too_small([largest], in_flight, lambda _: name)
+            raise self.refusal([largest], in_flight=in_flight, number=None)
         if len(self.rows) == 1:
             floors = [1]
         # A bank that the first window does not use will be used later. Count it as one row, so that it gets more than one.
         demand = [max(1, n) for n in distinct]
         return CacheSplit([max(1, slots) for slots in _share(budget, self.weights, floors, self.rows, demand)], staging)
 
-    def too_small(
-        self,
-        batches: Sequence[Sequence[int]],
-        in_flight: int,
-        name: Callable[[int], str],
-        *,
-        shown: CacheSize | None = None,
-    ) -> DoesNotFit:
-        """Return the error for the first of these batches. It asks for what the largest needs, so that the next is not
-        refused too. `shown`: the size as the user gave it, if that is another.
+    def decide(
+        self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
+    ) -> CacheSplit:
+        """Return a split that holds batch `number`, and as many of the batches after it as possible."""
+        each = np.array(needs, np.int64)
+        whole = np.maximum(each.max(axis=0), self._largest)
+        for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 1, -1)), each[0]):
+            try:
+                split = self.divide(distinct, largest.tolist(), in_flight)
+            except DoesNotFit:
+                continue
+            self._largest = np.maximum(self._largest, largest)
+            return split
+        raise self.refusal(needs, in_flight=in_flight, number=number)
 
-        >>> room = Room(20, [99, 99], [16, 32], [4, 8])
-        >>> print(room.too_small([[9, 15], [20, 16], [2, 2]], 1, "batch {}".format))
-        cache 20 is 20 rows, batch 0 needs 24 (15 of dim 8), and batch 1 needs 36, the most of the 3 batches read so far: \
-set cache to 36 or more, or use smaller batches; `skirl size` says what a whole run needs
+    def refusal(self, batches: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
+        """Return the error for batch `number`, which no split holds. `batches`: the rows of it and of batches after it.
+
+        It asks for what the largest of them needs, so that the next is not refused too.
         """
-        (budget, staging), needs = self.budget(batches[0], in_flight), self.needs(batches)
-        most = int(needs.argmax())
+        (budget, staging), needs = self._budget(batches[0], in_flight), self.needs(batches)
+        first, most = "this batch" if number is None else f"batch {number}", int(needs.argmax())
         floors = np.minimum(batches[0], self.rows)
         widest = int(floors.argmax())
         of_dim = f" ({floors[widest]:,} of dim {self.dims[widest]})" if len(self.dims) > 1 else ""
-        also = f", and {name(most)} needs {needs[most]:,}" if needs[most] > needs[0] else ""
+        also = f", and batch {(number or 0) + most} needs {needs[most]:,}" if needs[most] > needs[0] else ""
         also += f", the most of the {len(needs):,} batches read so far" if len(needs) > 1 else ""
         room = f"is {budget:,} rows"
         if self.in_bytes:
             room = (
-                f"has {max(0, budget):,} bytes for rows and {self.bytes_of(staging):,} for staging (rows on their way, at "
+                f"has {max(0, budget):,} bytes for rows and {self._bytes_of(staging):,} for staging (rows on their way, at "
                 "most half)"
             )
-        found = f"cache {self.cache if shown is None else shown!r} {room}, {name(0)} needs {needs[0]:,}{of_dim}{also}"
+        found = f"cache {self.cache!r} {room}, {first} needs {needs[0]:,}{of_dim}{also}"
         return DoesNotFit(found, self.enough(int(needs[most])), self.in_bytes)
+
+    def take(self, split: CacheSplit) -> None:
+        self.split = split
+        if self.cache == "auto":
+            self._kind, self._amount = "bytes", sum(map(self._bytes_of, split))  # for all splits to come
+
+    def forget(self) -> None:
+        self.split, self.by_one = None, False
+
+    @property
+    def saved(self) -> dict[str, Any] | None:
+        """The split, to save for a resumed run; None if it is not decided."""
+        if self.split is None:
+            return None
+        return {"cache": self.cache, "slots": self.split.slots, "staging_rows": self.split.staging_rows}
+
+    def saved_split(self, saved: dict[str, Any] | None) -> CacheSplit | None:
+        """Return the split that a run was saved with, or None if its cache had another size than this one."""
+        if saved is None or saved["cache"] != self.cache:
+            return None
+        return CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
+
+    def allows(self, saved: Any) -> bool:
+        """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""
+        if saved is None or saved["cache"] != self.cache:
+            return True
+        kind, amount = parse_cache(self.cache)
+        counts = [*saved["slots"], *saved["staging_rows"]]
+        if len(counts) != 2 * len(self.rows) or not all(type(n) is int and 0 < n < MAX_ROWS for n in counts):
+            return False
+        weights = self.record_bytes if kind == "bytes" else [1 for _ in self.rows]
+        most = amount * sum(self.rows) if kind == "share" else amount
+        most = max(1, most) + sum(weights[1:])  # a bank that no batch had a row of still has one slot
+        taken = sum(n * weight for n, weight in zip(saved["slots"], weights, strict=True))
+        if kind == "auto":  # another machine may have had more memory: the split stays, so it has to fit here
+            taken = self._bytes_of(saved["slots"]) + self._bytes_of(saved["staging_rows"])
+            most = max(1, self.free())
+        return all(n <= rows for n, rows in zip(saved["slots"], self.rows, strict=True)) and taken <= most
 
 
 def _share(
@@ -195,118 +260,3 @@ def _share(
                 slots[i] += more[i]
             break
     return slots
-
-
-class Capacity:
-    """The size of one engine's cache: how it is split now, and how it would be split for other batches.
-
-    The split follows the demand of a run's first batches, and changes if a later batch does not fit. It depends only on
-    the data, and with "auto" on the memory that is free at first.
-
-    >>> from skirl import Table
-    >>> capacity = Capacity(10, Schema.of([Table("a", 100, 4), Table("b", 100, 8)]), [16, 32], lambda: 0)
-    >>> capacity.decide([[7, 1], [2, 8]], [8, 8], in_flight=1, number=0).slots
-    [8, 2]
-    >>> capacity.decide([[2, 8]], [2, 8], in_flight=1, number=1).slots
-    [2, 8]
-    >>> capacity.decide([[5, 6]], [5, 6], in_flight=1, number=2)
-    Traceback (most recent call last):
-    skirl.engine.capacity.DoesNotFit: cache 10 is 10 rows, batch 2 needs 11 (6 of dim 8): set cache to 11 or more, or use smaller batches; `skirl size` says what a whole run needs
-    """  # noqa: E501
-
-    def __init__(
-        self,
-        cache: CacheSize,
-        schema: Schema,
-        record_bytes: Sequence[int],
-        free: Callable[[], int],
-        sites: int = 1,
-        near: int = 1,
-    ) -> None:
-        kind, share = parse_cache(cache)
-        rows = [sum(schema.tables[t].rows for t in bank.tables) for bank in schema.banks]
-        if sites > 1 and kind == "share":  # of the rows that this trainer owns
-            cache = max(1, int(share * sum(rows) / sites))
-        self.cache = cache
-        self.split: CacheSplit | None = None
-        """None until the first batches have decided it."""
-        self.by_one = False
-        """True if a batch that was looked up alone decided the split. A lookahead decides by its window instead."""
-        self._room = Room(cache, rows, record_bytes, [bank.dim for bank in schema.banks], lambda: free() // near)
-        self._largest = np.zeros(len(schema.banks), np.int64)
-        """Rows of each bank in the largest batch that a split was made for."""
-
-    @property
-    def halves(self) -> list[int]:
-        """For each bank: rows that may be on their way in; as many more may be on their way out."""
-        return [rows // 2 for rows in self.split.staging_rows] if self.split else []
-
-    def decide(
-        self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
-    ) -> CacheSplit:
-        """Return a split that holds batch `number`, and as many of the batches after it as possible."""
-        each = np.array(needs, np.int64)
-        whole = np.maximum(each.max(axis=0), self._largest)
-        for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 1, -1)), each[0]):
-            try:
-                split = self._room.split(distinct, largest.tolist(), in_flight)
-            except DoesNotFit:
-                continue
-            self._largest = np.maximum(self._largest, largest)
-            return split
-        raise self.refusal(needs, in_flight=in_flight, number=number)
-
-    def check(self, needs: Sequence[int], *, in_flight: int, number: int) -> None:
-        """Raise if no split holds batch `number`. `needs`: its distinct rows of each bank."""
-        self._room.split(needs, needs, in_flight, _named(number))
-
-    def refusal(self, needs: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
-        """Return the error for batch `number`, which no split holds. `needs` are those of it and of batches after it."""
-        return self._room.too_small(
-            needs, in_flight, lambda i: _named(None if number is None else number + i), shown=self.cache
-        )
-
-    def take(self, split: CacheSplit) -> None:
-        """Use this split from now on."""
-        self.split = split
-        if self.cache == "auto":
-            taken = sum(map(self._room.bytes_of, split))
-            self._room = replace(self._room, cache=f"{taken}B")  # for all splits to come
-
-    def forget(self) -> None:
-        """Forget the split: there is no cache, and the next batches decide."""
-        self.split, self.by_one = None, False
-
-    @property
-    def saved(self) -> dict[str, Any] | None:
-        """The split, to save for a resumed run; None if it is not decided."""
-        if self.split is None:
-            return None
-        return {"cache": self.cache, "slots": self.split.slots, "staging_rows": self.split.staging_rows}
-
-    def saved_split(self, saved: dict[str, Any] | None) -> CacheSplit | None:
-        """Return the split that a run was saved with, or None if its cache had another size than this one."""
-        if saved is None or saved["cache"] != self.cache:
-            return None
-        return CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
-
-    def allows(self, saved: Any) -> bool:
-        """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""
-        if saved is None or saved["cache"] != self.cache:
-            return True
-        kind, amount = parse_cache(self.cache)
-        room, banks = self._room, self._room.rows
-        counts = [*saved["slots"], *saved["staging_rows"]]
-        if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < MAX_ROWS for n in counts):
-            return False
-        weights = room.record_bytes if kind == "bytes" else [1 for _ in banks]
-        most = amount * sum(banks) if kind == "share" else amount
-        most = max(1, most) + sum(weights[1:])  # a bank that no batch had a row of still has one slot
-        taken = sum(n * weight for n, weight in zip(saved["slots"], weights, strict=True))
-        if kind == "auto":  # another machine may have had more memory: the split stays, so it has to fit here
-            taken, most = room.bytes_of(saved["slots"]) + room.bytes_of(saved["staging_rows"]), max(1, room.free())
-        return all(n <= rows for n, rows in zip(saved["slots"], banks, strict=True)) and taken <= most
-
-
-def _named(number: int | None) -> str:
-    return "this batch" if number is None else f"batch {number}"

@@ -1,7 +1,4 @@
-"""The rows of one collection: its cache, its store, its optimizer, and the moves between them that a Step asks for.
-
-Each bank has a `BankRows` (device/) that holds its part of the cache, in host memory or on a GPU, and computes on it.
-"""
+"""The rows of one collection: its cache, its store, its optimizer, and the moves between them that a Step asks for."""
 
 import logging
 import os
@@ -44,8 +41,6 @@ class Damaged(RuntimeError):
 
 
 class Engine:
-    """Everything of a collection except the module around it."""
-
     def __init__(
         self,
         tables: Sequence[Table],
@@ -89,7 +84,9 @@ class Engine:
         """By bank: numbers in a record, as the store has it."""
         self.record_bytes = [width * self.dtype.itemsize for width in self.held]  # by bank
         peers = self.rows.peers
-        self.capacity = Capacity(cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near)
+        self.capacity = Capacity.of(
+            cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near
+        )
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
@@ -113,7 +110,6 @@ class Engine:
         self.counters = Counters()
         self._counting = threading.Lock()
         self.saving: Any = None
-        """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
         self.damage: str | None = None
         """Text of the error that every later use raises: what happened and what to do."""
         self._cause: BaseException | None = None
@@ -176,7 +172,6 @@ class Engine:
             self.drop_caches()
 
     def allocate(self, split: CacheSplit) -> None:
-        """Allocate the caches. There must be none."""
         if self._goes_on:
             self._goes_on = False
             log.warning("%r holds no rows to go on with: all rows begin at their initial values", self.store)
@@ -210,12 +205,10 @@ class Engine:
         return leaving
 
     def gather(self, work: Work) -> None:
-        """Get the values of a step's rows. They must be resident with their owners."""
         self.rows.gather(self, work)
 
     @contextmanager
     def _losing(self, what: str) -> Iterator[None]:
-        """Record that rows are lost if the block raises."""
         try:
             yield
         except BaseException as error:
@@ -241,7 +234,6 @@ class Engine:
         return step.evict_keys, leaving
 
     def fetch(self, work: Work) -> None:
-        """Read a step's rows from the store."""
         for bank, step in zip(self.banks, work.steps, strict=True):
             arrival, count = bank.arriving(work), 0
             if len(step.fetch_keys):
@@ -277,7 +269,6 @@ class Engine:
             )
 
     def write(self, leaving: Leaving) -> None:
-        """Write what left the cache in one step to the store, and release its buffers."""
         for bank, (keys, rows) in zip(self.banks, leaving, strict=True):
             if len(keys):
                 with self._losing(f"{len(keys)} rows that left the cache could not be written to {self.store!r}"):
@@ -295,15 +286,10 @@ class Engine:
             bank.forget_moves()
 
     def trained(self, bank: int) -> np.ndarray:
-        """Return for each feature of a bank whether its rows are trained."""
         return ~self.frozen[self.table_of[bank]]
 
     def update(self, work: Work, settings: Sequence[Setting], finite: bool = True) -> bool:
-        """Sum the gradients of every row and apply its optimizer once, at the end of backward. Return whether it did.
-
-        `settings`: those of the optimizer groups. `finite`: whether all gradients are. If any trainer's are not, no
-        rows change.
-        """
+        """Sum the gradients of every row and apply its optimizer once, unless any trainer's are not finite."""
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
             raised[self.table_of[bank][live]] = True
@@ -335,10 +321,7 @@ class Engine:
     def restore(
         self, thaw: Callable[[], None], *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
     ) -> None:
-        """Replace all rows with those that `thaw` gives the store. No lookahead may be iterating.
-
-        A cache of the same size is split as it was: another split could leave a bank too few slots for a later batch.
-        """
+        """Replace all rows with those that `thaw` gives the store. No lookahead may be iterating."""
         self.check_process()
         thaw()  # all or nothing; from here on nothing is expected to fail
         self._goes_on = False

@@ -30,7 +30,6 @@ class FirstValues:
         self._among_others = False
         """True if the planner may assume that rows exist, in any table, that this store has never had."""
         self._lock = threading.Lock()
-        """Needed because rows are written by other threads than those that read them."""
         for t, given in self.of.items():
             table = schema.tables[t]
             given.check_dtype(table.name, dtype)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("skirl")
 NAMED_WITHIN = 30.0
-"""Seconds within which a hanging trainer is named, once the others have lost patience with it."""
 
 
 class Rows:
@@ -39,15 +38,13 @@ class Rows:
         self.peers = peers
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
-        """Return for each key whether this trainer owns its row."""
         return np.ones(len(keys), np.bool_)
 
     def route(self, schemas: Sequence[Schema], first: int) -> Route:
         """Return the way of a pass's ids to the planner of their rows. `first`: the number of its first step in the run."""
         return Route()
 
-    def gather(self, engine: "Engine", work: Work) -> None:
-        """Get the values of the step's rows. They must be resident with their owners."""
+    def gather(self, engine: "Engine", work: Work) -> None: ...
 
     def apply(
         self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
@@ -64,14 +61,11 @@ class Rows:
         """Return some rows as their owners have them now. `read` returns records of rows that this trainer owns."""
         return read(keys)
 
-    def check_alone(self, what: str) -> None:
-        """Raise if several trainers share the rows: they cannot do this together yet."""
+    def check_alone(self, what: str) -> None: ...
 
-    def check_lookahead(self) -> None:
-        """Raise if a step has to come from a lookahead."""
+    def check_lookahead(self) -> None: ...
 
     def patience(self, seconds: float) -> float:
-        """Return the patience with stages that may wait for other trainers."""
         return seconds
 
 
@@ -88,7 +82,6 @@ class SharedRows(Rows):
     def __init__(self, peers: Peers) -> None:
         super().__init__(peers)
         self.placement = Placement.even(peers.size)
-        """Which trainer owns which rows."""
         self._rows, self._host = peers.channel("rows"), peers.channel("lookups")
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
@@ -114,9 +107,7 @@ class SharedRows(Rows):
     def apply(
         self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
     ) -> bool:
-        """Update with other trainers. Sums are made while trainers tell each other which tables have gradients; they
-        are sent once all have told.
-        """
+        # Sums are made while trainers tell each other which tables have gradients, and sent once all have told.
         flags = torch.from_numpy(np.tile(np.append(raised, not finite).astype(np.uint8), (self.peers.size, 1)))
         telling = self._host.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
         sums = {bank: self._sums(engine, work, bank) for bank in engine.banks_of(raised)}
@@ -196,16 +187,11 @@ def apply(
     given = Sums(come, ~((first == 0) & torch.signbit(first)))
     ends = np.cumsum([n for n, tree in zip(np.diff(serve), trees) for _ in tree])
     parts = Parts(ends, np.array([leaves.start for tree in trees for leaves in tree]))
-    spread = work if len(ends) == len(trees) else _with(work, bank, _spread(step, serve, trees))
+    spread = work
+    if len(ends) > len(trees):
+        spread = replace(work, steps=[*work.steps[:bank], _spread(step, serve, trees), *work.steps[bank + 1 :]])
     sums = rows.combined(spread, parts, given)
     rows.apply(work, sums, scalars, number, 1 / work.shards)
-
-
-def _with(work: Work, bank: int, step: Step) -> Work:
-    """Return the same work with another step for one bank."""
-    steps = list(work.steps)
-    steps[bank] = step
-    return replace(work, steps=steps)
 
 
 def _spread(step: Step, serve: np.ndarray, trees: list[list[range]]) -> Step:

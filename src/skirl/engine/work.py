@@ -106,10 +106,8 @@ class Work:
     def live_rows(self, bank: int) -> np.ndarray:
         """Return a mask of the output rows that got a gradient: by feature if that is enough, else row by row."""
         none = np.zeros(len(self.micros[0].positions[bank].parts), np.bool_)
-        masks, ids = (
-            [self.live.get((bank, m), none) for m in range(len(self.micros))],
-            [m.banks[bank] for m in self.micros],
-        )
+        masks = [self.live.get((bank, m), none) for m in range(len(self.micros))]
+        ids = [m.banks[bank] for m in self.micros]
         if all(mask.all() for mask in masks):
             return np.ones(1, np.bool_)
         if ids[0].pooled and all((mask == masks[0]).all() and not one.shared for mask, one in zip(masks, ids)):

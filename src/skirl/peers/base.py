@@ -22,25 +22,13 @@ class PeerError(RuntimeError):
 
 
 def ranks_named(ranks: Collection[int]) -> str:
-    """Name ranks as in a sentence.
-
-    >>> ranks_named([2]), ranks_named([0, 3, 5])
-    ('rank 2', 'ranks 0, 3 and 5')
-    """
+    """Name ranks as in a sentence."""
     *most, last = [str(rank) for rank in sorted(ranks)]
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, patience: float) -> str:
-    """Return the message of rank `waiting` when others did not come.
-
-    >>> print(missing(0, [1], "channel rows, swap 7 (values of step 3)", 5.0, 5.0))  # doctest: +NORMALIZE_WHITESPACE
-    rank 0 waited 5.0 s for rank 1 in channel rows, swap 7 (values of step 3): it hangs, or takes longer than patience=5;
-    look at what it does, or set patience higher
-    >>> print(missing(0, [1, 2], "channel ids, exchange 2", 0.1, 600.0))  # doctest: +NORMALIZE_WHITESPACE
-    rank 0 waited 0.1 s for ranks 1 and 2 in channel ids, exchange 2: gone; see the last lines that ranks 1 and 2 printed,
-    and start the job again: it resumes from its last checkpoint
-    """
+    """Return the message of rank `waiting` when others did not come."""
     who = ranks_named(absent) if absent else "the others"
     if seconds >= 0.9 * patience:
         it = "it hangs, or takes" if len(absent) == 1 else "they hang, or take"
@@ -65,11 +53,7 @@ def over(why: str) -> str:
 
 
 def failed(rank: int, why: str) -> str:
-    """Return the message of the others when a rank ended with an error of its own.
-
-    >>> failed(1, "id 7 of table 'user' is out of range")
-    "rank 1 ended the job: id 7 of table 'user' is out of range"
-    """
+    """Return the message of the others when a rank ended with an error of its own."""
     return why if why.startswith("rank ") else f"rank {rank} ended the job: {why}"
 
 
@@ -212,7 +196,6 @@ class Channel(ABC):
             return Swapping(self, self._begin(list(outs), list(parts), doing), outs, parts)
 
     def _begin(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
-        """Count and begin to move parts, and copy this rank's own if it is elsewhere."""
         for rank, (part, out) in enumerate(zip(parts, outs, strict=True)):
             if rank != self.rank:
                 self.counters.bytes_sent[rank] += part.nbytes
@@ -222,8 +205,7 @@ class Channel(ABC):
         return self._move(outs, parts, doing)
 
     @abstractmethod
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
-        """Begin to send a part to each other rank, and to receive one from each."""
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait: ...
 
     @abstractmethod
     def _fail(self, why: str) -> NoReturn:
@@ -250,7 +232,6 @@ class Channel(ABC):
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the seconds of a block as waiting."""
         began = time.perf_counter()
         try:
             yield
@@ -273,20 +254,12 @@ def dtype_of(head: Any) -> np.dtype:
 
 
 def padded(size: int) -> int:
-    """Return the bytes of a message with padding.
-
-    >>> padded(0), padded(1), padded(16)
-    (0, 16, 16)
-    """
+    """Return the bytes of a message with padding."""
     return -(-size // ALIGNED) * ALIGNED
 
 
 def pack(*arrays: NDArray) -> NDArray[np.uint8]:
-    """Pack several one-dimensional arrays into one message, for `unpack`.
-
-    >>> [part.tolist() for part in unpack(pack(np.arange(3), np.array([0.5]), np.zeros(0, np.int8)))]
-    [[0, 1, 2], [0.5], []]
-    """
+    """Pack several one-dimensional arrays into one message, for `unpack`."""
     parts = [np.zeros(0, np.uint8)]
     for array in arrays:
         head = np.zeros(1, HEAD)
@@ -321,11 +294,9 @@ class Peers(ABC):
 
     @property
     @abstractmethod
-    def channels(self) -> dict[str, Channel]:
-        """All channels, by name."""
+    def channels(self) -> dict[str, Channel]: ...
 
     def channel(self, name: str) -> Channel:
-        """Return a channel, which one thread may use."""
         if name not in self.channels:
             raise ValueError(f"there is no channel {name!r}: take one of {', '.join(self.channels)}")
         return self.channels[name]
@@ -337,7 +308,6 @@ class Peers(ABC):
 
     @property
     def near(self) -> int:
-        """Number of trainers on this machine, this one included."""
         return self.size
 
     @property
@@ -350,11 +320,9 @@ class Peers(ABC):
         """End all ranks because of an error of this one. Calls of the others raise a PeerError with its message."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Wait until all ranks leave, and leave."""
+    def close(self) -> None: ...
 
     def counted(self) -> dict[str, dict[str, Any]]:
-        """Return the counters of each channel."""
         return {name: asdict(channel.counters) for name, channel in self.channels.items()}
 
     def __enter__(self) -> Self:
@@ -368,11 +336,7 @@ class Peers(ABC):
 
 
 def said_of(error: BaseException | str) -> str:
-    """Return the text of an error that the other ranks repeat.
-
-    >>> said_of(ValueError("id 7 is out of range")), said_of(KeyError("a"))
-    ('id 7 is out of range', "KeyError('a')")
-    """
+    """Return the text of an error that the other ranks repeat."""
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped by Ctrl-C"
     sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
@@ -382,13 +346,7 @@ def said_of(error: BaseException | str) -> str:
 
 
 class Alone(Peers):
-    """The only trainer of its job.
-
-    >>> import numpy as np
-    >>> with Alone() as peers:
-    ...     peers.channel("ids").exchange([np.arange(3)])
-    [array([0, 1, 2])]
-    """
+    """The only trainer of its job."""
 
     def __init__(self) -> None:
         super().__init__(0, 1, float("inf"))

@@ -17,15 +17,6 @@ class OfAllTrainers:
 
     Each trainer sums one piece of all gradients over the tree and sends it to all, which moves as many bytes as a ring. A
     step's buffers are kept for the next, because new memory must be mapped first.
-
-    >>> from tests.threads_as_trainers import InProcess
-    >>> def work(peers):
-    ...     sums = OfAllTrainers(peers, shards=2)
-    ...     grad = torch.tensor([1.0, 10.0]) * (peers.rank + 1)
-    ...     [total] = sums.start([grad], [(sums.mine.start, [grad])]).wait()
-    ...     return total.tolist()
-    >>> InProcess.run(2, work)
-    [[1.5, 15.0], [1.5, 15.0]]
     """
 
     def __init__(self, peers: Peers, shards: int, accumulate: int = 1) -> None:
@@ -36,7 +27,6 @@ class OfAllTrainers:
 
     @property
     def mine(self) -> range:
-        """The range of this trainer's leaves."""
         return self._blocks[self._channel.rank]
 
     @torch.no_grad()
@@ -111,7 +101,6 @@ class _Kind:
         self._work = self._channel.begin_swap_parts(list(self._send), self._come, tag="partial sums of dense gradients")
 
     def share(self) -> None:
-        """Wait for the pieces of all ranks, sum them, and begin to send the mean to all."""
         assert self._work is not None
         self._work.wait()
         total = tree_sum(

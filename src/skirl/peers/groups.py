@@ -37,7 +37,6 @@ class Notes:
 
     def __init__(self, store: Any, there: Callable[[], bool], limit: float = LIMIT) -> None:
         self.answers = True
-        """True if the store has answered every call so far."""
         self._store, self._there, self._limit = store, there, limit
 
     def why(self) -> str | None:
@@ -49,11 +48,9 @@ class Notes:
         return self._asked(lambda: self._store.compare_set(ENDED, "", why).decode()) or why
 
     def here(self, rank: int) -> None:
-        """Say that a rank is alive, and has waited for others."""
         self._asked(lambda: self._store.set(f"{LOST}/{rank}", "here"))
 
     def is_here(self, rank: int) -> bool:
-        """Return whether a rank has said that it is alive."""
         return bool(self._asked(lambda: self._store.check([f"{LOST}/{rank}"])))
 
     def _asked(self, ask: Callable[[], T]) -> T | None:
@@ -223,15 +220,12 @@ class _Group(Channel):
         raise PeerError(why)
 
     def destroy(self) -> None:
-        """Destroy the process group, which closes its connections."""
         if not self._destroyed and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._destroyed = True
 
 
 class _Begun:
-    """A call of a group in progress."""
-
     def __init__(
         self,
         peers: ProcessGroups,
@@ -260,7 +254,6 @@ class _Begun:
 
 
 def _has_come(work: Any) -> bool:
-    """Return whether a message has come, after another one did not."""
     try:
         return bool(work.wait(A_MOMENT))
     except RuntimeError:

@@ -123,21 +123,11 @@ class Launched(NamedTuple):
     local_rank: int
     local_size: int
     address: str
-    """Address at which rank 0 or the launcher serves the store in which trainers find each other."""
     port: int
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """Read the variables of torchrun. Return None for a process that no launcher started, or for the only trainer.
-
-        >>> names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
-        >>> launched = Launched.of(names | {"MASTER_PORT": "2000"})
-        >>> launched.rank, launched.one_machine
-        (3, False)
-        >>> Launched.of(names)
-        Traceback (most recent call last):
-        ValueError: WORLD_SIZE is 4 and MASTER_PORT is not set: start trainers with `skirl launch` or torchrun, which set it
-        """
+        """Read the variables of torchrun. Return None for a process that no launcher started, or for the only trainer."""
         if environment.get("WORLD_SIZE", "1").strip() == "1":
             return None
 
@@ -160,7 +150,6 @@ class Launched(NamedTuple):
 
     @property
     def one_machine(self) -> bool:
-        """True if all trainers are on this machine."""
         return self.local_size == self.size
 
 
@@ -219,7 +208,6 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
 
 
 def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
-    """Return the index of this trainer's GPU."""
     import torch
 
     if gpus == 0:
@@ -269,7 +257,6 @@ def _store(launched: Launched, waits: timedelta):
 
 
 def _destroy() -> None:
-    """Destroy the process group that `join` has made."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -277,6 +264,5 @@ def _destroy() -> None:
 
 
 def _loopback() -> str:
-    """Return the name of the loopback interface."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), names[0])

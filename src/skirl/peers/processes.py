@@ -42,11 +42,7 @@ def this_process() -> list[Any]:
 
 
 def is_gone(process: list[Any]) -> bool:
-    """Return whether a process on this machine has ended. Always False for one on another machine.
-
-    >>> is_gone(this_process()), is_gone(this_process()[:2] + [2**22 + 1, "5"])
-    (False, True)
-    """
+    """Return whether a process on this machine has ended. Always False for one on another machine."""
     mine = this_process()
     return bool(mine) and process[:2] == mine[:2] and _began(process[2]) != process[3]
 
@@ -70,10 +66,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def die_with_launcher() -> None:
-    """Have the system kill this trainer when its launcher ends in any way. Only on Linux.
-
-    Call it early: a launcher that has ended before is noticed only if a reaper is this process's parent now.
-    """
+    """Have the system kill this trainer when its launcher ends in any way; call it early. Only on Linux."""
     if not launched_here() or not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
@@ -83,13 +76,7 @@ def die_with_launcher() -> None:
 
 
 def reaps(pid: int) -> bool:
-    """Return whether a process adopts those whose parents have ended, so that it is not a launcher.
-
-    These are process 1 and a user's systemd. But a launcher may be process 1 of a container; launchers are Python.
-
-    >>> reaps(os.getpid())
-    False
-    """
+    """Return whether a process adopts orphans, as process 1 and a user's systemd do. A launcher, even as 1, is Python."""
     try:
         name = Path(os.readlink(f"/proc/{pid}/exe")).name
     except PermissionError:  # another user's
@@ -100,11 +87,8 @@ def reaps(pid: int) -> bool:
 
 
 def watch_launcher(patience: float, least: float = LEAVING) -> None:
-    """Kill this process's launcher if it is one of several and outlives the process by more than `patience`.
-
-    A launcher whose trainers are done waits for the other launchers. If one of them has restarted meanwhile, because a
-    machine joined or a trainer was killed, the two wait for each other: torchrun does so for five minutes. Whatever started
-    this launcher can then start it again, and a complete run ends at once.
+    """Kill this process's launcher if it is one of several and outlives the process by more than `patience`: torchrun's
+    waits for five minutes for others that have restarted, and whatever started it can start it again.
     """
     patience = max(patience, least)
     several = launchers_elsewhere() and os.environ.get("LOCAL_RANK") == "0"
@@ -128,11 +112,7 @@ def _began(pid: int) -> str:
 
 
 class Connections:
-    """The sockets that were opened in a with-block.
-
-    A gloo group cannot be stopped: its calls wait for their peers, and so does the end of the process. Shutting down its
-    connections ends that.
-    """
+    """The sockets opened in a with-block. A gloo group cannot be stopped, but shutting these down ends its calls."""
 
     def __init__(self) -> None:
         self._opened: dict[int, str] = {}
@@ -145,7 +125,6 @@ class Connections:
         self._opened = {file: name for file, name in _sockets().items() if self._before.get(file) != name}
 
     def cut(self, spare: Collection[int] = ()) -> None:
-        """Shut them down, except connections with a port in `spare` at either end."""
         opened, self._opened = self._opened, {}
         for file, name in opened.items():
             with suppress(OSError):

@@ -82,48 +82,33 @@ def tell_of_same_data(route: Route) -> None:
 
 
 class ShardsInLoop:
-    """Does what is needed as micro-batches of steps with shards enter the loop and leave it."""
+    """Random numbers and dense gradients of steps with shards, as micro-batches enter the loop and leave it."""
 
     def __init__(self, model: nn.Module, shards: int, accumulate: int, seed: int, mine: range, peers: Peers) -> None:
-        self._model, self._peers = model, peers
+        self._model, self.peers = model, peers
         self._seed = seed
         self._first = mine.start * accumulate
-        self._dense = DenseSums(model, shards, accumulate, mine, peers)
+        self.dense = DenseSums(model, shards, accumulate, mine, peers)
 
     def check(self) -> None:
-        """Raise if the model's results depend on who computes which shard, or if it differs between trainers."""
         check_sharded(self._model)
-        if self._peers.size > 1:
-            check_weights(self._model, self._peers)
-
-    def open(self) -> None:
-        self._dense.open()
+        if self.peers.size > 1:
+            check_weights(self._model, self.peers)
 
     def close(self) -> None:
         rng_state.swap_out()
-        self._dense.close()
-
-    def comes(self, step: int) -> None:
-        """Let what other trainers are told from here on be for this step."""
-        self._peers.comes(step)
+        self.dense.close()
 
     def begin(self, step: int, micro: int) -> None:
-        self._dense.begin(micro)
+        self.dense.begin(micro)
         rng_state.swap_in(self._seed, step, self._first + micro)
 
     def left(self, step: int, micro: int | None) -> None:
-        """End the loop, on all trainers after the same step.
-
-        `micro` is the micro-batch of a step that was in the loop; None: the step's last one, or none.
-        """
-        if self._peers.size > 1:
-            leave(self._peers, step, micro)
-
-    def reduce(self) -> None:
-        """Put the dense gradients of the step in place, if its last micro-batch is in the loop."""
-        self._dense.complete()
+        """End the loop, on all trainers after the same step."""
+        if self.peers.size > 1:
+            leave(self.peers, step, micro)
 
     def leave(self) -> None:
         """Let the micro-batch leave the loop. What comes next, such as reading the loader, draws the run's own numbers."""
         rng_state.swap_out()
-        self._dense.leave()
+        self.dense.leave()

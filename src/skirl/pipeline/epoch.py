@@ -4,7 +4,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,7 @@ from skirl.tools.os_errors import NotWritten, why
 
 
 class Epoch:
-    """The next uses in a whole epoch.
-
-    >>> from skirl import Table
-    >>> with Epoch(Schema.of([Table("a", 100, 4)])) as epoch:
-    ...     for ids in ([1, 2], [2, 3], [1, 1]):
-    ...         epoch.add([np.array(ids)])
-    ...     epoch.scan()
-    ...     epoch.next_uses()[0].tolist()  # of rows 1 and 2, by last position
-    [2, 1]
-    """
+    """The next uses in a whole epoch, of each batch's distinct rows by last position."""
 
     def __init__(self, schema: Schema) -> None:
         self._banks = [_BankSpool(schema, bank) for bank in range(len(schema.banks))]
@@ -43,7 +33,6 @@ class Epoch:
                 spool.add(part)
 
     def scan(self) -> None:
-        """Find next uses, after the first pass."""
         with _spooling():
             for spool in self._banks:
                 spool.scan()
@@ -53,21 +42,12 @@ class Epoch:
         return self._banks[bank].first_uses(keys)
 
     def next_uses(self) -> list[np.ndarray]:
-        """Return the next uses of the second pass's next batch."""
         self._next += 1
         return [spool.next_uses(self._next - 1) for spool in self._banks]
 
     def close(self) -> None:
         for spool in self._banks:
             spool.close()
-
-    def __enter__(self) -> "Epoch":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _BankSpool:
@@ -129,11 +109,9 @@ class _BankSpool:
         """Return handles. Those of hashed rows are given as -1 - handle."""
         assert self._rows is not None
         handles = self._rows.handles(keys)
-        return (
-            np.where(self._rows.base[keys >> ROW_BITS] >= 0, handles, -1 - handles)
-            if self._rows.any_hashed
-            else handles
-        )
+        if not self._rows.any_hashed:
+            return handles
+        return np.where(self._rows.base[keys >> ROW_BITS] >= 0, handles, -1 - handles)
 
     def _read(self, number: int) -> np.ndarray:
         self.file.seek(self._starts[number] * 4)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import isfinite
 
 from skirl.tools.interrupts import Hold
@@ -15,24 +15,15 @@ from skirl.tools.interrupts import Hold
 log = logging.getLogger("skirl")
 
 
-class StageStuck(RuntimeError):
-    """A stage, or the loader, made no progress for longer than the patience allows."""
+class StageStuck(RuntimeError): ...
 
 
 class Watch:
     """Watches the reads of one pass over a loader, which runs in the loop's own thread.
 
-    A thread reports a read that takes longer than the patience: the stacks of all threads go to stderr and one sentence
-    to the log. It reports again after twice the time, and so on. The loader itself is left alone. When it returns, the
-    loop gets `StageStuck`.
-
-    >>> watch = Watch(patience=0.2)
-    >>> with Hold() as hold, watch.reading(hold, 3):
-    ...     time.sleep(0.3)
-    Traceback (most recent call last):
-    skirl.pipeline.loader_watch.StageStuck: the loader took 0.3 s for batch 3, and patience is 0.2 s: fix the loader, or raise lookahead(patience=...) if it is only slow
-    >>> watch.close()
-    """  # noqa: E501
+    A thread reports a read that takes longer than the patience, and again after twice the time, and so on: the stacks of
+    all threads go to stderr and one sentence to the log. When the loader returns, the loop gets `StageStuck`.
+    """
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -66,7 +57,6 @@ class Watch:
         self._now = None
 
     def close(self) -> None:
-        """End the thread."""
         self._closed.set()
         if self._watcher is not None and self._watcher.is_alive():
             self._watcher.join(1.0)
@@ -100,12 +90,8 @@ class Watch:
 
 
 def _report(number: int, took: float) -> None:
-    for stream in filter(None, (sys.stderr, sys.__stderr__)):  # the first may be a notebook's, which is no file
-        try:
-            faulthandler.dump_traceback(stream)
-        except (AttributeError, OSError, RuntimeError, ValueError):
-            continue
-        break
+    with suppress(AttributeError, OSError, RuntimeError, ValueError):  # without a terminal there may be no such file
+        faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
     log.error(
         "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it returns, the loop raises "
         "an error: raise lookahead(patience=...) if it is only slow. If it hangs, stop it with Ctrl-C, or with `kill %d` "
@@ -121,9 +107,5 @@ _SET.set()
 
 
 def seconds(time: float) -> str:
-    """Format a time for a message.
-
-    >>> seconds(0.25), seconds(600.2)
-    ('0.2 s', '600 s')
-    """
+    """Format a time for a message."""
     return f"{time:.0f} s" if time >= 10 else f"{time:.1f} s"

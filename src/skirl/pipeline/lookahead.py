@@ -309,22 +309,15 @@ class Lookahead:
             )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)
             self._pass = Pass(
-                self._reader,
-                pipeline,
-                self._epochs,
-                collections=self.collections,
-                in_loop=now,
-                watch=self._watch,
-                times=self.times,
-                shards=self._in_shards,
-            )
+                self._reader, pipeline, self._epochs, collections=self.collections, in_loop=now, watch=self._watch,
+                times=self.times, shards=self._in_shards,
+            )  # fmt: skip
             if self._in_shards is not None:
-                self._in_shards.open()
+                self._in_shards.dense.open()
         self._loaded = False
         return self._pass
 
     def _route(self) -> Route:
-        """Return the way of the ids of a pass to their planner."""
         return self.engines[0].rows.route([engine.schema for engine in self.engines], self._in_loop.here.step + 1)
 
     def coming(self) -> list[Ids]:
@@ -351,7 +344,7 @@ class Lookahead:
         The last shard's backward does so by itself. Before the last shard, and without shards, this does nothing.
         """
         if self._in_shards is not None:
-            self._in_shards.reduce()
+            self._in_shards.dense.complete()
 
     def settle(self) -> None:
         """Finish the step in the loop, so that rows are as after it. Do nothing if its batch was not looked up yet."""
@@ -387,7 +380,6 @@ class Lookahead:
         return steps * self._shards * self._accumulate + rest
 
     def _own(self, batches: int) -> int:
-        """Return the inverse of `_of_all`."""
         steps, rest = divmod(batches, self._shards * self._accumulate)
         return steps * self._reader.micros + rest
 
@@ -429,7 +421,6 @@ class Lookahead:
         return self._pass.pipeline if self._pass is not None and not self._pass.closed else None
 
     def _end_pass(self, apply: bool = True) -> None:
-        """End the current pass. What was planned and not executed never happened."""
         one, self._pass = self._pass, None
         try:
             if one is not None:

@@ -22,7 +22,6 @@ class InLoop:
     """The step in the loop, and where in the data it is. It outlives the passes of a lookahead."""
 
     step: int = 0
-    """Number of steps begun: 1 while the first batch is in the loop."""
     here: DataPosition = field(default_factory=DataPosition)
     """The place after the batch in the loop."""
     before: DataPosition = field(default_factory=DataPosition)
@@ -71,19 +70,12 @@ class Pass:
         times: Times,
         shards: ShardsInLoop | None = None,
     ) -> None:
-        self.pipeline = pipeline
-        self._reader = reader
-        self._epochs = epochs
-        self._collections = collections
-        self._in_loop = in_loop
-        self._watch = watch
-        self._times = times
-        self._shards = shards
+        self.pipeline, self._reader, self._epochs, self._collections = pipeline, reader, epochs, collections
+        self._in_loop, self._watch, self._times, self._shards = in_loop, watch, times, shards
         self._inside = False
         self._ended = False
         self.closed = False
         self._computing: float | None = None
-        """Since when the batch in the loop has been computing, for the timeline."""
 
     def __iter__(self) -> "Pass":
         return self
@@ -117,7 +109,6 @@ class Pass:
         return batch
 
     def close(self, apply: bool = True) -> None:
-        """End the pass. What was planned and not executed never happened."""
         if self.closed:
             return
         self.closed = True
@@ -151,7 +142,7 @@ class Pass:
         for collection in self._collections:
             collection.engine.check()
         if self._shards is not None:
-            self._shards.comes(now.step + 1)
+            self._shards.peers.comes(now.step + 1)
         flight = pipeline.next(hold)
         if flight is None:
             now.here = DataPosition(now.step, now.here.epochs + 1, loader=self._reader.state_at_end)

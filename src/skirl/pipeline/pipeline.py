@@ -48,7 +48,6 @@ class Pipeline:
     ) -> None:
         self.times = times or Times()
         self.done = 0
-        """Number of steps whose rows were made resident."""
         self.coming: deque[list[Ids]] = deque()
         """Batches that were read and are not in the loop yet, step by step."""
         self._reader = reader
@@ -66,7 +65,6 @@ class Pipeline:
         self._all_ready = False
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
-        """Steps that are being written."""
         self._write_failure: BaseException | None = None
         self._stopped = False
         """True while the planner waits for caches that are split anew."""
@@ -90,7 +88,6 @@ class Pipeline:
     # The training loop's side. All of it runs with interrupts held back.
 
     def check(self) -> None:
-        """Raise the error of a stage that failed, or an error if the pass has ended."""
         self._stages.check()
 
     def next(self, hold: Hold) -> Flight | None:
@@ -154,7 +151,6 @@ class Pipeline:
             self._stages.wake("plan")
 
     def _load(self, flight: Flight) -> list[Leaving]:
-        """Make a step's rows resident. Return what leaves the caches."""
         try:
             return [engine.load(work) for engine, work in zip(self._engines, flight.works, strict=True)]
         except BaseException as error:

@@ -1,7 +1,4 @@
-"""The reader: takes batches from the user's loader, and knows where in it a run is.
-
-The loader is read between steps, in the caller's thread: Python work in another thread would slow down each step.
-"""
+"""The reader: takes batches from the user's loader, and knows where in it a run is."""
 
 import copy
 import logging
@@ -34,8 +31,7 @@ _MOST_PARTS = 10_000
 """Parts of a batch that are looked at for tensors."""
 
 
-class OrderChanged(ValueError):
-    """The second pass over the loader brought different batches than the first."""
+class OrderChanged(ValueError): ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,6 @@ class Reader:
         self._loader = loader
         self._sparse = sparse
         self.micros = accumulate * shards
-        """Number of micro-batches in a step."""
         self._shards = shards
         self._whole_steps = whole or shards > 1
         self._resolvers = resolvers
@@ -85,7 +80,6 @@ class Reader:
 
     @property
     def reads_once(self) -> bool:
-        """True if the loader is an iterator, which cannot start again."""
         return hasattr(self._loader, "__next__")
 
     def check_fresh(self) -> None:
@@ -134,7 +128,6 @@ class Reader:
         return batches
 
     def _whole(self, shards: list[Ids], hold: Hold) -> list[Ids]:
-        """Return all of a step's shards or none. At the loader's end, what makes no whole step is left out."""
         assert self._source is not None
         if len(shards) == self.micros:
             if not _uneven(shards):
@@ -142,15 +135,12 @@ class Reader:
             with self._watch.reading(hold, self._read):
                 if next(self._source, _END) is not _END:
                     raise _refusal(shards, self._read)
-        self._leave_out(shards)
-        return []
-
-    def _leave_out(self, shards: list[Ids]) -> None:
         if shards:
             log.warning(
                 "the last %d samples of the pass are left out: a step of %d shards needs %d batches of equal size",
                 sum(shard.samples for shard in shards), self._shards, self.micros,
             )  # fmt: skip
+        return []
 
     def _check_order(self, order: list[int], number: int, step: list[Ids]) -> None:
         if number >= len(order) or self._digest(step) != order[number]:
@@ -215,7 +205,6 @@ class Reader:
         return copy.deepcopy(self._loader.state_dict())  # type: ignore[attr-defined]
 
     def _open(self, place: DataPosition) -> Iterator[Any]:
-        """Return an iterator over the loader's batches, from where the run is."""
         known = place.loader is not None and hasattr(self._loader, "load_state_dict")
         if known:
             self._loader.load_state_dict(copy.deepcopy(place.loader))  # type: ignore[attr-defined]
@@ -308,13 +297,7 @@ def _refusal(shards: list[Ids], end: int) -> ValueError:
 
 
 def own(batch: Any) -> Any:
-    """Return a copy that shares nothing with the batch.
-
-    >>> data = torch.arange(1000)
-    >>> mine = own({"x": data[10:12]})["x"]
-    >>> mine.tolist(), mine.untyped_storage().nbytes()
-    ([10, 11], 16)
-    """
+    """Return a copy that shares nothing with the batch."""
     memo: dict[int, Any] = {}
     for part in _leaves(batch):
         if type(part) is torch.Tensor and part.layout == torch.strided:
@@ -323,19 +306,11 @@ def own(batch: Any) -> Any:
 
 
 def weigh(batch: Any) -> int:
-    """Return the bytes of a batch's tensors and arrays, as far as they are found in containers and attributes.
-
-    >>> weigh({"ids": torch.zeros(3, dtype=torch.int64), "labels": [np.zeros(2, np.float32)]})
-    32
-    """
-    return sum(
-        part.numel() * part.element_size() if isinstance(part, torch.Tensor) else _bytes_of(part)
-        for part in _leaves(batch)
-    )
+    """Return the bytes of a batch's tensors and arrays, as far as they are found in containers and attributes."""
+    return sum(map(_bytes_of, _leaves(batch)))
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    """Yield the tensors, arrays and bytes of a batch, each once."""
     looked_at, left = set(), [batch]
     while left and len(looked_at) < _MOST_PARTS:
         part = left.pop()
@@ -360,4 +335,6 @@ def _attributes(part: Any) -> Iterable[Any]:
 
 
 def _bytes_of(part: Any) -> int:
+    if isinstance(part, torch.Tensor):
+        return part.numel() * part.element_size()  # nbytes is not defined for sparse ones
     return len(part) if isinstance(part, bytes | bytearray) else part.nbytes

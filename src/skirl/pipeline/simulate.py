@@ -3,6 +3,7 @@
 It is the planner of training, so it counts what a run does; `benchmarks/traffic.py` compares the two."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,12 +44,6 @@ def simulate(
 
     `hold_rows`: evicted rows of each bank that can be forwarded at any moment. It turns fetches from the store into
     forwards and changes no other count.
-
-    >>> from skirl import Table
-    >>> schema = Schema.of([Table("a", 100, 4)])
-    >>> batches = [[np.array(ids)] for ids in ([1, 2], [3, 4], [1, 2])]
-    >>> simulate(schema, batches, [3], Plan(depth="epoch"))
-    Totals(steps=3, fetched=1, forwarded=1, new=4, written=2)
     """
     fetched = forwarded = new = written = steps = 0
     for banks in planned(schema, batches, capacities, plan, hold_rows=hold_rows):
@@ -73,25 +68,20 @@ def planned(
 
     The window's limit in bytes counts only the keys; a run counts all that it holds of each batch.
     """
-    planner = Planner(bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
-    if plan.depth != "epoch":
-        yield from _drive(planner, ((keys, None) for keys in batches))
-        return
-    if iter(batches) is batches:
-        raise ValueError('depth="epoch" reads the batches twice, and this is an iterator: pass a list')
-    with Epoch(schema) as epoch:
+    planner = Planner[None](bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
+    with closing(Epoch(schema)) if plan.depth == "epoch" else nullcontext() as epoch:
+        if epoch is not None:
+            if iter(batches) is batches:
+                raise ValueError('depth="epoch" reads the batches twice, and this is an iterator: pass a list')
+            for keys in batches:
+                epoch.add(keys)
+            epoch.scan()
         for keys in batches:
-            epoch.add(keys)
-        epoch.scan()
-        yield from _drive(planner, ((keys, epoch.next_uses()) for keys in batches))
-
-
-def _drive(planner: Planner[None], batches: Iterable[tuple[Keys, Keys | None]]) -> Iterator[list[Step]]:
-    for keys, next_uses in batches:
-        planner.add(None, keys, sum(part.nbytes for part in keys), next_uses)
+            next_uses = None if epoch is None else epoch.next_uses()
+            planner.add(None, keys, sum(part.nbytes for part in keys), next_uses)
+            yield from _ready(planner)
+        planner.end()
         yield from _ready(planner)
-    planner.end()
-    yield from _ready(planner)
 
 
 def _ready(planner: Planner[None]) -> Iterator[list[Step]]:

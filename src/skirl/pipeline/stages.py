@@ -59,13 +59,10 @@ class Times:
 
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("plan", "fetch", "write", "load"), 0.0))
     stall: float = 0.0
-    """Seconds that the loop waited for rows."""
     blame: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("plan", "fetch", "write"), 0.0))
     """For each stage: seconds that it worked while the loop waited."""
     read: float = 0.0
-    """Seconds that the loop waited for the user's loader."""
     timeline: Timeline | None = None
-    """Receives each of these times, if there is one."""
 
     def tell(
         self, lane: str, what: str, step: int, began: float, ended: float, facts: Mapping[str, Any] | None = None
@@ -91,8 +88,6 @@ class Note:
 
 
 class Stages:
-    """The threads of one pass."""
-
     def __init__(self, names: tuple[str, ...], *, patience: float, hook: StageHook | None, times: Times) -> None:
         self.lock = threading.RLock()
         self.times = times
@@ -123,7 +118,6 @@ class Stages:
 
     @property
     def stopping(self) -> bool:
-        """True if there is nothing left to work for."""
         return self.closing or self.failure is not None
 
     def pause(self, name: str, until: Callable[[], object]) -> None:
@@ -176,7 +170,6 @@ class Stages:
                 self.times.tell(name, note.what, number, started, ended, note.facts)
 
     def call_hook(self, name: str, number: int) -> None:
-        """Call the hook. Tests slow a stage down here."""
         if self._hook is not None:
             self._hook(_kind(name), number)
 
@@ -192,7 +185,6 @@ class Stages:
     # The loop's side.
 
     def check(self) -> None:
-        """Raise the error of a stage that failed, or an error if the pass has ended."""
         if self.failure is not None:
             raise self.failure
         if self.closing:
@@ -224,7 +216,6 @@ class Stages:
                 )
 
     def _waited(self, began: float, what: str, step: int) -> None:
-        """Record that the loop stops waiting. It holds the lock."""
         now, self._waiting = time.monotonic(), None
         self.times.stall += now - began
         for name, entry in self._busy.items():
@@ -255,12 +246,12 @@ class Stages:
             if hold.count and last_word is None:
                 last_word = now + GRACE
             if hold.count > 1 or (last_word is not None and now > last_word):
-                return _kinds(alive)
+                return list(dict.fromkeys(map(_kind, alive)))
             if not told and now - began > 2:
                 told = True
                 log.warning("closing: %s", self.what_is_busy())
             if all(self._is_stuck(name, began) for name in alive):
-                return _kinds(alive)
+                return list(dict.fromkeys(map(_kind, alive)))
         return []
 
     def _is_stuck(self, name: str, since: float) -> bool:
@@ -270,7 +261,6 @@ class Stages:
         return time.monotonic() - (since if busy is None else busy[1]) > self._patience
 
     def what_is_busy(self) -> str:
-        """Return which stage is at which step, and for how long."""
         now = time.monotonic()
         # A stage may end its work while we look, so read each entry only once.
         busy = [(name, *entry) for name in self._busy if (entry := self._busy[name]) is not None]
@@ -281,13 +271,5 @@ class Stages:
 
 
 def _kind(name: str) -> str:
-    """Return the stage that a thread belongs to.
-
-    >>> _kind("write 2")
-    'write'
-    """
+    """Return the stage that a thread belongs to."""
     return name.partition(" ")[0]
-
-
-def _kinds(names: list[str]) -> list[str]:
-    return list(dict.fromkeys(map(_kind, names)))

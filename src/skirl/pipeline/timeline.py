@@ -2,7 +2,6 @@
 
 A fetch under the compute of earlier steps is hidden; a `wait` shows what was not hidden."""
 
-import errno
 import json
 import logging
 import threading
@@ -15,8 +14,6 @@ from skirl.tools.os_errors import why
 
 log = logging.getLogger("skirl")
 
-_MISTAKEN = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""Errors of a path that was mistyped: no file can be there, whatever the state of the disk. These are raised at once."""
 LOOP = "loop"
 LANES = ("plan", "fetch", LOOP, "write", "write 2")
 """From top to bottom, in the order that a batch passes them."""
@@ -36,18 +33,10 @@ class Timeline:
         self.first = 0
         """Steps before the pass whose events are added: in a pass they count from 0, in the file from 1."""
         self.ended: str | None = None
-        """Why it ended before its run, if it did."""
         self._lock = threading.Lock()
         self._began = self._flushed = time.monotonic()
         self._text = "["
-        self._open = False
-        try:
-            self._file = self.path.open("wb", buffering=0)
-        except OSError as error:
-            if error.errno in _MISTAKEN:
-                raise
-            self._give_up(error)
-            return
+        self._file = self.path.open("wb", buffering=0)
         self._open = True
         with self._lock:
             self._put(name="process_name", ph="M", args={"name": "skirl"})
@@ -64,23 +53,14 @@ class Timeline:
         with self._lock:
             if not self._open:
                 return
-            self._put(
-                name=what,
-                ph="X",
-                tid=LANES.index(lane),
-                ts=round(1e6 * (began - self._began), 1),
-                dur=round(1e6 * (ended - began), 1),
-                bind_id=str(step),
-                flow_in=True,
-                flow_out=True,
-                args={"step": step, **(facts or {})},
-            )
+            when = {"ts": round(1e6 * (began - self._began), 1), "dur": round(1e6 * (ended - began), 1)}
+            flow = {"bind_id": str(step), "flow_in": True, "flow_out": True}
+            self._put(name=what, ph="X", tid=LANES.index(lane), **when, **flow, args={"step": step, **(facts or {})})
             if len(self._text) >= FLUSH_BYTES or ended - self._flushed >= FLUSH_SECONDS:
                 self._flushed = ended
                 self._write()
 
     def close(self) -> None:
-        """Write what is left. Events after this are dropped."""
         with self._lock:
             if self._open:
                 self._text += '{"name":"process_sort_index","ph":"M","pid":1,"args":{"sort_index":0}}]'  # no comma
@@ -102,9 +82,6 @@ class Timeline:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self._open = False
-            self._give_up(error)
+            self.ended = why(error, self.path)
+            log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, self.ended)
             self._file.close()
-
-    def _give_up(self, error: OSError) -> None:
-        self.ended = why(error, self.path)
-        log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, self.ended)

@@ -42,7 +42,6 @@ class Window:
     ) -> None:
         self.entered = 0
         self.next_number = 0
-        """Number of the step that is planned next."""
         self._engines = engines
         self._plan = plan
         self._epochs = epochs
@@ -104,7 +103,6 @@ class Window:
             self._begin()
 
     def end(self) -> None:
-        """Announce that no more batches will come."""
         self._route.end(self._vote())
         self._over()
 
@@ -115,7 +113,6 @@ class Window:
 
     @property
     def over(self) -> bool:
-        """True if no batch can come any more, since this or another trainer has no more."""
         return self._ended
 
     def _over(self) -> None:
@@ -176,7 +173,6 @@ class Window:
             self._planner.executed(number)
 
     def rollback(self, number: int) -> None:
-        """Take back the steps from `number` on, which will not be executed."""
         if self._planner is not None:
             self._planner.rollback(number)
 
@@ -197,7 +193,6 @@ class Window:
         return min(FIRST_WINDOW, self._plan.depth) if isinstance(self._plan.depth, int) else FIRST_WINDOW
 
     def _begin(self) -> None:
-        """Make a planner for the batches that came so far. Their demand decides splits that are missing."""
         banks: list[BankPlanner] = []
         for i, engine in enumerate(self._engines):
             if not engine.caches:
@@ -246,7 +241,7 @@ class Window:
             raise self._refusal(i, rest, error.number)
         try:
             needs = self._needs(i, rest[0])
-            self._engines[i].capacity.check(needs, in_flight=2 * self._plan.hold, number=error.number)
+            self._engines[i].capacity.divide(needs, needs, 2 * self._plan.hold)
         except DoesNotFit:
             raise self._refusal(i, rest, error.number) from None
 

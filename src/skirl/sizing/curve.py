@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.engine.capacity import CacheSplit, Room
+from skirl.engine.capacity import CacheSplit, Capacity
 from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.simulate import planned
 from skirl.pipeline.window import FIRST_WINDOW
@@ -60,9 +60,9 @@ def capacities(survey: Survey, cache: int, prefetch: int) -> CacheSplit:
     """Return the slots and staging rows of each bank, split as a run would do it."""
     first = survey.used[:, :FIRST_WINDOW]
     dims = [bank.dim for bank in survey.schema.banks]
-    room = Room(cache, [max(1, n) for n in survey.touched], [1] * len(survey.touched), dims)
+    capacity = Capacity(cache, [max(1, n) for n in survey.touched], [1] * len(survey.touched), dims)
     largest = [int(bank.max(initial=1)) for bank in survey.used]
-    return room.split([int(bank.sum()) for bank in first], largest, 2 * Plan(prefetch=prefetch).hold)
+    return capacity.divide([int(bank.sum()) for bank in first], largest, 2 * Plan(prefetch=prefetch).hold)
 
 
 def point(survey: Survey, cache: int, plan: Plan) -> Point:

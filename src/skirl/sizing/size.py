@@ -9,7 +9,7 @@ from skirl.core.keys import MAX_ROWS
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
 from skirl.data.flags import DataFlags
-from skirl.engine.capacity import Room
+from skirl.engine.capacity import Capacity
 from skirl.sizing.advice import Advice, Conditions, advise
 from skirl.sizing.curve import Point, cache_sizes, capacities, curves, runs
 from skirl.sizing.survey import Survey
@@ -98,7 +98,7 @@ def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:
     """Return the least cache that surely runs, in rows and in bytes. Bytes include the half that staging may take."""
     banks = len(records)
     rows, dims = [MAX_ROWS] * banks, [bank.dim for bank in survey.schema.banks]
-    in_rows, in_bytes = (Room(size, rows, records, dims) for size in (1, "1B"))
+    in_rows, in_bytes = (Capacity(size, rows, records, dims) for size in (1, "1B"))
     least, least_bytes = (room.enough(int(room.needs(survey.used.T).max())) for room in (in_rows, in_bytes))
     return least, least_bytes
 

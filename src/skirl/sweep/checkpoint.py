@@ -1,8 +1,6 @@
 """A checkpoint of a sweep: one of each variant in the race, a header that names those of one step, and the best of each."""
 
 import base64
-import difflib
-import json
 import logging
 import math
 import threading
@@ -35,13 +33,12 @@ log = logging.getLogger("skirl")
 SWEEP = "sweep.json"
 """The file that tells the folder of a sweep's runs."""
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 3
+_VERSION = 4
 
 Parts = Callable[[Contender], Sequence[Any]]
 
 
 def optimizers_of(contender: Contender) -> list[Any]:
-    """Return what is saved of a variant besides its model and rows: its optimizer, if it has one."""
     return [] if contender.dense is None else [contender.dense]
 
 
@@ -51,7 +48,6 @@ class SweepSaving:
     def __init__(self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any] | None) -> None:
         self.path, self.step = path, step
         self.failure: BaseException | None = None
-        """The error that keeps it from ever being on disk, if any."""
         self.names = {name: saving.path.name for name, saving in savings.items()}
         """The checkpoint of each variant, as the header names it."""
         self._savings, self._told = dict(savings), False
@@ -61,7 +57,6 @@ class SweepSaving:
 
     @property
     def done(self) -> bool:
-        """True once it is on disk or has failed."""
         return not self._thread.is_alive()
 
     def ended(self) -> None:
@@ -102,7 +97,6 @@ class SweepSaving:
 
 
 def header_of(step: int, left: Mapping[str, tuple[str, int | None]], also: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header of a checkpoint, without the names of its variants' checkpoints."""
     return {
         "format": FORMAT,
         "format_version": _VERSION,
@@ -116,34 +110,22 @@ def header_of(step: int, left: Mapping[str, tuple[str, int | None]], also: Mappi
 
 
 def write_header(path: Path, body: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """Write the header, which makes a checkpoint count."""
     try:
         write_sealed(path / HEADER, {**body, "variants": dict(names)}, f"{body['step']:016x}")
     except BaseException as error:
-        raise not_written(path, error) from error
-
-
-def not_written(path: Path, error: BaseException) -> BaseException:
-    """Return the error to raise when the header could not be written: a `NotWritten` with advice if the system refused."""
-    found = of_system(error)
-    if found is None:
-        return error
-    told = NotWritten(
-        f"{path} got no new checkpoint, {why(error, path)}; the one before stays whole: make it a folder that can be "
-        "written to, with some room, and save again",
-        found.errno,
-    )
-    told.__cause__ = error
-    return told
+        if (found := of_system(error)) is None:
+            raise
+        raise NotWritten(
+            f"{path} got no new checkpoint, {why(error, path)}; the one before stays whole: make it a folder that can be "
+            "written to, with some room, and save again",
+            found.errno,
+        ) from error
 
 
 def save_all(
     path: Path, variants: Sequence[Contender], data: Lookahead | None, parts: Parts, also: Mapping[str, Any] | None
 ) -> SweepSaving:
-    """Save every variant still in the race, then the header. Until the header is written, the previous checkpoint counts.
-
-    When this returns, rows are frozen and everything else is copied. Threads write the files, one for each variant.
-    """
+    """Save every variant still in the race, then the header. When this returns, rows are frozen and all else is copied."""
     savings: dict[str, Saving] = {}
     step = 0 if data is None else data.step
     left = {one.name: (one.left, one.left_at) for one in variants if one.left is not None}
@@ -161,7 +143,6 @@ def save_one(path: Path, contender: Contender, data: Lookahead | None, parts: Pa
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read the header of a sweep's checkpoint. Raise if it is of another sweep."""
     header = header_at(path)
     there = {*header["variants"], *header["left"]}
     if strange := sorted(there.symmetric_difference(names)):
@@ -194,7 +175,6 @@ def header_at(path: Path) -> dict[str, Any]:
 
 
 def forget(path: Path) -> None:
-    """Remove the header of a sweep that failed before its first batch, so that nothing resumes from it."""
     with suppress(OSError):
         (path / HEADER).unlink()
 
@@ -208,48 +188,24 @@ def saved_with(path: Path) -> dict[str, Any]:
 
 
 def checkpoint_of(path: Path, name: str) -> Path:
-    """Return the path of the header of a variant's checkpoint, as `skirl.load` takes it."""
-    saves = _saves_of(path)
-    header = header_at(saves)
+    header = header_at(path)
     if name in header["variants"]:
-        return saves / name / header["variants"][name]
-    names = [*header["variants"], *header["left"]]
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        raise CheckpointError(
-            f"{saves / HEADER} has no variant {name!r}: "
-            + (f"did you mean {near[0]}?" if near else f"name one of {', '.join(names)}")
-        )
-    why, step, saved = header["left"][name], header["left_at"][name], headers_with_steps(saves / name)
-    if not saved:
-        raise CheckpointError(f"variant {name} has left ({why}) before it was saved: set --save-every lower")
-    if step is not None and saved[0][0] < step:
-        raise CheckpointError(
-            f"variant {name} left at step {step:,} ({why}), and its last checkpoint is of step {saved[0][0]:,}: name "
-            f"{saves / name} if you want that one, or set --save-every lower"
-        )
+        return path / name / header["variants"][name]
+    if name not in header["left"]:
+        names = ", ".join([*header["variants"], *header["left"]])
+        raise CheckpointError(f"{path / HEADER} has no variant {name!r}: name one of {names}")
+    why, step, saved = header["left"][name], header["left_at"][name], headers_with_steps(path / name)
+    if not saved or (step is not None and saved[0][0] < step):
+        last = f"its last checkpoint is of step {saved[0][0]:,}, in {path / name}" if saved else "it was never saved"
+        raise CheckpointError(f"variant {name} has left ({why}), and {last}: set --save-every lower")
     return saved[0][1]
 
 
 def refuse_whole(path: Path) -> None:
-    """Raise if a path is the folder of a sweep or of its checkpoints, where one variant's is asked for."""
-    if (path / HEADER).is_file() or (path / SWEEP).is_file():
-        header = header_at(_saves_of(path))
+    if (path / HEADER).is_file():
+        header = header_at(path)
         names = ", ".join([*header["variants"], *header["left"]])
         raise CheckpointError(f"{path} is of a sweep: add --variant and the name of one of its variants, {names}")
-
-
-def _saves_of(path: Path) -> Path:
-    """Return the folder of a sweep's checkpoints. path: that folder, or the one of its runs."""
-    if not (path / HEADER).is_file() and (path / SWEEP).is_file():
-        try:
-            saved = json.loads((path / SWEEP).read_bytes())["flags"]["save"]
-        except (ValueError, KeyError, TypeError):
-            raise CheckpointError(f"{path / SWEEP} is damaged: name the folder that the sweep was saved to") from None
-        if saved is None:
-            raise CheckpointError(f"the sweep in {path} was never saved: train it again with --save")
-        return Path(saved)
-    return path
 
 
 def load_all(
@@ -266,22 +222,17 @@ def load_all(
     torch.set_rng_state(torch.from_numpy(state.copy()))
 
 
-MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
+MAY = (FREE - {"lr", "dense_lr", "keep"}) | {"vary", "variants", "processes"}
 """Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
 losses from before and after the resume are summed."""
 _THEN = "go on with that, or begin another sweep in another --save"
 
 
 def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Raise if a flag differs from the saved sweep's, naming the flag and both values."""
     check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
 
 
 def begun(keeping: KeepFlags, variants: Sequence[Variant]) -> Origin | None:
-    """Return the checkpoint of another run that the variants begin from. None if they go on from their own, or from none.
-
-    Raise if the model of a variant is another one than that run's.
-    """
     origin = origin_of(keeping, saved=keeping.goes_on)
     if origin is not None:
         for variant in variants:
@@ -294,12 +245,7 @@ def begun(keeping: KeepFlags, variants: Sequence[Variant]) -> Origin | None:
 
 
 def check_variants(saved: Mapping[str, Any], variants: Sequence[Variant]) -> None:
-    """Raise if a variant's values differ from the saved ones.
-
-    >>> check_variants({"overrides": {"slow": {"lr": 0.005}}}, [Variant("slow", {"lr": 0.5})])
-    Traceback (most recent call last):
-    ValueError: variant slow has lr 0.5, and was saved with 0.005: go on with that, or begin another sweep in another --save
-    """
+    """Raise if a variant's values differ from the saved ones."""
     for variant in variants:
         theirs, own = saved.get("overrides", {}).get(variant.name, {}), plain(dict(variant.overrides))
         for name in sorted(theirs.keys() | own.keys()):
@@ -311,11 +257,7 @@ def check_variants(saved: Mapping[str, Any], variants: Sequence[Variant]) -> Non
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON that every reader takes: numbers that are not finite become null, paths become text.
-
-    >>> plain({"loss": float("nan"), "run": Path("runs")})
-    {'loss': None, 'run': 'runs'}
-    """
+    """Return `value` as JSON that every reader takes: numbers that are not finite become null, paths become text."""
     if isinstance(value, dict):
         return {str(name): plain(of) for name, of in value.items()}
     if isinstance(value, list | tuple):
@@ -326,8 +268,6 @@ def plain(value: Any) -> Any:
 
 
 class Bests:
-    """Keeps the best checkpoints of a sweep's variants."""
-
     def __init__(self, save: Path | None, names: Sequence[str], *, resume: bool) -> None:
         self._save = save
         self._at: dict[str, int] = {}
@@ -342,7 +282,6 @@ class Bests:
 
     @property
     def on(self) -> bool:
-        """Whether any are kept."""
         return self._save is not None
 
     def go_on(self, header: Mapping[str, Any], judged: Mapping[str, Judged]) -> None:
@@ -379,7 +318,6 @@ class Bests:
 
     @property
     def missed(self) -> str | None:
-        """The variants whose best is not kept, a sentence for each; None if all are."""
         return "\n".join(self._missed.values()) or None
 
     def _folder(self, name: str) -> Path:

@@ -26,7 +26,6 @@ class OfVariant(Collection):
     def __init__(self, variant: str, banks: Sequence[tuple[int, ...]], **options: Any) -> None:
         self._variant, self._banks = variant, banks
         self.in_turn = False
-        """True while it is the variant's turn."""
         super().__init__(**options)
 
     def _engine_of(self, tables: Any, **options: Any) -> Engine:
@@ -48,21 +47,16 @@ class OfVariant(Collection):
         )
 
     def opened_by_sweep(self, loop: Loop | None) -> None:
-        """Take note that the sweep's lookahead begins or ends."""
         self.current.opened(loop)
 
 
-class VariantBags(OfVariant, EmbeddingBagCollection):
-    """Pooled embeddings of one variant."""
+class VariantBags(OfVariant, EmbeddingBagCollection): ...
 
 
-class VariantRows(OfVariant, EmbeddingCollection):
-    """Embeddings of one variant, one row for each id."""
+class VariantRows(OfVariant, EmbeddingCollection): ...
 
 
 class Contender:
-    """A variant in its sweep, as the loop sees it."""
-
     def __init__(self, variant: Variant, embeddings: OfVariant, seed: int) -> None:
         self.variant = variant
         self.name = variant.name
@@ -77,7 +71,6 @@ class Contender:
         self.left: str | None = None
         """Why it left the race; None if it is still in it."""
         self.left_at: int | None = None
-        """The step at which it left."""
         self.stepped = False
         """True once it has been trained on the batch in the loop."""
         self.ends_step = True
@@ -86,7 +79,6 @@ class Contender:
 
     @property
     def model(self) -> Any:
-        """Its model, over its embeddings; freed when it leaves."""
         if self.left is not None:
             raise RuntimeError(f"variant {self.name!r} has left the sweep ({self.left}), and its model is let go")
         return self._model
@@ -103,7 +95,6 @@ class Contender:
 
     @property
     def diverged(self) -> bool:
-        """True if its last loss is not finite."""
         return self.loss is not None and not math.isfinite(self.loss)
 
     def step(self, loss: Tensor) -> None:
@@ -126,7 +117,6 @@ class Contender:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Run the variant's turn in this block, with its own random generator."""
         self.embeddings.in_turn = True
         try:
             with self.drawing():
@@ -183,7 +173,6 @@ def _seeded(seed: int) -> State:
 def make_variant(
     contender: Contender, make_model: Callable[[Contender], Any]
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    """Make a variant's model and the optimizer of its weights: Adam by default, None if it has no weights."""
     try:
         made = make_model(contender)
     except Exception as error:
@@ -211,30 +200,15 @@ def make_variant(
 
 def check_apart(contenders: Sequence[Contender]) -> None:
     """Raise if models share a module, a weight or an optimizer: training one variant would then change another."""
-    models: dict[int, str] = {}
-    optimizers: dict[int, str] = {}
-    owners: dict[int, tuple[str, str]] = {}
+    owners: dict[int, str] = {}
     for contender in contenders:
-        other = models.setdefault(id(contender.model), contender.name)
-        if other != contender.name:
-            raise ValueError(
-                f"make_model gave one module for variants {other!r} and {contender.name!r}: make a new one in each call"
-            )
-        other = optimizers.setdefault(id(contender.dense), contender.name)
-        if contender.dense is not None and other != contender.name:
-            raise ValueError(
-                f"make_model gave one optimizer for variants {other!r} and {contender.name!r}: make a new one in each call"
-            )
-        for place, tensor in _own(contender.model):
-            owner, there = owners.setdefault(tensor.untyped_storage().data_ptr(), (contender.name, place))
-            if owner != contender.name:
+        model, dense = contender.model, contender.dense
+        floats = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
+        places = {tensor.untyped_storage().data_ptr(): "weights" for tensor in floats if tensor.numel()}
+        places |= {id(model): "module"} | ({} if dense is None else {id(dense): "optimizer"})
+        for place, what in places.items():
+            other = owners.setdefault(place, contender.name)
+            if other != contender.name:
                 raise ValueError(
-                    f"the models of variants {owner!r} and {contender.name!r} share the memory of {there!r} and {place!r}: "
-                    "each trains weights of its own"
+                    f"make_model gave variants {other!r} and {contender.name!r} the same {what}: make new ones in each call"
                 )
-
-
-def _own(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the tensors that training may change, by name: parameters and floating-point buffers."""
-    found = [*model.named_parameters(), *((name, b) for name, b in model.named_buffers() if b.is_floating_point())]
-    return [(name, tensor) for name, tensor in found if tensor.numel()]

@@ -45,31 +45,16 @@ def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 class Entrant:
     """A variant in training, with the metrics and the folder of its run."""
 
-    def __init__(
-        self,
-        variant: Varied,
-        contender: Contender,
-        rates: Rates,
-        *,
-        folder: str,
-        every: int,
-        evaluation: EvaluationFlags | None = None,
-        from_: Path | None = None,
-        resume: bool = False,
-    ) -> None:
-        self.variant, self.contender, self.rates = variant, contender, rates
+    def __init__(self, variant: Varied, contender: Contender, duty: "Duty") -> None:
+        self.variant, self.contender = variant, contender
+        self.rates: Rates = variant.recipe.rates_of(contender.embeddings, contender.dense)  # type: ignore[arg-type]
         self.meter = Meter()
-        evaluation = evaluation or EvaluationFlags()
-        self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        alone = (SaveFlags(from_=from_), LogFlags(run=folder, log_every=every))
-        self.flags = flat_of(variant.recipe, evaluation, *alone)
+        self.judge = Evaluation(every=duty.evaluation.eval_every, patience=duty.evaluation.patience)
+        folder = duty.folder(variant.name)
+        alone = (SaveFlags(from_=duty.from_), LogFlags(run=folder, log_every=duty.every))
+        self.flags = flat_of(variant.recipe, duty.evaluation, *alone)
         self.begun_from: dict[str, Any] | None = None
-        """What it took over from another run at its start."""
-        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume)
-        self.auc: float | None = None
-        """AUC over all its predictions, once it is done."""
-        self.done = False
-        """True once its training is over and everything is written down."""
+        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=duty.every, resume=duty.resume)
         self._written = 0
         """Last step covered by a line of metrics."""
 
@@ -86,7 +71,6 @@ class Entrant:
 
     @property
     def loss(self) -> float:
-        """The loss of the last batch; nan if there is none."""
         return nan if self.contender.loss is None else self.contender.loss
 
     def step(self, batch: Batch) -> None:
@@ -112,11 +96,6 @@ class Entrant:
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
 
-    def end(self, auc: float | None) -> None:
-        """Mark it as done and drop its learning rates, which hold its optimizers and thus its weights."""
-        self.auc, self.done = auc, True
-        del self.rates
-
     def finish(self, batches: Lookahead, left: str | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         more = dict(more or {})
         self.after_step(batches, last=True)
@@ -138,7 +117,7 @@ class Entrant:
             **more,
             "missing": self.run.missing + more.get("missing", []),
         }
-        self.end(result["auc"])
+        del self.rates  # they hold its optimizers and thus its weights
         self.run.finish(result)
         return result
 
@@ -157,8 +136,6 @@ log = logging.getLogger("skirl")
 
 @dataclass(frozen=True)
 class Duty:
-    """What a crew trains and records."""
-
     recipe: Recipe
     variants: Sequence[Varied]
     every: int
@@ -174,15 +151,10 @@ class Duty:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The result of one step."""
-
     step: int
     losses: dict[str, float]
-    """The loss of each variant."""
     samples: int
-    """Samples read so far by this process."""
     saving: bool
-    """Whether a checkpoint is still being written."""
     unseen: bool
     """Whether nobody had trained on its samples: they are of the first epoch."""
     last: bool
@@ -199,13 +171,9 @@ class Crew:
         self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on)
         try:
             self.entrants = {
-                variant.name: Entrant(
-                    variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-                    folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
-                    evaluation=duty.evaluation, from_=duty.from_,
-                )
+                variant.name: Entrant(variant, contender, duty)
                 for variant, contender in zip(duty.variants, self.sweep.variants, strict=True)
-            }  # fmt: skip
+            }
         except BaseException:
             self.sweep.close()  # a second try must find its stores free
             raise
@@ -272,13 +240,9 @@ class Crew:
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Remove variants. Return the result of each."""
         results = {}
         for name, reason in why.items():
-            own = {
-                "rows": self.entrants[name].rows,
-                **(more or {}).get(name, {}),
-            }  # known until its memory is freed
+            own = {"rows": self.entrants[name].rows, **(more or {}).get(name, {})}  # known until its memory is freed
             if save is not None:
                 own["missing"] = self._save_last(name, save)
             if self.sweep[name].left is None and len(self.sweep) > 1:
@@ -345,7 +309,6 @@ class Crew:
             saving.confirmed()
 
     def finish(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-        """End training. Return the result of each variant that was trained to the end."""
         more = more or {}
         return {name: self.entrants[name].finish(self.batches, None, more.get(name)) for name in self.racing}
 
@@ -353,13 +316,7 @@ class Crew:
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
-        """Return what this process did, and what it took."""
-        return {
-            "plans": self.sweep.plans,
-            "read_batches": self.sweep.read_batches,
-            "peak_bytes": peak_bytes(),
-            "cpu_seconds": time.process_time(),
-        }
+        return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
 
     @property
     def racing(self) -> list[str]:
@@ -370,7 +327,6 @@ class Crew:
 
 
 def check_pooled(variants: Sequence[Varied]) -> None:
-    """Raise if some variants pool the ids of a feature and others do not."""
     pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
     if len(pooled) > 1:
         raise ValueError(
@@ -379,21 +335,12 @@ def check_pooled(variants: Sequence[Varied]) -> None:
 
 
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False) -> Sweep:
-    """Return the sweep of a recipe's variants. Rows take no memory before its first batch."""
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
-    shared = [
-        Variant(
-            v.name,
-            {
-                **v.overrides,
-                "dim": v.recipe.model.row_dim,
-                "optimizer": v.recipe.row_optimizer(),
-                "seed": v.recipe.data.seed,
-            },
-        )
-        for v in variants
-    ]
+    shared = []
+    for v in variants:
+        own = {"dim": v.recipe.model.row_dim, "optimizer": v.recipe.row_optimizer(), "seed": v.recipe.data.seed}
+        shared.append(Variant(v.name, {**v.overrides, **own}))
     return Sweep(
         lambda contender: recipes[contender.name].model_over(contender.embeddings),
         shared,

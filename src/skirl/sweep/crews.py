@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from logging.handlers import QueueHandler
@@ -27,7 +27,7 @@ import torch
 from skirl.engine.capacity import AUTO, DoesNotFit
 from skirl.peers.processes import die_with_parent
 from skirl.sweep.crew import Crew, Duty, Stepped
-from skirl.sweep.race import Judged, Race
+from skirl.sweep.race import Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
 from skirl.train.loop import touched_rows
@@ -49,8 +49,7 @@ _PATIENCE = 60.0
 """Seconds that a process has to write its rows to its stores after an error elsewhere."""
 
 
-class CrewDied(RuntimeError):
-    """A process of the sweep ended by itself."""
+class CrewDied(RuntimeError): ...
 
 
 def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
@@ -114,13 +113,22 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
     return split
 
 
+def _of_all(name: str) -> Callable[..., Any]:
+    """Return a method that calls the one of each Crew that has variants, and joins what these tell by variant."""
+
+    def call(crews: "Crews", *args: Any, **more: Any) -> Any:
+        found = crews.ask(crews._live, name, *args, **more)
+        return {key: of for one in found for key, of in one.items()} if isinstance(found[0], dict) else found[0]
+
+    return call
+
+
 class Crews:
     """Take the place of a Crew, with one in each of several processes, which are forked from this one in a with-block."""
 
     def __init__(self, own: Sequence[Duty]) -> None:
         self._own = list(own)
         self._team: list[_Process] = []
-        self._of = {variant.name: n for n, duty in enumerate(own) for variant in duty.variants}
 
     def __enter__(self) -> "Crews":
         try:
@@ -152,11 +160,16 @@ class Crews:
         if late is not None and error is None:
             raise late
 
-    def begin(self, path: Path | None, header: Mapping[str, Any] | None) -> int:
-        return self._all("begin", path, header)[0]
+    begin = _of_all("begin")
+    evaluate = _of_all("evaluate")
+    end_step = _of_all("end_step")
+    aucs = _of_all("aucs")
+    save = _of_all("save")
+    finish = _of_all("finish")
+    window = _of_all("window")
 
     def step(self) -> Stepped | None:
-        found = self._all("step")
+        found = self.ask(self._live, "step")
         if len({one is not None and one.last for one in found}) > 1 or None in found:
             if any(one is not None for one in found):
                 raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
@@ -170,51 +183,27 @@ class Crews:
     ) -> dict[str, dict[str, Any]]:
         """As `Crew.leave`. A crew that has no variants left stops training."""
         results: dict[str, dict[str, Any]] = {}
-        for n, one in enumerate(self._team):
-            own = {name: reason for name, reason in why.items() if self._of[name] == n}
-            if own:
-                results |= self._ask([one], "leave", own, more, save=save)[0]
+        for one in self._team:
+            if own := {name: reason for name, reason in why.items() if name in one.racing}:
+                results |= self.ask([one], "leave", own, more, save=save)[0]
                 one.racing -= set(own)
         return results
 
-    def evaluate(self, *, last: bool) -> dict[str, Judged | None]:
-        return {name: of for found in self._all("evaluate", last=last) for name, of in found.items()}
-
-    def end_step(self, *, last: bool) -> None:
-        self._all("end_step", last=last)
-
-    def aucs(self) -> dict[str, float | None]:
-        return {name: auc for found in self._all("aucs") for name, auc in found.items()}
-
-    def save(self, path: Path) -> dict[str, str]:
-        return {name: at for found in self._all("save", path) for name, at in found.items()}
-
     def wait_saved(self) -> None:
-        self._ask(self._team, "wait_saved")
+        self.ask(self._team, "wait_saved")
 
     def confirm(self) -> None:
-        self._ask(self._team, "confirm")
-
-    def finish(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-        return {name: of for found in self._all("finish", more) for name, of in found.items()}
-
-    def window(self) -> int:
-        """As `Crew.window`, summed over all processes."""
-        return sum(self._all("window"))
+        self.ask(self._team, "confirm")
 
     def facts(self) -> dict[str, float]:
-        """As `Crew.facts`, summed over all processes."""
-        found = self._ask(self._team, "facts")
+        found = self.ask(self._team, "facts")
         return {name: sum(one[name] for one in found) for name in found[0]}
 
     @property
     def _live(self) -> "list[_Process]":
         return [one for one in self._team if one.racing]
 
-    def _all(self, name: str, *args: Any, **more: Any) -> list[Any]:
-        return self._ask(self._live, name, *args, **more)
-
-    def _ask(self, team: "Sequence[_Process]", name: str, *args: Any, **more: Any) -> list[Any]:
+    def ask(self, team: "Sequence[_Process]", name: str, *args: Any, **more: Any) -> list[Any]:
         for one in team:
             one.order((name, args, more))
         return self._answers(team)

@@ -13,11 +13,7 @@ _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 
 
 def points(steps: int | None) -> int:
-    """Return the steps between two lines of metrics: 100 to 200 lines if the number of steps is known and large enough.
-
-    >>> [points(steps) for steps in (5, 199, 5_000, None)]
-    [1, 1, 50, 50]
-    """
+    """Return the steps between two lines of metrics: 100 to 200 lines if the number of steps is known and large enough."""
     return 50 if steps is None else max(1, steps // 100)
 
 
@@ -36,14 +32,7 @@ class VaryFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class RaceFlags:
-    """When variants are dropped.
-
-    >>> RaceFlags(rungs="5%,100").rules(steps=1000)
-    Rules(keep=1, rungs=(50, 100))
-    >>> RaceFlags(rungs="5%").rules(steps=None)
-    Traceback (most recent call last):
-    ValueError: rungs is '5%', and the number of steps is unknown: set steps, or give rungs in steps
-    """
+    """When variants are dropped."""
 
     group: ClassVar[str] = "sweep"
 
@@ -60,11 +49,7 @@ class RaceFlags:
         self.rules(100)
 
     def rules(self, steps: int | None, epochs: int = 1, every: int | None = None) -> Rules:
-        """Return the rules of a race.
-
-        >>> RaceFlags(rungs="5%,10%").rules(1000, epochs=2, every=40)
-        Rules(keep=1, rungs=(80, 120))
-        """
+        """Return the rules of a race."""
         rungs = []
         for word in [] if self.rungs is None else self.rungs.split(","):
             found = _RUNG.fullmatch(word.strip())
@@ -101,18 +86,15 @@ class KeepFlags(CheckpointFlags):
             )
 
     def due(self, step: int, seconds: float) -> bool:
-        """Return whether a checkpoint is due after a step, given the seconds since the last one."""
         late = self.save_minutes is not None and seconds >= 60 * self.save_minutes
         return late or (self.save_every is not None and step % self.save_every == 0)
 
     @property
     def goes_on(self) -> bool:
-        """True if resuming was asked for and there is a checkpoint to resume from."""
         return self.resume and self.there
 
     @property
     def there(self) -> bool:
-        """True if the folder has a checkpoint of a sweep."""
         if self.save is None or not self.save.is_dir():
             return False
         return (self.save / OF_SWEEP).is_file()

@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import replace
 
 from skirl.core.groups import Groups, RowOptimizers
-from skirl.core.ids import Ids, Resolver
 from skirl.core.tables import Table
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
@@ -15,30 +14,16 @@ from skirl.engine.work import Counters, Work
 from skirl.oracle.seen import Seen
 
 
-class Counting(Resolver):
-    """A resolver that counts the batches that pass it, and their ids."""
-
-    batches = 0
-    ids = 0
-
-    def check(self, ids: Ids) -> Ids:
-        """Check every id once for all packs."""
-        object.__setattr__(self, "batches", self.batches + 1)
-        object.__setattr__(self, "ids", self.ids + len(ids.values))
-        return super().check(ids)
-
-
 class Fleet:
     """Takes the place of an Engine, for several packs."""
 
     def __init__(self, engines: Mapping[str, Engine], cache: CacheSize) -> None:
         self.live = dict(engines)
-        """The packs that have not left."""
         first = next(iter(engines.values()))
         self.rows = first.rows
         self.schema = first.schema
         self.seed = first.seed
-        self.resolver = Counting(*(getattr(first.resolver, name) for name in ("schema", "dtype", "pooled")))
+        self.resolver = first.resolver
         self.seen = Seen(self.schema)
         """The rows that exist in any pack. A pack that has never had one of them creates it when it is first used."""
         for engine in engines.values():
@@ -49,9 +34,8 @@ class Fleet:
             sum(engine.held[bank] * engine.dtype.itemsize for engine in engines.values())
             for bank in range(len(self.schema.banks))
         ]
-        self.capacity = Capacity(cache, self.schema, record_bytes, first.device.free_bytes)
+        self.capacity = Capacity.of(cache, self.schema, record_bytes, first.device.free_bytes)
         self.plans = 0
-        """Number of steps planned and loaded."""
         self._locks = {name: threading.Lock() for name in engines}
         """Held while rows of a pack move, so that no pack leaves meanwhile."""
 
@@ -67,31 +51,25 @@ class Fleet:
 
     @property
     def damage(self) -> str | None:
-        """The rows that were lost, if any were."""
         return next((engine.damage for engine in self.live.values() if engine.damage), None)
 
     def know_rows(self) -> None:
-        """Reset after rows were replaced."""
         self.seen.rebuild(())
         for engine in self.live.values():
             engine.first_values.tell(self.seen)
 
     def stands_for(self, other: Engine) -> bool:
-        """Return whether these are the rows of a pack."""
         return any(other is engine for engine in self.live.values())
 
     def check(self) -> None:
-        """Raise if rows of a pack were lost."""
         for engine in self.live.values():
             engine.check()
 
     def lose(self, what: str, cause: BaseException | None = None) -> None:
-        """Raise if packs are at different steps."""
         for engine in self.live.values():
             engine.lose(what, cause)
 
     def leave(self, name: str) -> Engine:
-        """Detach a pack from the plan and drop rows on their way to it."""
         with self._locks[name]:
             engine = self.live.pop(name)
         engine.forget_moves()
@@ -100,7 +78,6 @@ class Fleet:
     # What the window and the pipeline call.
 
     def allocate(self, split: CacheSplit) -> None:
-        """Allocate the caches of all packs, with the same number of slots each."""
         for engine in self.live.values():
             engine.allocate(split)
         self.capacity.take(split)
@@ -123,7 +100,6 @@ class Fleet:
         self.capacity.forget()
 
     def forget_moves(self) -> None:
-        """End forwarding."""
         for engine in self.live.values():
             engine.forget_moves()
 
@@ -152,8 +128,7 @@ class Fleet:
             if engine is not None:
                 engine.write([(keys, records[name]) for keys, records in leaving])
 
-    def gather(self, work: Work) -> None:
-        """Do nothing: there is one trainer, and it has the rows."""
+    def gather(self, work: Work) -> None: ...
 
 
 def _own(work: Work) -> Work:

@@ -61,11 +61,9 @@ class SweepFolder:
 
     @property
     def name(self) -> str | None:
-        """The path as text, as results name it."""
         return None if self.path is None else str(self.path)
 
     def of(self, variant: str) -> str:
-        """Return the folder of a variant's run, or "none"."""
         return "none" if self.path is None else str(self.path / variant)
 
     def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], race: Race, step: int) -> None:
@@ -97,7 +95,6 @@ class SweepFolder:
             self._race = Lines(self.path / RACE)
 
     def left(self, left: Left) -> None:
-        """Record that a variant has left."""
         self._write({"event": "left", **asdict(left)})
 
     def standing(
@@ -108,7 +105,6 @@ class SweepFolder:
         places: Callable[[], Sequence[VariantPlace]],
         aucs: Callable[[], Mapping[str, float | None]],
     ) -> None:
-        """Record where all stand after a step."""
         if self._race is None:
             return
         of = aucs()
@@ -119,7 +115,6 @@ class SweepFolder:
 
     @property
     def missing(self) -> list[str]:
-        """What could not be written, a sentence for each part."""
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:

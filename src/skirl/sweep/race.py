@@ -1,12 +1,9 @@
-"""The race: decides who leaves, and when, by the losses of all on the same batches. It knows no model and no clock.
-
-It is successive halving: at each rung, the worse half of the configurations is dropped.
-"""
+"""The race: successive halving by the losses of all on the same batches. It knows no model and no clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +19,7 @@ FIRST = 8
 
 @dataclass(frozen=True)
 class Rules:
-    """When variants are dropped.
-
-    >>> Rules(keep=0)
-    Traceback (most recent call last):
-    ValueError: keep is 0: set it to 1 or more
-    """
+    """When variants are dropped."""
 
     keep: int = 1
     """Configurations that stay to the end, unless others than the race make them leave."""
@@ -37,25 +29,15 @@ class Rules:
     def __post_init__(self) -> None:
         if self.keep < 1:
             raise ValueError(f"keep is {self.keep}: set it to 1 or more")
-        if any(step < 1 for step in self.rungs) or list(self.rungs) != sorted(set(self.rungs)):
-            raise ValueError(f"rungs are {', '.join(map(str, self.rungs))}: set them to steps that rise, from 1 on")
 
     def going_on(self, was: "Rules", step: int) -> "Rules":
-        """Return these rules for a race that ran by `was` up to a step: the rungs that it passed stay.
-
-        >>> Rules(rungs=(20, 40, 80)).going_on(Rules(rungs=(10, 20, 40)), step=15)
-        Rules(keep=1, rungs=(10, 40, 80))
-        """
+        """Return these rules for a race that ran by `was` up to a step: the rungs that it passed stay."""
         passed = [rung for rung in was.rungs if rung <= step]
         coming = {max(rung, step + 1) for rung in self.rungs[len(passed) :]}
         return replace(self, rungs=(*passed, *sorted(coming)))
 
     def most(self, configurations: int, step: int) -> int:
-        """Return how many configurations may go on after a step.
-
-        >>> [Rules(rungs=(10, 20, 30), keep=2).most(9, step) for step in (9, 10, 20, 30)]
-        [9, 5, 3, 2]
-        """
+        """Return how many configurations may go on after a step."""
         passed = sum(1 for rung in self.rungs if rung <= step)
         return max(self.keep, -(-configurations // 2**passed))
 
@@ -63,14 +45,8 @@ class Rules:
 # Paired differences.
 
 
-@dataclass(frozen=True)
-class PairSums:
-    """Sums of losses over batches, each loss taken before the model was trained on the batch.
-
-    >>> sums = added(added(no_sums(2), np.array([1.0, 3.0])), np.array([2.0, 3.0]))
-    >>> sums.batches, sums.losses.tolist(), sums.differences[1, 0].item(), sums.squares[1, 0].item()
-    (2, [3.0, 6.0], 3.0, 5.0)
-    """
+class PairSums(NamedTuple):
+    """Sums of losses over batches, each loss taken before the model was trained on the batch."""
 
     batches: int
     losses: Floats
@@ -82,7 +58,6 @@ class PairSums:
 
 
 def no_sums(models: int) -> PairSums:
-    """Return sums over no batches."""
     pairs = np.zeros((models, models))
     return PairSums(0, np.zeros(models), pairs, pairs)
 
@@ -95,25 +70,10 @@ def added(sums: PairSums, losses: Floats) -> PairSums:
     return PairSums(sums.batches + 1, sums.losses + one, sums.differences + pairs, sums.squares + pairs**2)
 
 
-def together(first: PairSums, then: PairSums) -> PairSums:
-    """Return sums over the batches of both."""
-    return PairSums(
-        first.batches + then.batches,
-        first.losses + then.losses,
-        first.differences + then.differences,
-        first.squares + then.squares,
-    )
-
-
 def pooled(sums: PairSums, shares: Floats) -> PairSums:
     """Return the sums of averages of models, as if their losses had been averaged batch by batch.
 
-    >>> sums = added(added(no_sums(3), np.array([1.0, 3.0, 5.0])), np.array([2.0, 4.0, 0.0]))
-    >>> two = pooled(sums, np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
-    >>> two.losses.tolist(), two.differences[0, 1].item(), two.squares[0, 1].item()  # 2 - 5 and 3 - 0
-    ([5.0, 5.0], 0.0, 18.0)
-
-    - `shares`: [averages, models]; those of an average sum up to 1, or are all 0 if it is of none.
+    `shares`: [averages, models]; those of an average sum up to 1, or are all 0 if it is of none.
     """
     differences = shares @ sums.differences @ shares.T
     across = shares @ sums.squares @ shares.T
@@ -131,26 +91,6 @@ def errors(sums: PairSums) -> Floats:
     return np.sqrt(spread / n)
 
 
-@dataclass(frozen=True)
-class Recent:
-    """Sums over the last half of all batches, or more: over a stretch, and the one before it, half as long."""
-
-    now: PairSums
-    before: PairSums
-    length: int = FIRST
-    """Batches of the stretch."""
-
-    def after(self, losses: Floats) -> "Recent":
-        """Return the sums with one more batch."""
-        if self.now.batches < self.length:
-            return replace(self, now=added(self.now, losses))
-        return Recent(added(no_sums(len(losses)), losses), self.now, 2 * self.length)
-
-    def sums(self) -> PairSums:
-        """Return the sums over both stretches."""
-        return together(self.before, self.now)
-
-
 # Evaluations on the samples held out.
 
 BROKEN = "predictions for the samples held out are not finite"
@@ -159,12 +99,7 @@ BROKEN = "predictions for the samples held out are not finite"
 
 @dataclass(frozen=True)
 class Judged:
-    """The outcome of a variant's evaluations so far.
-
-    >>> at = Judged(step=40, best=0.5, best_step=20, since=2)
-    >>> at.is_best, at.stops(3), at.stops(2), at.stops(None)
-    (False, False, True, False)
-    """
+    """The outcome of a variant's evaluations so far."""
 
     step: int
     """The step of the last evaluation."""
@@ -177,13 +112,11 @@ class Judged:
 
     @classmethod
     def of(cls, judge: "Evaluation") -> "Judged":
-        """Return the outcome after one more evaluation."""
         best = judge.best if judge.best is not None and isfinite(judge.best) else None
         return cls(judge.step, best, judge.best_step, judge.since)
 
     @property
     def is_best(self) -> bool:
-        """True if the last evaluation is the best."""
         return self.best is not None and self.best_step == self.step
 
     def stops(self, patience: int | None) -> bool:
@@ -192,25 +125,25 @@ class Judged:
 
 
 def why_stopped(patience: int | None, step: int) -> str:
-    """Say why a variant that has stopped leaves.
-
-    >>> why_stopped(1, 1000), why_stopped(3, 40)
-    ('no better in 1 evaluation at step 1,000', 'no better in 3 evaluations at step 40')
-    """
     return f"no better in {patience} evaluation{'s' * (patience != 1)} at step {step:,}"
 
 
 def best_of(name: str | None, judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the evaluation with the least log loss of a variant; None if it had none.
-
-    >>> best_of("b", {"a": Judged(9, 0.5, 9, 0), "b": Judged(9, 0.4, 6, 1)}, {})
-    {'variant': 'b', 'step': 6, 'test_logloss': 0.4, 'folder': None}
-    """
+    """Return the evaluation with the least log loss of a variant; None if it had none."""
     if name is None or name not in judged or judged[name].best is None:
         return None
     kept, step = folders.get(name), judged[name].best_step
     folder = kept["folder"] if kept is not None and kept["step"] == step else None
     return {"variant": name, "step": step, "test_logloss": judged[name].best, "folder": folder}
+
+
+def difference(place: "VariantPlace") -> str:
+    """Return how much higher its loss is than that of rank 1, with the standard error, as text."""
+    if place.rank == 1 or place.difference is None:
+        return ""
+    if place.leading:
+        return "seed of rank 1"
+    return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
 
 
 # The race.
@@ -223,15 +156,8 @@ class Left:
     step: int
     variant: str
     why: str
-    """The reason, in words."""
     kind: str
     """diverged, dropped (at a rung) or patience."""
-    leader: str | None = None
-    """The first variant of the leading configuration at that time; None if that is its own, or not known."""
-    difference: float | None = None
-    """Mean loss of its configuration minus that of the leader's at that time, over the recent batches."""
-    error: float | None = None
-    """Standard error of that difference."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +173,6 @@ class VariantPlace:
     error: float | None
     """Standard error of that difference."""
     state: str
-    """leads, races, or why it left."""
     leading: bool = False
     """Whether its configuration is that of rank 1."""
     held_out: float | None = None
@@ -274,31 +199,22 @@ class Race:
     Variants that differ only in the seed are one configuration: their losses are averaged, and they are dropped together.
     If others make a seed leave, those that are left stand for the configuration; one that left for want of patience counts
     on by its losses on samples held out.
-
-    >>> race = Race(["a", "b", "c"], rules=Rules(rungs=(4,)))
-    >>> for step in range(1, 9):
-    ...     for left in race.see([0.5, 0.6 + 0.001 * (step % 2), 0.7]):
-    ...         print(left.step, left.variant, left.why)
-    4 c dropped at step 4 by loss
     """
 
     def __init__(
         self, names: Sequence[str], configurations: Sequence[int] | None = None, rules: Rules | None = None
     ) -> None:
-        if not names:
-            raise ValueError("a race has no variant: name one or more")
-        numbers = list(range(len(names))) if configurations is None else list(configurations)
-        if len(numbers) != len(names) or set(numbers) != set(range(max(numbers) + 1)):
-            raise ValueError(f"configurations are {numbers}: number them from 0, one for each of {len(names)} variants")
         self.names = tuple(names)
         self.rules = rules or Rules()
         self.step = self.unseen = 0
         """Batches so far, and those that nobody had trained on."""
         self.left: list[Left] = []
-        self._of = np.array(numbers)
+        self._of = np.array(range(len(names)) if configurations is None else configurations)
         self._racing = np.ones(len(names), bool)
-        """By variant: whether it is still in the race."""
-        self._recent = Recent(no_sums(len(names)), no_sums(len(names)))
+        self._now = self._before = no_sums(len(names))
+        """Sums over a stretch of batches, and over the one before it, half as long: the last half of all, or more."""
+        self._length = FIRST
+        """Batches of the stretch."""
         self._held_out: dict[int, float] = {}
         """By variant: its lowest log loss on the samples held out."""
         self._judged = False
@@ -334,18 +250,13 @@ class Race:
             return gone
         values[broken] = np.nan
         self._judged = False
-        self._recent = self._recent.after(values)
+        if self._now.batches == self._length:
+            self._before, self._now, self._length = self._now, no_sums(len(values)), 2 * self._length
+        self._now = added(self._now, values)
         return gone + (self._drop() if self.step in self.rules.rungs else [])
 
     def judge(self, held_out: Mapping[str, float | None], *, last: bool) -> list[Left]:
-        """Rank by log losses on samples held out until a batch of unseen ones comes, and return who is dropped.
-
-        >>> race = Race(["a", "b"], rules=Rules(rungs=(2,)))
-        >>> race.see([0.5, 0.6]), race.see([0.1, 0.5], unseen=False), race.winner()
-        ([], [], 'a')
-        >>> [left.variant for left in race.judge({"a": 0.9, "b": 0.7}, last=False)], race.winner(), race.measure
-        (['a'], 'b', 'held out')
-        """
+        """Rank by log losses on samples held out until a batch of unseen ones comes, and return who is dropped."""
         found = {self.names.index(name): loss for name, loss in held_out.items()}
         self._held_out = {k: loss for k, loss in found.items() if loss is not None}
         self._judged = any(self._racing[k] for k in self._held_out)
@@ -354,22 +265,14 @@ class Race:
         return self._drop()
 
     def retire(self, names: Sequence[str], why: str, kind: str) -> list[Left]:
-        """Let variants leave for what others found of them, and return them. No race goes on without any.
-
-        >>> race = Race(["a", "b"])
-        >>> [(left.variant, left.kind, race.racing) for left in race.retire(["a"], "stopped at step 0", "patience")]
-        [('a', 'patience', ['b'])]
-        """
+        """Let variants leave for what others found of them, and return them."""
         return self._leave([self.names.index(name) for name in names], why, kind)
-
-    def leader(self) -> int:
-        return self._order(self._ranked())[0]
 
     def winner(self) -> str:
         return self.standing()[0].variant
 
     def standing(self) -> list[VariantPlace]:
-        """Return the places of all variants, best first. Those that left follow, the last to leave and nearest first.
+        """Return the places of all variants, best first. Those that left follow, the last to leave and the best first.
 
         Who left for want of patience was not beaten, and is ranked by its log loss on the samples held out, unless others
         beat its configuration.
@@ -377,10 +280,9 @@ class Race:
         ranked = self._ranked()
         order, values = self._order(ranked), self._values()
         best = [k for c in order for k in sorted(self._own(c, ranked), key=lambda k: values[k])]
-        apart = {self.names.index(one.variant): one.difference or 0.0 for one in self.left}
         rest = [k for k in range(len(self.names)) if k not in best]
         whole = self._whole()
-        rest.sort(key=lambda k: (-self._gone[k].step, apart[k], k))
+        rest.sort(key=lambda k: (-self._gone[k].step, self._gone[k].loss or 0.0, k))
         return [self._place(k, rank, order, whole) for rank, k in enumerate([*best, *rest], start=1)]
 
     def seed_noise(self) -> float | None:
@@ -396,8 +298,6 @@ class Race:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "names": list(self.names),
-            "of": self._of.tolist(),
             "rules": asdict(self.rules),
             "step": self.step,
             "unseen": self.unseen,
@@ -406,25 +306,12 @@ class Race:
             "gone": {str(k): asdict(gone) for k, gone in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "judged": self._judged,
-            "recent": {"length": self._recent.length} | {
-                name: {"batches": sums.batches, "losses": sums.losses.tolist(), "differences": sums.differences.tolist(),
-                       "squares": sums.squares.tolist()}
-                for name, sums in (("now", self._recent.now), ("before", self._recent.before))
-            },
-        }  # fmt: skip
+            "length": self._length,
+            "recent": [[sums.batches, *(array.tolist() for array in sums[1:])] for sums in (self._now, self._before)],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         was = Rules(**state["rules"] | {"rungs": tuple(state["rules"]["rungs"])})
-        for what, theirs, own in (
-            ("variants", state["names"], list(self.names)),
-            ("configurations", state["of"], self._of.tolist()),
-            ("keep", was.keep, self.rules.keep),
-        ):
-            if theirs != own:
-                raise ValueError(
-                    f"the checkpoint is of a sweep with other {what} ({theirs}) than this one ({own}): "
-                    "go on with the same, or begin another sweep in another folder"
-                )
         self.step, self.unseen = state["step"], state["unseen"]
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
@@ -432,20 +319,17 @@ class Race:
         self._gone = {int(k): _Gone(**gone) for k, gone in state["gone"].items()}
         self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["judged"]
-        now, before = (
-            PairSums(of["batches"], *(np.array(of[name]) for name in ("losses", "differences", "squares")))
-            for of in (state["recent"]["now"], state["recent"]["before"])
-        )
-        self._recent = Recent(now, before, state["recent"]["length"])
+        self._length = state["length"]
+        self._now, self._before = (PairSums(batches, *map(np.array, of)) for batches, *of in state["recent"])
 
-    def _on(self) -> np.ndarray:
-        """Return, for each configuration, whether any of its variants races."""
-        return np.bincount(self._of, self._racing) > 0
+    def _sums(self) -> PairSums:
+        now, before = self._now, self._before
+        return PairSums(now.batches + before.batches, *(a + b for a, b in zip(before[1:], now[1:], strict=True)))
 
     def _whole(self) -> PairSums:
         """Return the recent sums by configuration: of the mean over its variants that race."""
         own = (self._of[None, :] == np.arange(self._of.max() + 1)[:, None]) & self._racing[None, :]
-        return pooled(self._recent.sums(), own / np.maximum(own.sum(1, keepdims=True), 1))
+        return pooled(self._sums(), own / np.maximum(own.sum(1, keepdims=True), 1))
 
     def _ranked(self) -> np.ndarray:
         """Return, for each variant, whether it may win: it races, or it stopped and its configuration was not beaten."""
@@ -458,7 +342,7 @@ class Race:
     def _values(self) -> np.ndarray:
         if self._judged:
             return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
-        sums = self._recent.sums()
+        sums = self._sums()
         return sums.losses / max(1, sums.batches)
 
     def _own(self, c: int, among: np.ndarray) -> list[int]:
@@ -476,7 +360,7 @@ class Race:
 
     def _drop(self) -> list[Left]:
         """Drop the configurations that are below a rung, and return their variants."""
-        on = self._on()
+        on = np.bincount(self._of, self._racing) > 0
         order = [c for c in self._order(self._ranked()) if on[c]]
         below = order[self.rules.most(len(on), self.step) :]
         gone = [int(k) for c in reversed(below) for k in np.flatnonzero((self._of == c) & self._racing)]
@@ -484,35 +368,25 @@ class Race:
         return self._leave(gone, f"dropped at step {self.step:,} by {by}", "dropped")
 
     def _leave(self, numbers: Sequence[int], why: str, kind: str) -> list[Left]:
-        """Let variants leave, all of which are compared with the same leader."""
-        if not numbers:
-            return []
-        first, whole = self.leader(), self._whole()
-        leader = self.names[self._own(first, self._ranked())[0]]
-        gone = {k: self._now(k, why, whole) for k in numbers}
-        left = []
-        for k, of in gone.items():
-            led = int(self._of[k]) == first
-            difference, error = (None, None) if led else (_known(of.differences[first]), _known(of.errors[first]))
-            to = None if difference is None else leader
-            left.append(Left(self.step, self.names[k], why, kind, to, difference, error))
+        whole = self._whole()
+        left = [Left(self.step, self.names[k], why, kind) for k in numbers]
+        self._gone |= {k: self._known_of(k, why, whole) for k in numbers}
         self._racing[list(numbers)] = False
-        self._gone |= gone
         self.left += left
         return left
 
-    def _now(self, k: int, state: str, whole: PairSums) -> _Gone:
+    def _known_of(self, k: int, state: str, whole: PairSums) -> _Gone:
         """Return what is known of a variant that races: its own loss, and its configuration's differences."""
         n, c = whole.batches, int(self._of[k])
         if not n:
             unknown = [np.nan] * len(whole.losses)
             return _Gone(self.step, state, None, unknown, unknown)
         apart = (whole.differences[c] / n).tolist()
-        return _Gone(self.step, state, float(self._recent.sums().losses[k] / n), apart, errors(whole)[c].tolist())
+        return _Gone(self.step, state, float(self._sums().losses[k] / n), apart, errors(whole)[c].tolist())
 
     def _place(self, k: int, rank: int, order: Sequence[int], whole: PairSums) -> VariantPlace:
         """Return the place of a variant, whose difference is to the first configuration of `order`."""
-        of = self._gone.get(k) or self._now(k, "leads" if rank == 1 else "races", whole)
+        of = self._gone.get(k) or self._known_of(k, "leads" if rank == 1 else "races", whole)
         held_out = self._held_out.get(k) if self._judged else None
         place = VariantPlace(rank, self.names[k], of.loss, None, None, of.state, held_out=held_out)
         if not order:  # all have diverged
@@ -525,7 +399,6 @@ class Race:
         return replace(place, difference=_known(difference), error=_known(error), leading=c == first)
 
     def _end(self, k: int) -> float:
-        """Return the step at which a variant left."""
         return self._gone[k].step if k in self._gone else np.inf
 
 

@@ -18,13 +18,13 @@ from skirl.sweep.crew import Crew, Duty, check_pooled, facts
 from skirl.sweep.crews import Crews, duties, how_many
 from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
-from skirl.sweep.race import BROKEN, Judged, Left, Race, VariantPlace, best_of, why_stopped
-from skirl.sweep.standing import Shown
+from skirl.sweep.race import BROKEN, Judged, Left, Race, VariantPlace, best_of, difference, why_stopped
 from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
-from skirl.tools.progress import progress_of
+from skirl.tools.progress import Facts, Speed, progress_of
+from skirl.tools.units import figure
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.recipe import Recipe
 
@@ -33,26 +33,13 @@ log = logging.getLogger("skirl")
 _NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
-def run(
-    recipe: Recipe,
-    variants: Sequence[Varied],
-    race_flags: RaceFlags,
-    keeping: KeepFlags,
-    logged: LogFlags,
-    flags: dict[str, Any],
-    *,
-    evaluation: EvaluationFlags | None = None,
-    processes: int | str = 1,
-) -> dict[str, Any]:
-    """Train the variants, and return the result."""
-    sweep_run = SweepRun(
-        recipe, variants, race_flags, keeping, logged, flags, evaluation or EvaluationFlags(), processes
-    )
+def run(sweep_run: "SweepRun") -> dict[str, Any]:
+    keeping = sweep_run.keeping
     reporting = progress_of("sweep", sweep_run.stream.steps)
     with sweep_run, sweep_run.crew, Signals(keeping.save is not None) as signals, reporting as progress:
         sweep_run.begin()
         while not sweep_run.over and sweep_run.step():
-            progress(sweep_run.steps, sweep_run.shown.facts)
+            progress(sweep_run.steps, sweep_run.facts)
             if sweep_run.keep(signals):
                 break
         result = sweep_run.end(signals)
@@ -69,7 +56,6 @@ class Signals:
         self._on = on and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
         self.came: str | None = None
-        """The signal that came, SIGTERM or Ctrl-C; None so far."""
 
     def __enter__(self) -> Self:
         if self._on:
@@ -109,7 +95,7 @@ class SweepRun:
     ) -> None:
         self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
         self.header: dict[str, Any] | None = None
-        """The header of the checkpoint that the sweep resumes from; None if it starts afresh."""
+        """Of the checkpoint that the sweep resumes from."""
         saved: dict[str, Any] = {}
         if keeping.goes_on:
             assert keeping.save is not None
@@ -131,7 +117,6 @@ class SweepRun:
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
-        """Steps between two lines of metrics."""
         rules = race_flags.rules(steps, recipe.data.epochs, evaluation.eval_every)
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), rules)
         if saved:
@@ -139,7 +124,7 @@ class SweepRun:
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
         self.spent: int = saved.get("spent", 0)
-        """Steps taken so far, summed over variants."""
+        """Steps summed over variants."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         """The results of variants that no longer train."""
         racing = [variant for variant in variants if variant.name in self.race.racing]
@@ -150,8 +135,9 @@ class SweepRun:
         )  # fmt: skip
         self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
-        self.shown = Shown(self.standing, self._aucs)
-        self.steps = self.race.step
+        self.speed = Speed()
+        """Of the stream: each sample counts once, for all variants."""
+        self.steps, self.samples = self.race.step, 0
         self._came = self._still_saving = self._last = False
         """Whether there was a batch; whether a checkpoint was still being written after the last step; whether the stream
         ended with that step."""
@@ -159,7 +145,6 @@ class SweepRun:
         """The step of the checkpoint that counts."""
         self.failed: str | None = None
         self.not_saved: str | None = None
-        """Why the newest checkpoint could not be written, if so."""
         self._saving: tuple[dict[str, Any], dict[str, str], list[str]] | None = None
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
         self._began = self._saved_at = time.monotonic()
@@ -207,42 +192,52 @@ class SweepRun:
             with suppress(ValueError):  # that none is left
                 race.see([nan] * len(race.names))
             self._let_leave(race.left[-len(racing) :])
-            return self._fell(done.step)
+            self._stand(done.step)
+            return False
         self._let_leave(race.see([done.losses.get(name, nan) for name in race.names], unseen=done.unseen))
         self._last = last_step = done.last
         every, self._best = self.evaluation.eval_every, []
         if self.stream.held_out and (last_step or (every is not None and done.step % every == 0)):
             self._judge(done.step, last=last_step, unseen=done.unseen)
             if self.failed is not None:
-                return self._fell(done.step)
+                self._stand(done.step)
+                return False
         last_step = last_step or self.over
         self.crew.end_step(last=last_step)
-        self.shown.read(done.samples)
+        self.samples = done.samples
+        self.speed.reached(done.samples)
         if done.step % self.every == 0 or last_step:
             self._stand(done.step)
         return True
 
     def _stand(self, step: int) -> None:
         seconds = time.monotonic() - self._began
-        self.folder.standing(step, seconds, self.race, self.standing, lambda: self.shown.aucs(now=True))
+        self.folder.standing(step, seconds, self.race, self.standing, self._aucs)
+
+    def facts(self) -> Facts:
+        """Return the standing for one line."""
+        first, *others = [one for one in self.standing() if one.rank == 1 or one.state in ("leads", "races")]
+        losses = {"held out": first.held_out, "loss": first.loss}
+        return {
+            "leader": first.variant,
+            **{name: figure(value, 5) for name, value in losses.items() if value is not None},
+            **({"next": f"{others[0].variant} {difference(others[0])}"} if others else {}),
+            "racing": f"{len(self.race.racing)} of {len(self.variants)}",
+            "samples/s": f"{self.speed.rate(self.samples):,.0f}",
+        }
 
     def standing(self) -> list[VariantPlace]:
-        """Return the places of all. Who ends the sweep for want of patience has stopped as others did before."""
+        """Who ends the sweep for want of patience has stopped as others did before."""
         places, why = self.race.standing(), self._why_over
         return [replace(one, state=why) if why and one.variant in self.race.racing else one for one in places]
 
     @property
     def _why_over(self) -> str | None:
-        """Why those that still race have ended the sweep; None if they have not."""
         return why_stopped(self.evaluation.patience, self.race.step) if self.over else None
-
-    def _fell(self, step: int) -> bool:
-        self._stand(step)
-        return False
 
     def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
         """Evaluate all, and let those leave whose predictions are not finite, who stop, or who are dropped at a rung."""
-        with self.shown.speed.paused():
+        with self.speed.paused():
             found = self.crew.evaluate(last=last)
         self.judged |= {name: one for name, one in found.items() if one is not None}
         if broken := [name for name, one in found.items() if one is None]:
@@ -260,7 +255,6 @@ class SweepRun:
             self._rank(last=last or self.over)
 
     def _rank(self, *, last: bool) -> None:
-        """Rank all by their evaluations, and drop those below a rung."""
         self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=last))
 
     def _retire_stopped(self) -> None:
@@ -304,7 +298,6 @@ class SweepRun:
     def end(self, signals: Signals) -> dict[str, Any]:
         race, results = self.race, self.results
         if self.failed is None:
-            self.shown.aucs(now=True)
             self._settle()
             more, why = self._more(race.racing), self._why_over
             results |= self.crew.finish({name: of | ({"left": why} if why else {}) for name, of in more.items()})
@@ -324,7 +317,7 @@ class SweepRun:
             "cost": None if whole is None else self.spent / max(1, whole * len(self.variants)),
             "seed_noise": race.seed_noise(),
             "seconds": seconds,
-            "samples_per_second": self.shown.rate(),
+            "samples_per_second": self.speed.rate(self.samples),
             "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in self.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
             "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
@@ -343,9 +336,7 @@ class SweepRun:
         return result | {"missing": self.folder.missing + of_variants}
 
     def _leave(self, why: dict[str, str], save: Path | None) -> None:
-        if (
-            self.bests.on or save is not None
-        ):  # results name the best one, and what counts later would remove the last one
+        if self.bests.on or save is not None:  # results name the best; what counts later would remove the last
             self._settle()
         self.results |= self.crew.leave(why, self._more(why), save=save)
 

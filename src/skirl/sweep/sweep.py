@@ -22,7 +22,7 @@ from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
 from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, make_variant
 from skirl.sweep.fleet import Fleet, shared_banks
-from skirl.sweep.variants import Variant, check_variants, of_variant, optimizer_of, store_of, tables_of
+from skirl.sweep.variants import Variant, check_names, of_variant, optimizer_of, store_of, tables_of
 from skirl.tools.interrupts import uninterrupted
 
 
@@ -31,7 +31,6 @@ class Diverged(ArithmeticError):
 
     @classmethod
     def all_of(cls, count: int, last: str, step: int, loss: float | None) -> "Diverged":
-        """Return the error for a whole sweep."""
         return cls(
             f"all {count} variants have diverged, the last one ({last!r}) in step {step}, where its loss is {loss}: try "
             "smaller learning rates"
@@ -113,7 +112,7 @@ class Sweep:
         threads: int = 1,
     ) -> None:
         variants = list(variants)
-        check_variants(variants, seed)
+        check_names(variants)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
         self._loss, self._threads = loss, threads
@@ -306,11 +305,6 @@ class Sweep:
     def plans(self) -> int:
         """Number of steps planned and loaded, once for all variants."""
         return self.fleet.plans
-
-    @property
-    def read_batches(self) -> int:
-        """Number of batches whose ids were checked and hashed, once for all variants."""
-        return self.fleet.resolver.batches
 
     # For its lookahead, in the place of a collection.
 

@@ -1,11 +1,10 @@
 """Variants: a name and overrides of a sweep's flags, made by combining lists of values or read from a file."""
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,17 +56,13 @@ class Varied(Variant):
 
 
 def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Varied]:
-    """Return the variants: each variant of the file combined with every combination of the lists.
-
-    >>> [v.name for v in variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02", "dim=8,16"])]
-    ['lr=0.01,dim=8', 'lr=0.01,dim=16', 'lr=0.02,dim=8', 'lr=0.02,dim=16']
-    """
+    """Return the variants: each variant of the file combined with every combination of the lists."""
     if not vary and file is None:
         raise ValueError("a sweep has no variant: set vary, such as lr=0.01,0.02, or variants to a file of them")
     can = varying()
     tables = {} if file is None else read_file(file)
     named = [(name, _read(f"{file}, [{name}]", found, can)) for name, found in tables.items()] or [("", {})]
-    axes = [axis(text, can) for text in vary]
+    axes = [_axis(text, can) for text in vary]
     for name in (names := [name for name, _ in axes]):
         if names.count(name) > 1:
             raise ValueError(f"vary has {name} twice: put all its values behind one {name}=")
@@ -83,9 +78,7 @@ def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None
 
 
 def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Varied]:
-    """Make variants of names and overrides. Raise if two are alike or share a name, or if a value is not valid."""
-    if not named:
-        raise ValueError("a sweep has no variant: name one or more")
+    """Make variants of names and overrides. Raise if two are alike, or if a value is not valid."""
     variants: list[Varied] = []
     for name, overrides in named:
         if not _NAME.fullmatch(name):
@@ -97,22 +90,13 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
             recipe = varied(base, overrides)
         except (ValueError, TypeError) as error:
             raise ValueError(f"variant {name}: {error}") from error
-        for other in variants:
-            if other.name == name:
-                raise ValueError(f"two variants have the name {name}: give one of them another")
-            if other.recipe == recipe:
-                raise ValueError(f"variants {other.name} and {name} are alike: leave one of them out")
+        if other := next((one.name for one in variants if one.recipe == recipe), None):
+            raise ValueError(f"variants {other} and {name} are alike: leave one of them out")
         variants.append(Varied(name, dict(overrides), recipe=recipe))
     return variants
 
 
 def check_store(store: str) -> None:
-    """Raise if a sweep cannot keep its rows in a store.
-
-    >>> check_store("rpc://node:1")
-    Traceback (most recent call last):
-    ValueError: store is 'rpc://node:1', and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER
-    """
     if "rpc://" in store:
         raise ValueError(
             f"store is {store!r}, and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER"
@@ -120,13 +104,7 @@ def check_store(store: str) -> None:
 
 
 def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with some flags replaced, on the same batches.
-
-    >>> varied(Recipe.of(data="synthetic:tiny"), {"lr": 0.5, "dim": 8}).rates.lr
-    0.5
-    >>> varied(Recipe.of(data="synthetic:tiny", seed=3), {"seed": 4}).data.data_seed
-    3
-    """
+    """Return a recipe with some flags replaced, on the same batches."""
     parts = {}
     for part in fields(base):
         owner = getattr(base, part.name)
@@ -140,7 +118,6 @@ def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 
 
 def varying() -> dict[str, Flag]:
-    """Return the flags that may differ between variants, by name."""
     shared = _shared()
     return {name: flag for name, flag in flags_of(Recipe).items() if name not in shared}
 
@@ -152,17 +129,11 @@ def refuse_shared(overrides: Mapping[str, Any]) -> None:
         if name in shared:
             raise ValueError(f"{name} cannot vary: {shared[name]}; run one sweep for each value of {name}")
         if name not in known:
-            near = difflib.get_close_matches(name, varying(), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"those that can are {', '.join(varying())}"
-            raise ValueError(f"{name} is not a flag that can vary: {hint}")
+            raise ValueError(f"{name} is not a flag that can vary: those that can are {', '.join(varying())}")
 
 
 def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
-    """Return the configuration number of each variant. Variants that differ only in the seed share one.
-
-    >>> seeds_of_one(variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02", "seed=0,1"]))
-    [0, 0, 1, 1]
-    """
+    """Return the configuration number of each variant. Variants that differ only in the seed share one."""
     found: list[Recipe] = []
     numbers = []
     for variant in variants:
@@ -195,20 +166,15 @@ def _shared() -> dict[str, str]:
     }
 
 
-def axis(text: str, can: Mapping[str, Flag], flag: str = "vary") -> tuple[str, list[Any]]:
+def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
     """Parse a flag and its values, such as "lr=0.01,0.02"."""
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
     words = [word.strip() for word in values.split(",")]
     if not name or not equals or not all(words):
-        raise ValueError(f"{flag} is {text!r}: set it to a flag and its values, such as lr=0.01,0.02")
+        raise ValueError(f"vary is {text!r}: set it to a flag and its values, such as lr=0.01,0.02")
     refuse_shared({name: None})
-    found = [_of_text(f"{flag} {text!r}", name, word, can) for word in words]
-    if twice := next((word for n, word in enumerate(words) if found[n] in found[:n]), None):
-        raise ValueError(
-            f"{flag} {text!r} has {twice} twice: leave one of them out, as two equal variants tell nothing"
-        )
-    return name, found
+    return name, [_of_text(f"vary {text!r}", name, word, can) for word in words]
 
 
 def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:
@@ -259,31 +225,12 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
 T = TypeVar("T")
 
 
-def check_variants(variants: Sequence[Variant], seed: int) -> None:
-    """Raise if there are no variants, or if two have the same name or are alike."""
+def check_names(variants: Sequence[Variant]) -> None:
     if not variants:
         raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
-    known: set[str] = set()
-    for variant in variants:
-        if variant.name in known:
-            raise ValueError(f"two variants are called {variant.name!r}: give each another name")
-        known.add(variant.name)
-    for one, other in combinations(variants, 2):
-        if _alike({"seed": seed, **one.overrides}, {"seed": seed, **other.overrides}):
-            raise ValueError(
-                f"variants {one.name!r} and {other.name!r} have equal overrides: leave one of them out, or give it another "
-                "value, such as a seed"
-            )
-
-
-def _alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Return whether two variants are certainly equal. Arrays count as different."""
-    if ours.keys() != theirs.keys():
-        return False
-    try:
-        return all(value is theirs[name] or bool(value == theirs[name]) for name, value in ours.items())
-    except (TypeError, ValueError, RuntimeError):
-        return False
+    names = [variant.name for variant in variants]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two variants are called {twice!r}: give each another name")
 
 
 def of_variant(variant: Variant, make: Callable[[], T]) -> T:

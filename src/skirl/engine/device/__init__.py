@@ -10,11 +10,7 @@ INTERPRET = "interpret"
 
 
 def torch_device(name: str | torch.device) -> torch.device:
-    """Return where the tensors of a device are. Raise if its name is unknown.
-
-    >>> torch_device("interpret"), torch_device("cuda:1")
-    (device(type='cpu'), device(type='cuda', index=1))
-    """
+    """Return where the tensors of a device are. Raise if its name is unknown."""
     kind, _, index = str(name).partition(":")
     if str(name) in ("cpu", INTERPRET):
         return torch.device("cpu")
@@ -26,14 +22,7 @@ def torch_device(name: str | torch.device) -> torch.device:
 
 
 def open_device(name: str | torch.device, dtype: np.dtype) -> Device:
-    """Return the device of that name.
-
-    >>> open_device("cpu", np.dtype(np.float32)).at
-    device(type='cpu')
-    >>> open_device("mps", np.dtype(np.float32))
-    Traceback (most recent call last):
-    ValueError: device is 'mps': set it to 'cpu', 'cuda' or 'cuda:N' (or 'interpret', to test the GPU's code without one)
-    """
+    """Return the device of that name."""
     from skirl.engine.device.gpu import open_gpu
     from skirl.engine.device.host import Host
 

@@ -1,5 +1,3 @@
-"""The interface of whatever holds one bank's cache and computes on it: host memory, or a GPU."""
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +18,11 @@ from skirl.store.changes import Records
 
 @dataclass(frozen=True)
 class BankFacts:
-    """The facts about one bank that are the same for all steps."""
-
     number: int
     dim: int
     width: int
     """Numbers in a record: the weight and its optimizer's state. In half precision, words of two numbers."""
     features: int
-    """Rows of the output for each sample; 1 if nothing is pooled."""
     dtype: np.dtype
     rule: Rule
     """The row optimizer's, whose numbers may differ by table."""
@@ -90,12 +85,10 @@ class BankRows(ABC):
         """Make room for what a step fetches, and return a handle to it."""
 
     @abstractmethod
-    def room(self, arrival: Any) -> np.ndarray:
-        """Return the host's array that the fetched records are to be read into."""
+    def room(self, arrival: Any) -> np.ndarray: ...
 
     @abstractmethod
-    def shipped(self, arrival: Any, work: Work) -> None:
-        """Send the records to the device, now that they were read."""
+    def shipped(self, arrival: Any, work: Work) -> None: ...
 
     @abstractmethod
     def load(self, work: Work, arrival: Any) -> Any:
@@ -106,8 +99,7 @@ class BankRows(ABC):
         """Wait until the records of rows that left are on the host, and return them."""
 
     @abstractmethod
-    def written(self, leaving: Any) -> None:
-        """Release the rows that left: they are in the store."""
+    def written(self, leaving: Any) -> None: ...
 
     # Computing.
 
@@ -121,19 +113,13 @@ class BankRows(ABC):
 
     @abstractmethod
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
-        """Write the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0.
-
-        - `grad`: gradient of the samples' rows, [batch * features, dim]; None: they have none.
-        """
+        """Write the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0."""
 
     @abstractmethod
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         """Sum the gradients of every row of the current step and apply the optimizer once.
 
-        - `scalars`: the numbers of each table's optimizer, [tables, k].
-        - `step`: number of the step in the run. It is part of the seed for rounding to half precision.
-
-        This is `apply` of `sums`, in one pass if the step has one micro-batch.
+        `scalars`: the numbers of each table's optimizer, [tables, k]. `step` is part of the seed for rounding.
         """
 
     # The two halves of an update. The sums of other trainers come in between.
@@ -161,28 +147,22 @@ class BankRows(ABC):
     # Rows by their slots, for everything but training.
 
     @abstractmethod
-    def read(self, slots: np.ndarray) -> np.ndarray:
-        """Return the records of some slots, on the host."""
+    def read(self, slots: np.ndarray) -> np.ndarray: ...
 
     @abstractmethod
-    def write(self, slots: np.ndarray, records: np.ndarray) -> None:
-        """Write records from the host to some slots."""
+    def write(self, slots: np.ndarray, records: np.ndarray) -> None: ...
 
 
 class Device(ABC):
-    """Makes the banks of one engine, and memory for their outputs."""
-
     at: torch.device
     by_any_thread = False
     """True if threads other than the one that computes may pool rows."""
 
     @abstractmethod
-    def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
-        """Return one bank for each of `facts`."""
+    def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]: ...
 
     @abstractmethod
-    def free_bytes(self) -> int:
-        """Return the bytes that are free now for a cache."""
+    def free_bytes(self) -> int: ...
 
     @abstractmethod
     def empty(self, rows: int, dim: int) -> torch.Tensor:
@@ -194,27 +174,17 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def words(width: int) -> int:
-    """Return how many words a record of `width` numbers takes; if `width` is odd, half a word is unused.
-
-    >>> words(64), words(65)
-    (32, 33)
-    """
+    """Return how many words a record of `width` numbers takes; if `width` is odd, half a word is unused."""
     return (width + 1) // 2
 
 
 def expanded(records: NDArray[Any], width: int, half: torch.dtype) -> NDArray[np.float32]:
-    """Unpack the numbers in some records to float32.
-
-    >>> rows = np.array([[1.0, -0.5, 3.0]], np.float32)
-    >>> packed(rows, torch.bfloat16).shape, expanded(packed(rows, torch.bfloat16), 3, torch.bfloat16).tolist()
-    ((1, 2), [[1.0, -0.5, 3.0]])
-    """
+    """Unpack the numbers in some records to float32."""
     bits = torch.from_numpy(np.ascontiguousarray(records).view(np.int16))
     return bits.view(half)[:, :width].to(torch.float32).numpy()
 
 
 def packed(rows: NDArray[Any], half: torch.dtype) -> NDArray[np.float32]:
-    """Pack numbers into records, rounding each to nearest."""
     out = torch.zeros((len(rows), 2 * words(rows.shape[1])), dtype=half, device="cpu")
     out[:, : rows.shape[1]] = torch.from_numpy(np.ascontiguousarray(rows)).to(half)
     return out.view(torch.int16).numpy().view(np.float32)

@@ -44,11 +44,9 @@ _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float
 PLANS_KEPT = 4
 """Free buffers of plans that are kept: as many as there are steps on their way."""
 _PIECE = 32 << 20
-"""Bytes of rows that are read at a time if the whole cache is read."""
 
 
 def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
-    """Return a GPU, or Triton's interpreter if tensors are on the CPU."""
     if at.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(
@@ -475,8 +473,6 @@ class GpuRows(BankRows):
 
 
 class DeviceRecords:
-    """The cache's records as checkpoints see them."""
-
     def __init__(self, rows: GpuRows) -> None:
         self._rows = rows
         self.shape = len(rows.cache), rows.facts.width

@@ -24,8 +24,7 @@ T = TypeVar("T")
 class Event:
     """A point in a stream. This one has passed."""
 
-    def synchronize(self) -> None:
-        """Block the calling thread until the stream has passed it."""
+    def synchronize(self) -> None: ...
 
 
 class Stream:
@@ -35,15 +34,12 @@ class Stream:
         work()
 
     def now(self, work: Callable[[], T]) -> T:
-        """Call `work` now, with this stream as the current one, and return what it returns."""
         return work()
 
     def record(self) -> Any:
-        """Return an event after all work so far."""
         return Event()
 
-    def wait(self, event: Any) -> None:
-        """Let work from here on run after the event."""
+    def wait(self, event: Any) -> None: ...
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Keep the tensor's memory until work here is done with it, even if its last owner releases it before."""
@@ -51,15 +47,12 @@ class Stream:
 
 @dataclass
 class Streams:
-    """The streams of one engine."""
-
     compute: Stream
     """The training loop's own: the one that is current where it takes a batch, looks rows up or runs backward."""
     inward: Stream
     outward: Stream
 
-    def begin(self) -> None:
-        """Prepare for the loop to use rows on the stream that is current there."""
+    def begin(self) -> None: ...
 
     def here(self) -> Any:
         """Return an event at the end of the calling thread's current stream."""
@@ -117,17 +110,7 @@ _TORCH = {np.dtype(name): getattr(torch, name) for name in ("int32", "int64", "f
 
 
 class Packed:
-    """The places of several arrays in one buffer.
-
-    >>> arrays = {"slots": np.array([3, 4], np.int32), "keys": np.array([7], np.int64)}
-    >>> packed = Packed(arrays)
-    >>> packed.nbytes
-    32
-    >>> buffer = np.zeros(32, np.uint8)
-    >>> packed.write(buffer)
-    >>> packed.views(torch.from_numpy(buffer))["keys"]
-    tensor([7])
-    """
+    """The places of several arrays in one buffer."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = arrays
@@ -143,7 +126,6 @@ class Packed:
             buffer[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the arrays as tensors in a copy of the buffer, on any device."""
         return {
             name: buffer[at : at + array.nbytes].view(_TORCH[array.dtype]).view(array.shape)
             for (name, array), at in zip(self._arrays.items(), self._at.values(), strict=True)
@@ -157,7 +139,6 @@ class Block(Buffer):
     host: torch.Tensor
     device: torch.Tensor
     copied: Any = None
-    """The last copy between the two sides."""
     used: Any = None
     """The last use of the device's side, which may come after its owner has released it."""
 
@@ -169,14 +150,7 @@ class Block(Buffer):
 
 
 class Blocks(Pool[Block]):
-    """Pairs of buffers, of which the one unused for longest is taken: its events have most likely passed.
-
-    >>> blocks = Blocks(torch.device("cpu"), no_streams().here, most=1 << 20)
-    >>> block = blocks.take(5000)
-    >>> blocks.release(block)
-    >>> blocks.take(5000) is block, blocks.nbytes
-    (True, 5120)
-    """
+    """Pairs of buffers, of which the one unused for longest is taken: its events have most likely passed."""
 
     def __init__(self, device: torch.device, here: Callable[[], Any], most: int, kept: int = 1 << 30) -> None:
         super().__init__(most, kept)
@@ -269,22 +243,17 @@ class Arrival:
     forwards: list[tuple[int, int, int]]
     """For each step that rows are forwarded from: its number, and its first and end among the plan's forwarded rows."""
     tree: TreePlan | None
-    """The plan for the sums of several micro-batches."""
     came: Any = None
     views: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Departure:
-    """Rows that left the cache in one step."""
-
     block: Block
     count: int
 
 
 class OnItsWay:
-    """Records that a checkpoint reads, on their way to the host."""
-
     def __init__(self, host: torch.Tensor, device: torch.Tensor, there: Any) -> None:
         self._host, self._device, self._there = host, device, there
 
@@ -302,11 +271,7 @@ def copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Return the order of forwarded rows by the step that evicted them, and where each step's rows are in it.
-
-    >>> by_step(np.array([7, 5, 7]))
-    (array([1, 0, 2]), [(5, 0, 1), (7, 1, 3)])
-    """
+    """Return the order of forwarded rows by the step that evicted them, and where each step's rows are in it."""
     order = np.argsort(forward_step, kind="stable")
     numbers, starts = np.unique(forward_step[order], return_index=True)
     ends = np.append(starts, len(order))

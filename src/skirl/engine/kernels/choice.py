@@ -21,7 +21,6 @@ STREAMED = 32 << 20
 
 
 def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
-    """Return the kernel that pools rows into an output. It takes the arguments of `cpu.pool`."""
     wide = _wide() if _fits(dim, out.dtype) else None
     if wide is None:
         return cpu.pool
@@ -31,13 +30,11 @@ def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
 
 
 def update_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
-    """Return the kernel that sums gradients and updates rows. It takes the arguments of `cpu.update_kernel`."""
     wide = _wide() if _fits(dim, dtype) else None
     return cpu.update_kernel(rule) if wide is None else wide.update_kernel(dim, rule)
 
 
 def sums_for(dim: int, dtype: np.dtype) -> Kernel:
-    """Return the kernel that sums gradients over micro-batches. It takes the arguments of `tree.sums`."""
     wide = _wide() if _fits(dim, dtype) else None
     return tree.sums if wide is None else wide.sums_kernel(dim)
 

@@ -21,7 +21,6 @@ from skirl.tools.jit import Kernel, kernel
 
 @kernel
 def numbers_of(scalars, table):
-    """Return a rule's numbers, `n`, for a table."""
     return (
         scalars[table, 2], scalars[table, 3], scalars[table, 4], scalars[table, 5], scalars[table, 6], scalars[table, 7]
     )  # fmt: skip
@@ -29,7 +28,6 @@ def numbers_of(scalars, table):
 
 @remember
 def compiled(rule: Rule) -> Kernel:
-    """Return a rule for kernels. It is compiled as a part of each kernel that calls it."""
     if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
         return np.errstate(all="ignore")(rule.step)
     options: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
@@ -241,7 +239,6 @@ def take(cache, slots, out, lo, hi):
 
 @kernel
 def put(cache, slots, rows, lo, hi):
-    """Copy whole records into the cache: cache[slots[i]] = rows[i]. Slots are distinct."""
     width = cache.shape[1]
     for i in range(lo, hi):
         slot = slots[i]

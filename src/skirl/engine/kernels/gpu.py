@@ -78,12 +78,10 @@ def take(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def put(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    """Copy whole records into the cache: cache[slots[i]] = rows[i]. Slots are distinct."""
     _move(rows, None, cache, slots, slots.numel())
 
 
 def move(source: torch.Tensor, index: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """Copy records of evicted rows back into the cache: cache[slots[i]] = source[index[i]]."""
     _move(source, index, cache, slots, slots.numel())
 
 

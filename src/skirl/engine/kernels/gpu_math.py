@@ -26,22 +26,14 @@ _MIX2 = tl.constexpr(0x94D049BB133111EB)
 
 
 def block(dim: int, elements: int = 1024) -> dict[str, int]:
-    """Return the lanes, rows and warps of a program for rows of `dim` numbers.
-
-    >>> block(64), block(1000)
-    ({'D': 64, 'ROWS': 16, 'num_warps': 4}, {'D': 1024, 'ROWS': 1, 'num_warps': 4})
-    """
+    """Return the lanes, rows and warps of a program for rows of `dim` numbers."""
     lanes = max(2, power_of_two(dim))  # at least two: random numbers are made in pairs
     warps = 4 if lanes <= 1024 else 8
     return {"D": lanes, "ROWS": max(1, min(elements // lanes, 128)), "num_warps": warps}
 
 
 def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is not below n.
-
-    >>> [power_of_two(n) for n in (1, 64, 65)]
-    [1, 64, 128]
-    """
+    """Return the smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length()
 
 
@@ -58,7 +50,6 @@ def _interpreted() -> Iterator[None]:
 
 
 def quiet() -> AbstractContextManager[Any]:
-    """Return the context that a kernel runs in: for the interpreter, one kernel at a time and no warnings."""
     return _interpreted() if INTERPRETED else nullcontext()
 
 
@@ -71,22 +62,14 @@ def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> N
 
 
 def mix(z: int) -> int:
-    """Apply the finaliser of splitmix64, in Python integers on the host.
-
-    >>> hex(mix(1))
-    '0x5692161d100b05e5'
-    """
+    """Apply the finaliser of splitmix64, in Python integers on the host."""
     z = (z ^ (z >> 30)) * _MIX1.value % 2**64
     z = (z ^ (z >> 27)) * _MIX2.value % 2**64
     return z ^ (z >> 31)
 
 
 def signed(z: int) -> int:
-    """Return an unsigned 64-bit number as the int64 that kernels declare.
-
-    >>> signed(2**64 - 1)
-    -1
-    """
+    """Return an unsigned 64-bit number as the int64 that kernels declare."""
     return z - 2**64 if z >= 2**63 else z
 
 
@@ -96,7 +79,6 @@ def as_bytes(live: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def scramble(z):
-    """Apply `mix`, on uint64."""
     z = (z ^ (z >> 30)) * _MIX1
     z = (z ^ (z >> 27)) * _MIX2
     return z ^ (z >> 31)
@@ -117,7 +99,6 @@ def uniform(base, part: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def divide(a, b):
-    """Return a / b, rounded to nearest."""
     if b.dtype == tl.float64:
         return a / b
     else:
@@ -126,7 +107,6 @@ def divide(a, b):
 
 @triton.jit
 def root(x):
-    """Return the square root, rounded to nearest."""
     if x.dtype == tl.float64:
         return tl.sqrt(x)
     else:

@@ -72,7 +72,6 @@ def sum_stretches(
     group_start: torch.Tensor, group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor,
     live: torch.Tensor, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Sum each stretch into its row of `partial`, and count it in `marks`. The arguments are those of `update`."""
     m, dim = stretches.shape[0], grads.shape[1]
     # Few rows for each program, and one warp: there are a few hundred stretches, and as many multiprocessors.
     shape = block(dim, elements=128)
@@ -259,7 +258,6 @@ def _write(to, x, mask, base, part: tl.constexpr, HALF: tl.constexpr, ROWS: tl.c
 
 @triton.jit
 def _write_one(to, x, mask, base, HALF: tl.constexpr, ROWS: tl.constexpr):
-    """Store a part that is one number, element 0 of part 1, as `_write` does."""
     if HALF:
         count = tl.full([ROWS, 1], 4294967297, tl.uint64)
         bits = (scramble(base[:, None] + count * GOLDEN) >> 40).to(tl.int32)
