@@ -16,16 +16,9 @@ if TYPE_CHECKING:
     from skirl.core.tables import Table
     from skirl.store import Store
 
-_SHARED = {
-    "data": "it changes the batches, which all variants share",
-    "step": "a sweep has one trainer, and a batch is cut once for all variants",
-    "cache": "all variants share one plan and one place for rows",
-    "movement": "rows of all variants move together",
-    "device": "all variants compute in one place, in the same numbers",
-}
-"""Parts of a recipe that all variants must share, and why."""
-VARIES_OF_SHARED = ("seed",)
-"""Flags in those parts that may vary after all: the seed of initial rows and weights. The data keeps the recipe's seed."""
+_SHARED = ("data", "step", "cache", "movement", "device")
+"""Parts of a recipe that all variants share: the batches, the plan, and where and in which numbers they compute. Only the
+seed of initial rows and weights may vary; the data keeps the recipe's seed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,199}")
 
 
@@ -118,18 +111,22 @@ def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 
 
 def varying() -> dict[str, Flag]:
-    shared = _shared()
-    return {name: flag for name, flag in flags_of(Recipe).items() if name not in shared}
+    parts = [part.default_factory for part in fields(Recipe) if part.name in _SHARED]
+    shared = {flag.name for part in parts for flag in fields(part)}  # type: ignore[arg-type]
+    return {name: flag for name, flag in flags_of(Recipe).items() if name not in shared - {"seed"}}
 
 
 def refuse_shared(overrides: Mapping[str, Any]) -> None:
     """Raise if an override is no flag, or a flag that cannot differ between variants."""
-    known, shared = flags_of(Recipe), _shared()
+    can, known = varying(), flags_of(Recipe)
     for name in overrides:
-        if name in shared:
-            raise ValueError(f"{name} cannot vary: {shared[name]}; run one sweep for each value of {name}")
         if name not in known:
-            raise ValueError(f"{name} is not a flag that can vary: those that can are {', '.join(varying())}")
+            raise ValueError(f"{name} is not a flag that can vary: those that can are {', '.join(can)}")
+        if name not in can:
+            raise ValueError(
+                f"{name} cannot vary: all variants share the batches, the plan and the device; run one sweep for each "
+                f"value of {name}"
+            )
 
 
 def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
@@ -154,16 +151,6 @@ def text_of(overrides: Mapping[str, Any]) -> str:
         f"{name}={'x'.join(map(str, value)) if isinstance(value, tuple) else value}"
         for name, value in overrides.items()
     )
-
-
-def _shared() -> dict[str, str]:
-    return {
-        flag.name: _SHARED[part.name]
-        for part in fields(Recipe)
-        if part.name in _SHARED
-        for flag in fields(part.default_factory)  # type: ignore[arg-type]
-        if flag.name not in VARIES_OF_SHARED
-    }
 
 
 def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
