@@ -154,7 +154,6 @@ def text_of(overrides: Mapping[str, Any]) -> str:
 
 
 def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
-    """Parse a flag and its values, such as "lr=0.01,0.02"."""
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
     words = [word.strip() for word in values.split(",")]
@@ -165,7 +164,6 @@ def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
 
 
 def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:
-    """Return the overrides of one variant in a file, each with the type of its flag."""
     values = {}
     for key, value in found.items():
         name = key.strip().replace("-", "_")
@@ -221,7 +219,6 @@ def check_names(variants: Sequence[Variant]) -> None:
 
 
 def of_variant(variant: Variant, make: Callable[[], T]) -> T:
-    """Call `make`, and put the variant's name in front of a TypeError or ValueError that it raises."""
     try:
         return make()
     except (TypeError, ValueError) as error:
@@ -247,7 +244,6 @@ def _planned(table: "Table") -> tuple[Any, ...]:
 def optimizer_of(
     overrides: Mapping[str, Any], default: "RowOptimizers | None", tables: "Sequence[Table]"
 ) -> "RowOptimizers":
-    """Return a variant's row optimizers, with its learning rate."""
     from skirl.core.groups import Groups  # these load compiled loops, which help does without
     from skirl.core.optim import RowOptimizer, RowwiseAdagrad
 
