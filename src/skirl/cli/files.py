@@ -266,7 +266,7 @@ class Export:
     positional: ClassVar[tuple[str, ...]] = ("checkpoint", "out")
 
     checkpoint: Path
-    """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep or of its checkpoints."""
+    """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep's checkpoints."""
     out: Path
     """The file to write: .safetensors, .pt for a state dict, or .parquet."""
     variant: str | None = None

@@ -115,7 +115,6 @@ def _numbers(engine: Engine, records: np.ndarray, bank: int) -> np.ndarray:
 
 
 def weights_of(engine: Engine, table: str, ids: RowIds) -> Tensor:
-    """Return the weights of rows as they are now, [n, dim], on the engine's device. Nothing changes."""
     number, here = _table(engine, table)
     rows, bank = _rows(here, ids), bank_of(engine, number)
     out = np.empty((len(rows), here.dim), engine.dtype)
@@ -202,7 +201,6 @@ def _table(engine: Engine, name: str) -> tuple[int, Table]:
 
 
 def _rows(table: Table, ids: RowIds) -> np.ndarray:
-    """Return row numbers as int64. Raise if one is outside the table."""
     found = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
     if found.ndim == 1 and not found.size and not isinstance(ids, Tensor | np.ndarray):
         found = found.astype(np.int64)  # an empty list

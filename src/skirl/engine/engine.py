@@ -64,7 +64,6 @@ class Engine:
         self.optimizers = Groups(Schema.of(tables).tables, optimizer)
         self.schema = Schema.of(tables, self.optimizers.records, banks)
         self.frozen = np.zeros(len(self.schema.tables), np.bool_)
-        """Tables whose rows are looked up and not trained."""
         self.torch_dtype = dtype
         self.half = dtype if dtype in HALVES else None
         """Dtype that rows are held in, if computation uses another one."""
@@ -191,7 +190,6 @@ class Engine:
         self.capacity.forget()
 
     def release(self) -> None:
-        """Free the memory of cache and staging. All rows are in the store, and nothing is looked up any more."""
         self.banks, self.caches = [], []
         self.capacity.forget()
 
@@ -281,7 +279,6 @@ class Engine:
             bank.written(rows)
 
     def forget_moves(self) -> None:
-        """Release what is on its way. All must be written, and nothing is forwarded any more."""
         for bank in self.banks:
             bank.forget_moves()
 
@@ -303,7 +300,6 @@ class Engine:
         return [bank for bank, members in enumerate(self.schema.banks) if raised[list(members.tables)].any()]
 
     def scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
-        """Return the numbers of each table's optimizer: [tables, k]."""
         return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.table_steps, self.dtype)
 
     def flush(self) -> None:

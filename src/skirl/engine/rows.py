@@ -129,7 +129,6 @@ class SharedRows(Rows):
         return True
 
     def _sums(self, engine: "Engine", work: Work, bank: int) -> list[torch.Tensor]:
-        """Return the sums of the rows that this trainer reads, for each of its subtrees."""
         return [marked(engine.banks[bank].sums(work, block)) for block in self._trees(work)[self.peers.rank]]
 
     def _trees(self, work: Work) -> list[list[range]]:
@@ -171,7 +170,6 @@ def marked(sums: Sums) -> torch.Tensor:
 
 
 def by_owner(sums: Sequence[torch.Tensor], ask: np.ndarray) -> torch.Tensor:
-    """Return the sums of several subtrees, with those for one owner next to each other."""
     if len(sums) == 1:
         return sums[0]
     return torch.cat([part[lo:hi] for lo, hi in zip(ask[:-1].tolist(), ask[1:].tolist()) for part in sums])
@@ -210,7 +208,6 @@ def _spread(step: Step, serve: np.ndarray, trees: list[list[range]]) -> Step:
 
 @lru_cache(maxsize=8)
 def trees_of(size: int, shards: int, micros: int) -> list[list[range]]:
-    """Return the subtrees of each trainer. `micros`: micro-batches of a shard."""
     blocks = [leaves_of(block_of(rank, size, shards), micros) for rank in range(size)]
     return [subtrees(block.start, block.stop) for block in blocks]
 

@@ -47,13 +47,11 @@ class Work:
     fetched: list[Any] = field(default_factory=list)
     """By bank: its handle for the records of `step.fetch_keys`."""
     found: list[int] = field(default_factory=list)
-    """By bank: how many of those records the store had."""
     grads: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """By (bank, micro-batch): gradient of the pooled output, [bags, dim], followed by that of any shared bags."""
     joint: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, with several micro-batches: the memory that holds all of its gradients."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
-    """By (bank, micro-batch): mask of the features that got a gradient."""
     reads: Sequence[Reads] = ()
     """By bank, where rows have owners: what this trainer reads."""
     serve: Sequence[np.ndarray] = ()
@@ -94,13 +92,11 @@ class Work:
 
     @property
     def leaves(self) -> list[int]:
-        """Leaf of the tree for each micro-batch."""
         mine = range(self.shards) if self.mine is None else self.mine
         each = len(self.micros) // len(mine)
         return leaves(each * self.shards, self.shards)[mine.start * each : mine.stop * each]
 
     def gradient(self, bank: int) -> torch.Tensor:
-        """Return the gradients of the outputs of all micro-batches, joined: [bags, dim]. Undefined where none is live."""
         return self.joint[bank] if bank in self.joint else self.grads[bank, 0]
 
     def live_rows(self, bank: int) -> np.ndarray:
@@ -120,7 +116,6 @@ class Work:
         return of.group_start, of.group_pos
 
     def place(self, bank: int) -> np.ndarray:
-        """Return the row of each position: a slot of the cache, or an index into the values that owners sent."""
         return self.reads[bank].place if self.reads else self.steps[bank].slots
 
     def keep(self, bank: int, micro: int, grad: torch.Tensor, empty: Callable[[int, int], torch.Tensor]) -> None:
@@ -145,7 +140,6 @@ class Work:
         return self.joint[bank][begin : begin + bags[micro]]
 
     def positions(self, bank: int, micro: int) -> slice:
-        """Return the range of a micro-batch's ids among the step's."""
         begin = sum(m.banks[bank].count for m in self.micros[:micro])
         return slice(begin, begin + self.micros[micro].banks[bank].count)
 
@@ -193,9 +187,7 @@ class Counters:
 
     steps: int = 0
     fetched: int = 0
-    """Rows brought in again, from the store or from a pending write-back."""
     forwarded: int = 0
-    """Those of them that came from a pending write-back."""
     new: int = 0
     written: int = 0
     bytes_read: int = 0

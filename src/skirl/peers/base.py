@@ -63,7 +63,6 @@ ON_DEVICE = ("rows", "dense")
 """Channels whose tensors are on the rows' device. Tensors of the others are on the host, so these have `exchange`."""
 OF_STEP = " of step "
 NAMED_BY_STEP = ("rows", "dense", "lookups")
-"""Channels that serve the loop's present step, which their errors name."""
 LIMIT = 1 << 30
 """Most bytes of one message of an exchange."""
 HEAD = np.dtype([("sequence", "<i8"), ("bytes", "<i8"), ("dtype", "S16"), ("tag", "S96")])
@@ -80,7 +79,6 @@ class ChannelTraffic:
     bytes_received: list[int]
     calls: int = 0
     seconds: float = 0.0
-    """Seconds that the thread waited in calls."""
 
 
 Wait = Callable[[], None]
@@ -95,7 +93,6 @@ class Swapping(Generic[What]):
         self._channel, self._done, self._out, self._send = channel, done, out, send
 
     def wait(self) -> What:
-        """Wait for the swap, and return the parts of all ranks, in the order of ranks."""
         with self._channel.timed():
             self._done()
         return self._out
@@ -254,7 +251,6 @@ def dtype_of(head: Any) -> np.dtype:
 
 
 def padded(size: int) -> int:
-    """Return the bytes of a message with padding."""
     return -(-size // ALIGNED) * ALIGNED
 
 

@@ -84,7 +84,6 @@ class _Kind:
         self._work: Swapping[Sequence[Tensor]] | None = None
 
     def send(self, parts: Sequence[Gradients]) -> None:
-        """Begin to send all ranks their pieces of this one's partial sums."""
         for views, there, part in zip(self._views, self._there, parts, strict=True):
             grads = [part[n] for n in self._places]
             have = [grad is not None for grad in grads]

@@ -196,7 +196,7 @@ class _Group(Channel):
             if self._on_stream:
                 outs[self.rank] = parts[self.rank] = parts[self.rank].new_empty(0)
                 work = dist.all_to_all(outs, parts, group=self._group, async_op=True)
-                return _Begun(self._peers, [(None, work)], doing, on_stream=True).wait
+                return _waiting(self._peers, [(None, work)], doing, on_stream=True)
             return self._messages(outs, parts, doing)
         except RuntimeError as error:
             log.debug("%s: %r", doing, error)
@@ -213,7 +213,7 @@ class _Group(Channel):
                 works.append((of, self._group.recv([on_host], of, 0)))
             if parts[to].numel():
                 works.append((to, self._group.send([parts[to].cpu()], to, 0)))
-        return _Begun(self._peers, works, doing, late).wait
+        return _waiting(self._peers, works, doing, late)
 
     def _fail(self, why: str) -> NoReturn:
         self._peers.fail(why)
@@ -225,32 +225,31 @@ class _Group(Channel):
         self._destroyed = True
 
 
-class _Begun:
-    def __init__(
-        self,
-        peers: ProcessGroups,
-        works: list[tuple[int | None, Any]],
-        doing: str,
-        late: Sequence[tuple[Tensor, Tensor]] = (),
-        *,
-        on_stream: bool = False,
-    ) -> None:
-        self._peers, self._works, self._doing, self._late, self._on_stream = peers, works, doing, late, on_stream
+def _waiting(
+    peers: ProcessGroups,
+    works: list[tuple[int | None, Any]],
+    doing: str,
+    late: Sequence[tuple[Tensor, Tensor]] = (),
+    *,
+    on_stream: bool = False,
+) -> Wait:
+    """Return what waits for all messages, no longer than the patience. On a stream, that is only enqueued."""
 
-    def wait(self) -> None:
-        """Wait for all messages, no longer than the patience. On a stream of the device, only enqueue the wait."""
+    def wait() -> None:
         since = time.monotonic()
-        for done, (_, work) in enumerate(self._works):
+        for done, (_, work) in enumerate(works):
             try:
-                left = max(0.001, self._peers.patience - (time.monotonic() - since))
-                work.wait() if self._on_stream else work.wait(timedelta(seconds=min(left, 1e8)))
+                left = max(0.001, peers.patience - (time.monotonic() - since))
+                work.wait() if on_stream else work.wait(timedelta(seconds=min(left, 1e8)))
             except RuntimeError as error:
                 waited = time.monotonic() - since
-                log.debug("%s: %r", self._doing, error)
-                silent = {rank for rank, work in self._works[done:] if rank is not None and not _has_come(work)}
-                self._peers.lost(self._doing, waited, silent)
-        for out, on_host in self._late:
+                log.debug("%s: %r", doing, error)
+                silent = {rank for rank, work in works[done:] if rank is not None and not _has_come(work)}
+                peers.lost(doing, waited, silent)
+        for out, on_host in late:
             out.copy_(on_host)
+
+    return wait
 
 
 def _has_come(work: Any) -> bool:

@@ -51,7 +51,6 @@ def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
 
 @contextmanager
 def using(peers: Peers) -> Iterator[None]:
-    """Use these trainers for embeddings that this thread makes in the block."""
     before = _given.set(peers)
     try:
         yield
@@ -221,7 +220,6 @@ def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
 
 
 def _meet(store: Any, launched: Launched, patience: float) -> None:
-    """Wait until all trainers are there. Raise a PeerError that names those that are not."""
     began, left = time.monotonic(), [rank for rank in range(launched.size) if rank != launched.rank]
     store.set(f"there/{launched.rank}", "")
     while left := [rank for rank in left if not store.check([f"there/{rank}"])]:

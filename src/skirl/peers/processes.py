@@ -48,7 +48,6 @@ def is_gone(process: list[Any]) -> bool:
 
 
 def launched_here() -> bool:
-    """Return whether a launcher watches this process and will end all trainers of the job when one has failed."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -139,7 +138,6 @@ class Connections:
 
 
 def _sockets() -> dict[int, str]:
-    """Return the sockets of this process: file descriptors and the names that Linux gives them."""
     found = {}
     with suppress(OSError):
         for file in os.listdir("/proc/self/fd"):

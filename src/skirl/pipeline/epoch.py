@@ -144,7 +144,6 @@ def _name(tables, found, low, first, keys):
 
 @kernel
 def _scan(part, dense, hashed, number):
-    """Replace each row with its next use, going backward from the end of the epoch."""
     for i in range(len(part)):
         handle = part[i]
         if handle >= 0:

@@ -34,7 +34,6 @@ class Watch:
 
     @contextmanager
     def reading(self, hold: Hold, number: int) -> Iterator[None]:
-        """Watch the block, in which the loader's code runs, and let Ctrl-C through."""
         if self._watcher is None and isfinite(self._patience):
             self._watcher = threading.Thread(target=self._watch, name="skirl-watch", daemon=True)
             self._watcher.start()
@@ -107,5 +106,4 @@ _SET.set()
 
 
 def seconds(time: float) -> str:
-    """Format a time for a message."""
     return f"{time:.0f} s" if time >= 10 else f"{time:.1f} s"

@@ -240,7 +240,6 @@ class Lookahead:
             error.add_note(f"and while closing the lookahead: {late}")
 
     def _said(self, error: BaseException) -> BaseException | str:
-        """Return an error of the loop as other trainers are told: with the step that it came in."""
         return f"{said_of(error)} (in step {self.step:,})" if self.iterating and self.step else error
 
     def close(self, apply: bool = True) -> None:
@@ -417,7 +416,6 @@ class Lookahead:
 
     @property
     def _pipeline(self) -> Pipeline | None:
-        """The stages of the pass, until it ends."""
         return self._pass.pipeline if self._pass is not None and not self._pass.closed else None
 
     def _end_pass(self, apply: bool = True) -> None:

@@ -23,9 +23,7 @@ class InLoop:
 
     step: int = 0
     here: DataPosition = field(default_factory=DataPosition)
-    """The place after the batch in the loop."""
     before: DataPosition = field(default_factory=DataPosition)
-    """The place before its step."""
     flight: Flight | None = None
     micro: int = 0
     updates: list[bool] | None = None

@@ -49,7 +49,6 @@ class Pipeline:
         self.times = times or Times()
         self.done = 0
         self.coming: deque[list[Ids]] = deque()
-        """Batches that were read and are not in the loop yet, step by step."""
         self._reader = reader
         self._engines = engines
         self._plan = plan
@@ -223,7 +222,6 @@ class Pipeline:
         return not self._ended and len(self._inbox) < BACKLOG and waiting <= self._plan.prefetch
 
     def _waits_for_split(self) -> bool:
-        """Return whether the next step waits for the loop to drop the caches, so that they can be split anew."""
         return self._stopped and self.done == self._window.next_number
 
     def _fits(self, taken: list[int], more: list[int]) -> bool:

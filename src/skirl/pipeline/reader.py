@@ -42,7 +42,6 @@ class DataPosition:
     epochs: int = 0
     batches: int = 0
     loader: Any = None
-    """The loader's own state at this place, if it has one."""
     start: dict[str, Any] | None = None
     """The random generators' states when this pass began: a DataLoader draws its order from them."""
 
@@ -62,7 +61,6 @@ class Reader:
         whole: bool = False,
     ) -> None:
         self.state_at_end: Any = None
-        """The loader's own state when it had no more batches."""
         self._loader = loader
         self._sparse = sparse
         self.micros = accumulate * shards
@@ -83,7 +81,6 @@ class Reader:
         return hasattr(self._loader, "__next__")
 
     def check_fresh(self) -> None:
-        """Raise if the loader can be read only once and was read before."""
         if self._read and self.reads_once:
             raise RuntimeError(
                 "the loader is an iterator: batches that were read ahead are gone from it. Go on with the same pass (keep "
@@ -158,7 +155,6 @@ class Reader:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Watch the loader's code in this block, outside of a step."""
         with uninterrupted() as hold:
             try:
                 with self._watch.reading(hold, 0):
@@ -234,7 +230,6 @@ class Reader:
                 )
 
     def spool(self, place: DataPosition, route: Route) -> list[Epoch]:
-        """Run the first pass of depth="epoch": spool each collection's ids, as their rows' owner plans them."""
         epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
         order, step = list[int](), list[Ids]()
         self._order = order
@@ -274,7 +269,6 @@ class Reader:
 
     @staticmethod
     def _joined(resolver: Resolver, step: list[Ids], route: Route) -> list[Positions]:
-        """Return the ids of a step's micro-batches, by bank."""
         try:
             banks = zip(*(resolver.check(ids).positions for ids in step))
             return [Positions.joined(list(parts)) for parts in banks]

@@ -25,9 +25,7 @@ class Totals:
 
     steps: int = 0
     fetched: int = 0
-    """Rows brought in again, from the store or from a pending write-back."""
     forwarded: int = 0
-    """Those of them that came from a pending write-back."""
     new: int = 0
     written: int = 0
 

@@ -83,7 +83,6 @@ class Note:
     """An entry of the timeline: the work of a stage in a step."""
 
     what: str | None
-    """None: nothing came of it, and the timeline shows nothing."""
     facts: dict[str, int] = field(default_factory=dict)
 
 
@@ -271,5 +270,4 @@ class Stages:
 
 
 def _kind(name: str) -> str:
-    """Return the stage that a thread belongs to."""
     return name.partition(" ")[0]

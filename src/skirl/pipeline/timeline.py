@@ -48,7 +48,6 @@ class Timeline:
     def add(
         self, lane: str, what: str, step: int, began: float, ended: float, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Add an event: `what` was done in `lane` for a step of this pass, between two times of `time.monotonic`."""
         step += self.first + 1
         with self._lock:
             if not self._open:

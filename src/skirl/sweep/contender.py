@@ -88,7 +88,6 @@ class Contender:
         self._model = model
 
     def leave(self, why: str, step: int) -> None:
-        """Remove it from the race and free its weights and moments."""
         self.left, self.left_at = why, step
         self._model = self.dense = self.kept = None
         self.embeddings.current.dense = DenseGradients()  # the old one holds the weights
@@ -126,7 +125,6 @@ class Contender:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Use the variant's random generator in this block."""
         others = _state()
         _put(self._generator)
         try:
@@ -136,7 +134,6 @@ class Contender:
             _put(others)
 
     def expect(self, work: Work, micro: int, ends_step: bool) -> None:
-        """Take note that a batch enters the loop."""
         self.embeddings.current.expect(work, micro)
         self.stepped, self.ends_step = False, ends_step
 
@@ -161,7 +158,6 @@ def _put(state: State) -> None:
 
 
 def _seeded(seed: int) -> State:
-    """Return the states as they are after `torch.manual_seed(seed)`."""
     others = _state()
     try:
         torch.manual_seed(seed)

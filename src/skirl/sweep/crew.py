@@ -43,8 +43,6 @@ def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 class Entrant:
-    """A variant in training, with the metrics and the folder of its run."""
-
     def __init__(self, variant: Varied, contender: Contender, duty: "Duty") -> None:
         self.variant, self.contender = variant, contender
         self.rates: Rates = variant.recipe.rates_of(contender.embeddings, contender.dense)  # type: ignore[arg-type]
@@ -123,7 +121,6 @@ class Entrant:
 
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a variant's result that go into the sweep's result."""
     names = (
         "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "stopped_early", "best",
         "left", "run",
@@ -162,8 +159,6 @@ class Stepped:
 
 
 class Crew:
-    """Train variants on a stream, in a with-block."""
-
     def __init__(self, duty: Duty) -> None:
         self._duty = duty
         recipe = duty.recipe
@@ -203,7 +198,6 @@ class Crew:
         self._open.__exit__(kind, error, trace)
 
     def begin(self, path: Path | None, header: Mapping[str, Any] | None) -> int:
-        """Start the runs, or resume them from a checkpoint. Return the step."""
         if header is not None:
             assert path is not None
             load_all(path, header, self.sweep.racing, self.batches, self._parts)
@@ -267,7 +261,6 @@ class Crew:
         return []
 
     def _let_go(self) -> None:
-        """Write all rows and free all memory, once no variant is left."""
         if self._saving is not None:
             self._saving.ended()
             self.sweep.saving = None  # a failed write is reported when somebody waits for it
@@ -292,13 +285,11 @@ class Crew:
         return {name: self.entrants[name].meter.metrics.scores().auc for name in self.racing}
 
     def save(self, path: Path) -> dict[str, str]:
-        """Begin to save the variants. Return the name of each one's checkpoint; it counts once a header names it."""
         self.sweep.settle()
         self.sweep.saving = self._saving = save_all(path, self.sweep.variants, self.batches, self._parts, None)
         return self._saving.names
 
     def wait_saved(self) -> None:
-        """Wait until the variants are on disk. If they could not be written, raise the error once."""
         if self._saving is not None:
             self._saving.wait()
 

@@ -118,7 +118,9 @@ def _of_all(name: str) -> Callable[..., Any]:
 
     def call(crews: "Crews", *args: Any, **more: Any) -> Any:
         found = crews.ask(crews._live, name, *args, **more)
-        return {key: of for one in found for key, of in one.items()} if isinstance(found[0], dict) else found[0]
+        if found and not isinstance(found[0], dict):
+            return found[0]
+        return {key: of for one in found for key, of in one.items()}
 
     return call
 

@@ -41,12 +41,10 @@ class Fleet:
 
     @property
     def counters(self) -> Counters:
-        """The counters of the first pack, since all have moved the same rows."""
         return next(iter(self.live.values())).counters
 
     @property
     def caches(self) -> list[Cache]:
-        """The caches of the first pack, since all have the same rows in the same slots."""
         return next(iter(self.live.values())).caches
 
     @property
@@ -83,7 +81,6 @@ class Fleet:
         self.capacity.take(split)
 
     def drop_caches(self) -> None:
-        """Write all resident rows to the stores; the next batches decide on new caches."""
         for engine in self.live.values():
             engine.drop_caches()
         self.capacity.forget()
@@ -104,7 +101,6 @@ class Fleet:
             engine.forget_moves()
 
     def fetch(self, work: Work) -> None:
-        """Read the rows of a step for each pack, from its own store."""
         self.plans += 1
         for name in list(self.live):
             with self._locks[name]:
@@ -114,7 +110,6 @@ class Fleet:
                     engine.fetch(own)
 
     def load(self, work: Work) -> Leaving:
-        """Load a step's rows into each pack; each keeps the records that leave."""
         left = {name: engine.load(work.packs[name]) for name, engine in self.live.items()}
         return [
             (step.evict_keys, {name: leaving[bank][1] for name, leaving in left.items()})
@@ -122,7 +117,6 @@ class Fleet:
         ]
 
     def write(self, leaving: Leaving) -> None:
-        """Write the rows that left the caches in a step, for each pack to its own store."""
         for name in leaving[0][1]:
             engine = self.live.get(name)
             if engine is not None:

@@ -94,7 +94,6 @@ def errors(sums: PairSums) -> Floats:
 # Evaluations on the samples held out.
 
 BROKEN = "predictions for the samples held out are not finite"
-"""The reason that is given for a variant whose predictions diverge."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,6 @@ def difference(place: "VariantPlace") -> str:
 
 @dataclass(frozen=True)
 class Left:
-    """A variant that has left the race, and why."""
-
     step: int
     variant: str
     why: str
@@ -212,7 +209,6 @@ class Race:
         self._of = np.array(range(len(names)) if configurations is None else configurations)
         self._racing = np.ones(len(names), bool)
         self._now = self._before = no_sums(len(names))
-        """Sums over a stretch of batches, and over the one before it, half as long: the last half of all, or more."""
         self._length = FIRST
         """Batches of the stretch."""
         self._held_out: dict[int, float] = {}
@@ -312,6 +308,8 @@ class Race:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         was = Rules(**state["rules"] | {"rungs": tuple(state["rules"]["rungs"])})
+        if was.keep != self.rules.keep:
+            raise ValueError(f"keep is {self.rules.keep}, and the sweep was saved with {was.keep}: set it to that")
         self.step, self.unseen = state["step"], state["unseen"]
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
@@ -327,7 +325,6 @@ class Race:
         return PairSums(now.batches + before.batches, *(a + b for a, b in zip(before[1:], now[1:], strict=True)))
 
     def _whole(self) -> PairSums:
-        """Return the recent sums by configuration: of the mean over its variants that race."""
         own = (self._of[None, :] == np.arange(self._of.max() + 1)[:, None]) & self._racing[None, :]
         return pooled(self._sums(), own / np.maximum(own.sum(1, keepdims=True), 1))
 
@@ -359,7 +356,6 @@ class Race:
         return sorted(means, key=lambda c: (means[c], c))
 
     def _drop(self) -> list[Left]:
-        """Drop the configurations that are below a rung, and return their variants."""
         on = np.bincount(self._of, self._racing) > 0
         order = [c for c in self._order(self._ranked()) if on[c]]
         below = order[self.rules.most(len(on), self.step) :]
@@ -385,7 +381,6 @@ class Race:
         return _Gone(self.step, state, float(self._sums().losses[k] / n), apart, errors(whole)[c].tolist())
 
     def _place(self, k: int, rank: int, order: Sequence[int], whole: PairSums) -> VariantPlace:
-        """Return the place of a variant, whose difference is to the first configuration of `order`."""
         of = self._gone.get(k) or self._known_of(k, "leads" if rank == 1 else "races", whole)
         held_out = self._held_out.get(k) if self._judged else None
         place = VariantPlace(rank, self.names[k], of.loss, None, None, of.state, held_out=held_out)

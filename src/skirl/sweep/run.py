@@ -109,7 +109,6 @@ class SweepRun:
             keeping.save if keeping.keep_best else None, [v.name for v in variants], resume=keeping.resume
         )
         self.judged = {name: Judged(**one) for name, one in saved.get("judged", {}).items()}
-        """The evaluations of each variant that has had one."""
         self._best: list[str] = []
         """The variants that were never better than after this step."""
         self.over = False
@@ -126,7 +125,6 @@ class SweepRun:
         self.spent: int = saved.get("spent", 0)
         """Steps summed over variants."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
-        """The results of variants that no longer train."""
         racing = [variant for variant in variants if variant.name in self.race.racing]
         duty = Duty(
             recipe, racing, self.every, self.folder.of, resume=keeping.resume,
@@ -142,7 +140,6 @@ class SweepRun:
         """Whether there was a batch; whether a checkpoint was still being written after the last step; whether the stream
         ended with that step."""
         self._saved_step = None if self.header is None else self.header["step"]
-        """The step of the checkpoint that counts."""
         self.failed: str | None = None
         self.not_saved: str | None = None
         self._saving: tuple[dict[str, Any], dict[str, str], list[str]] | None = None
@@ -236,7 +233,6 @@ class SweepRun:
         return why_stopped(self.evaluation.patience, self.race.step) if self.over else None
 
     def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
-        """Evaluate all, and let those leave whose predictions are not finite, who stop, or who are dropped at a rung."""
         with self.speed.paused():
             found = self.crew.evaluate(last=last)
         self.judged |= {name: one for name, one in found.items() if one is not None}
@@ -270,7 +266,6 @@ class SweepRun:
             self._let_leave(race.retire(stopped, why_stopped(patience, race.step), "patience"))
 
     def _let_leave(self, left: Sequence[Left]) -> None:
-        """Let variants leave, and save the last state of each that has not diverged."""
         diverged = {one.variant: one.why for one in left if one.kind == "diverged"}
         others = {one.variant: one.why for one in left if one.kind != "diverged"}
         if diverged:
@@ -352,7 +347,6 @@ class SweepRun:
         return {**(self.crew.aucs() if len(done) < len(self.variants) else {}), **done}
 
     def _save(self) -> None:
-        """Begin to save, after the checkpoint before is on disk. Where one cannot be written, the sweep goes on."""
         assert self.keeping.save is not None
         self._settle()
         self._saved_at = time.monotonic()

@@ -126,9 +126,7 @@ class Sweep:
         seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
         banks = shared_banks(of_tables, rules)
         self.variants: list[Contender] = []
-        """All variants that have begun."""
         self.lookahead: Lookahead | None = None
-        """The open lookahead over this sweep, if there is one."""
         try:
             for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True):
                 make = partial(
@@ -149,7 +147,6 @@ class Sweep:
                 contender.embeddings.close()
             raise
         self.saving: SweepSaving | None = None
-        """The checkpoint that is being written."""
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
     # The race.
@@ -371,7 +368,6 @@ class Sweep:
             contender.stepped = False
 
     def _check_round(self) -> None:
-        """Raise if some variants have finished this batch and others have not."""
         trained = [contender for contender in self.racing if contender.stepped]
         half = [c.name for c in self.racing if not c.stepped and c.embeddings.current.returned_now]
         if half:

@@ -16,16 +16,9 @@ if TYPE_CHECKING:
     from skirl.core.tables import Table
     from skirl.store import Store
 
-_SHARED = {
-    "data": "it changes the batches, which all variants share",
-    "step": "a sweep has one trainer, and a batch is cut once for all variants",
-    "cache": "all variants share one plan and one place for rows",
-    "movement": "rows of all variants move together",
-    "device": "all variants compute in one place, in the same numbers",
-}
-"""Parts of a recipe that all variants must share, and why."""
-VARIES_OF_SHARED = ("seed",)
-"""Flags in those parts that may vary after all: the seed of initial rows and weights. The data keeps the recipe's seed."""
+_SHARED = ("data", "step", "cache", "movement", "device")
+"""Parts of a recipe that all variants share: the batches, the plan, and where and in which numbers they compute. Only the
+seed of initial rows and weights may vary; the data keeps the recipe's seed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,199}")
 
 
@@ -118,18 +111,22 @@ def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 
 
 def varying() -> dict[str, Flag]:
-    shared = _shared()
-    return {name: flag for name, flag in flags_of(Recipe).items() if name not in shared}
+    parts = [part.default_factory for part in fields(Recipe) if part.name in _SHARED]
+    shared = {flag.name for part in parts for flag in fields(part)}  # type: ignore[arg-type]
+    return {name: flag for name, flag in flags_of(Recipe).items() if name not in shared - {"seed"}}
 
 
 def refuse_shared(overrides: Mapping[str, Any]) -> None:
     """Raise if an override is no flag, or a flag that cannot differ between variants."""
-    known, shared = flags_of(Recipe), _shared()
+    can, known = varying(), flags_of(Recipe)
     for name in overrides:
-        if name in shared:
-            raise ValueError(f"{name} cannot vary: {shared[name]}; run one sweep for each value of {name}")
         if name not in known:
-            raise ValueError(f"{name} is not a flag that can vary: those that can are {', '.join(varying())}")
+            raise ValueError(f"{name} is not a flag that can vary: those that can are {', '.join(can)}")
+        if name not in can:
+            raise ValueError(
+                f"{name} cannot vary: all variants share the batches, the plan and the device; run one sweep for each "
+                f"value of {name}"
+            )
 
 
 def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
@@ -156,18 +153,7 @@ def text_of(overrides: Mapping[str, Any]) -> str:
     )
 
 
-def _shared() -> dict[str, str]:
-    return {
-        flag.name: _SHARED[part.name]
-        for part in fields(Recipe)
-        if part.name in _SHARED
-        for flag in fields(part.default_factory)  # type: ignore[arg-type]
-        if flag.name not in VARIES_OF_SHARED
-    }
-
-
 def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
-    """Parse a flag and its values, such as "lr=0.01,0.02"."""
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
     words = [word.strip() for word in values.split(",")]
@@ -178,7 +164,6 @@ def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
 
 
 def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:
-    """Return the overrides of one variant in a file, each with the type of its flag."""
     values = {}
     for key, value in found.items():
         name = key.strip().replace("-", "_")
@@ -234,7 +219,6 @@ def check_names(variants: Sequence[Variant]) -> None:
 
 
 def of_variant(variant: Variant, make: Callable[[], T]) -> T:
-    """Call `make`, and put the variant's name in front of a TypeError or ValueError that it raises."""
     try:
         return make()
     except (TypeError, ValueError) as error:
@@ -260,7 +244,6 @@ def _planned(table: "Table") -> tuple[Any, ...]:
 def optimizer_of(
     overrides: Mapping[str, Any], default: "RowOptimizers | None", tables: "Sequence[Table]"
 ) -> "RowOptimizers":
-    """Return a variant's row optimizers, with its learning rate."""
     from skirl.core.groups import Groups  # these load compiled loops, which help does without
     from skirl.core.optim import RowOptimizer, RowwiseAdagrad
 

@@ -25,11 +25,9 @@ class BankFacts:
     features: int
     dtype: np.dtype
     rule: Rule
-    """The row optimizer's, whose numbers may differ by table."""
     initial_state: float
     """The first value of every number of a row's state."""
     clips: bool
-    """True if the gradient of any table is clipped."""
     initial: InitialTable
     seed: int
     half: torch.dtype | None = None
@@ -54,7 +52,6 @@ def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
 
 
 def joined_bags(ids: Sequence[BankIds]) -> np.ndarray:
-    """Return the output row of each position, with the outputs of all micro-batches one after another."""
     if len(ids) == 1:
         return ids[0].bag_of
     starts = np.concatenate([[0], np.cumsum([i.bags for i in ids])])
@@ -75,14 +72,12 @@ class BankRows(ABC):
         """Allocate the cache; the one before is gone. Free buffers are dropped beyond `staging_rows` rows in all of them."""
 
     @abstractmethod
-    def forget_moves(self) -> None:
-        """Release what is on its way. All must be written, and nothing is forwarded any more."""
+    def forget_moves(self) -> None: ...
 
     # A step's way. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, the rest in the loop.
 
     @abstractmethod
-    def arriving(self, work: Work) -> Any:
-        """Make room for what a step fetches, and return a handle to it."""
+    def arriving(self, work: Work) -> Any: ...
 
     @abstractmethod
     def room(self, arrival: Any) -> np.ndarray: ...
@@ -95,8 +90,7 @@ class BankRows(ABC):
         """Evict, forward, put what was fetched, and make new rows. Return a handle to the rows that leave."""
 
     @abstractmethod
-    def landed(self, leaving: Any) -> np.ndarray:
-        """Wait until the records of rows that left are on the host, and return them."""
+    def landed(self, leaving: Any) -> np.ndarray: ...
 
     @abstractmethod
     def written(self, leaving: Any) -> None: ...
@@ -165,8 +159,7 @@ class Device(ABC):
     def free_bytes(self) -> int: ...
 
     @abstractmethod
-    def empty(self, rows: int, dim: int) -> torch.Tensor:
-        """Return memory for an output or its gradient, with undefined contents."""
+    def empty(self, rows: int, dim: int) -> torch.Tensor: ...
 
 
 HALVES = (torch.float16, torch.bfloat16)

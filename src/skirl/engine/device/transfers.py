@@ -55,7 +55,6 @@ class Streams:
     def begin(self) -> None: ...
 
     def here(self) -> Any:
-        """Return an event at the end of the calling thread's current stream."""
         return self.compute.record()
 
 
@@ -312,5 +311,4 @@ def plan_of(
 
 
 def of_micro(views: Mapping[str, torch.Tensor], micro: int) -> dict[str, torch.Tensor]:
-    """Return a plan's arrays for the shared bags of a micro-batch; see `laid_out`."""
     return {name: views[f"{name} {micro}"] for name in LAID}
