@@ -55,7 +55,7 @@ def test_any_steps_and_any_stop(tmp_path_factory: pytest.TempPathFactory, data: 
 def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training waits for a writer that is too slow, instead of holding ever more rows."""
     monkeypatch.setattr(changes, "MOST_ASIDE", 1000)
-    run, whole = Run(Setup()), Run(Setup()).train()
+    whole, run = Run(Setup()).train(), Run(Setup())
     real = FrozenCollection.write
     monkeypatch.setattr(FrozenCollection, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
     saves(run, tmp_path, [2, 6, 11])

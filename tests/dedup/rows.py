@@ -39,7 +39,7 @@ TYPES = pa.schema(
 
 def write(path: Path, rows: Sequence[Row], group: int = 1 << 20) -> str:
     """Write a Parquet file of rows, and return its --data flag."""
-    kept = [TYPES.field(name) for name in TYPES.names if name in rows[0]]
+    kept = [TYPES.field(name) for name in TYPES.names if not rows or name in rows[0]]
     pq.write_table(pa.Table.from_pylist(list(rows), pa.schema(kept)), path, row_group_size=group)
     return f"parquet:{path}"
 

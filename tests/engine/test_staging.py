@@ -1,7 +1,5 @@
 """Staging: every buffer has one user and comes back with its last owner, and their total is bounded."""
 
-import threading
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,23 +53,3 @@ def test_buffers_are_never_shared_and_sizes_add_up(actions):
         assert free == sum(buffer.size for buffer in staging._free) >= 0
         assert not free or staging.nbytes <= 8000 * WIDTH * 4
         assert staging.nbytes <= max(8000 * WIDTH * 4, sum(used.values()))
-
-
-def test_threads_may_take_and_release_at_once():
-    staging, errors = make(), []
-
-    def body(mark):
-        for i in range(300):
-            buffer = staging.of(50 + i % 7)
-            buffer.rows[:] = mark
-            if not (buffer.rows == mark).all():
-                errors.append(mark)
-            staging.release(buffer)
-
-    threads = [threading.Thread(target=body, args=(mark,)) for mark in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert not staging.in_use

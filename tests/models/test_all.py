@@ -1,6 +1,7 @@
 """Every model through the recipe, as `skirl train --model NAME` makes it: bits, learning, golden losses, real data."""
 
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,12 @@ def test_learns_from_a_history(log: dict[str, str], model: Any, least: float) ->
     assert sum(found[-24:]) / 24 < least
 
 
-@pytest.mark.parametrize("model", TINY)
-@pytest.mark.parametrize("data", ["criteo:criteo_parquet", "avazu:avazu/train.csv"])
+LOGS = ["criteo:criteo_parquet", "avazu:avazu/train.csv"]
+FAST = [(LOGS[0], "dlrm-tiny"), (LOGS[0], "deepfm-tiny"), (LOGS[1], "din-tiny"), (LOGS[1], "wide-deep-tiny")]
+OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in product(LOGS, TINY) if pair not in FAST]
+
+
+@pytest.mark.parametrize(("data", "model"), [*FAST, *OTHERS])
 def test_trains_on_real_logs(data_folder: Path, data: str, model: Any) -> None:
     kind, _, path = data.partition(":")
     found = losses(data=f"{kind}:{data_folder / path}", model=model, batch=128, steps=60, rows="20000", cache="8000")

@@ -2,34 +2,16 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skirl.core.optim import SGD, Adam, RowwiseAdagrad, padded
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine.kernels import choice, cpu
-from skirl.engine.kernels.tree import STRETCH, stretches_of
-from tests.cases import cases
+from skirl.engine.kernels.tree import STRETCH
 from tests.engine.kernels.test_cpu import World, assert_same_bits
 
 COUNTS = [1, 255, 256, 257, 511, 512, 513, 1000, 5000]
 KERNELS = [("plain", 5, np.float32), ("plain", 16, np.float64), ("wide", 16, np.float32), ("wide", 64, np.float32)]
-
-
-@cases(100)
-@given(st.lists(st.integers(1, 5 * STRETCH)))
-def test_stretches_of(counts):
-    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    expected = [
-        [u, first, min(first + STRETCH, start[u + 1])]
-        for u, count in enumerate(counts)
-        if count > STRETCH
-        for first in range(start[u], start[u + 1], STRETCH)
-    ]
-    got = stretches_of(start)
-    assert got.dtype == np.int32 and got.shape == (len(expected), 3)
-    assert got.tolist() == expected
 
 
 def summed(terms, live, length):
