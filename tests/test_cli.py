@@ -75,18 +75,10 @@ def test_python_m_is_the_command():
     assert done.returncode == 2 and "did you mean 'train'?" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ([], "no command is named"),
-        (["trian"], "'trian' is not a command; did you mean 'train'?"),
-        (["--steps", "3"], "'--steps' is not a command"),
-    ],
-)
-def test_a_wrong_command_is_exit_code_2(capsys, args, said):
-    assert exit_code(*args) == 2
+def test_a_flag_for_a_command_is_exit_code_2(capsys):
+    assert exit_code("--steps", "3") == 2
     caught = capsys.readouterr()
-    assert said in caught.err and not caught.out
+    assert "'--steps' is not a command" in caught.err and not caught.out
 
 
 def test_keep_means_checkpoints_to_train_and_configurations_to_a_sweep(tmp_path):
@@ -174,8 +166,6 @@ def test_help_and_a_wrong_flag_need_no_torch():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ("train --bogus", "there is no flag --bogus: skirl train --help lists them"),
-        ("train --sead 3", "there is no flag --sead: did you mean --seed?"),
         ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
         (
             "evaluate --config d.toml",
@@ -183,7 +173,6 @@ def test_help_and_a_wrong_flag_need_no_torch():
         ),
         ("train --config a.toml --config=b.toml", "--config is given 2 times: put all flags into one file"),
         (f"train {' '.join(SMALL)} --cache touched:2%", "--cache 'touched:2%' is 76 rows, batch 0 needs 219"),
-        (f"verify {' '.join(SMALL)} --cache touched:2%", "--cache 'touched:2%' is 76 rows, batch 0 needs 219"),
         (
             f"sweep --vary lr=1,2 {' '.join(SMALL)} --cache touched:2%",
             "--cache 'touched:2%' is 76 rows, batch 0 needs 219",
@@ -281,12 +270,11 @@ def test_a_reader_that_goes_away_is_no_traceback(python: Python):
     assert process.returncode == cli.NOBODY_READS == 141
 
 
-@pytest.mark.parametrize("args", [["--help"], ["train", "--help"]])
-def test_nobody_reading_is_no_traceback(args):
+def test_nobody_reading_is_no_traceback():
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(
-        command(*args), stdout=theirs, stderr=subprocess.PIPE, env=environment(), text=True, check=False, timeout=120
+        command("train", "--help"), stdout=theirs, stderr=PIPE, env=environment(), text=True, timeout=120
     )
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, "")
@@ -314,14 +302,6 @@ def test_one_command_repeated_until_it_is_done_survives_kills_from_the_first_mom
     assert kills >= 2
     assert exit_code("train", *SMALL, "--cache", "500", "--steps", "160", "--json", "--quiet") == 0
     assert json.loads(last.stdout)["loss"] == json.loads(capsys.readouterr().out)["loss"]
-
-
-def test_resuming_begins_a_run_that_is_not_there_and_refuses_another_one(capsys, tmp_path):
-    flags = [*SMALL, "--cache", "500", "--quiet", "--save", str(tmp_path / "run")]
-    assert exit_code("train", *flags, "--resume", "--steps", "3") == 0
-    assert "step 3 in " in capsys.readouterr().out
-    assert exit_code("train", *flags, "--resume", "--seed", "1") == 1
-    assert capsys.readouterr().err.startswith("skirl train: ")
 
 
 def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):

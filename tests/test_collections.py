@@ -1,5 +1,6 @@
 """Several collections in one model: tables of different modules, pooled and unpooled, under one lookahead."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,7 @@ class Two(nn.Module):
         )
 
     def loss(self, sparse: Any) -> torch.Tensor:
-        users, items = self.users(sparse), self.items(sparse)
-        return sum(((1 + i) * out).square().sum() for i, out in enumerate((*users.values(), *items.values())))
+        return loss_of((*self.users(sparse).values(), *self.items(sparse).values()))
 
 
 def loader(batches: int, seed: int = 0, samples: int = 3) -> list[skirl.KeyedJagged]:
@@ -50,14 +50,27 @@ def loader(batches: int, seed: int = 0, samples: int = 3) -> list[skirl.KeyedJag
     return made
 
 
-def train(model: Two, data: list[skirl.KeyedJagged], **options: Any) -> list[float]:
+def train(
+    model: Any, data: list[skirl.KeyedJagged], saves: Path | None = None, at: Sequence[int] = (), **options: Any
+) -> list[float]:
+    """Return the losses. saves: a folder to go on from, or, with `at`, to save to after these steps, up to the last."""
     losses = []
     with skirl.lookahead(data, model, sparse=lambda batch: batch, **options) as batches:
+        if saves and not at:
+            skirl.load(saves, model=model, data=batches)
         for sparse in batches:
-            loss = model.loss(sparse)
+            loss = model.loss(sparse) if isinstance(model, Two) else loss_of(model(sparse).values())
             loss.backward()
             losses.append(loss.item())
+            if batches.step in at:
+                skirl.save(saves, model=model, data=batches)
+                if batches.step == at[-1]:
+                    break
     return losses
+
+
+def loss_of(parts: Iterable[torch.Tensor], first: int = 1) -> torch.Tensor:
+    return sum(((first + i) * out).square().sum() for i, out in enumerate(parts))  # type: ignore[return-value]
 
 
 def rows_of(collection: Any) -> bytes:
@@ -82,9 +95,8 @@ def test_two_collections_train_as_each_does_alone(options: dict[str, Any]):
     for collection in (apart.users, apart.items):
         with skirl.lookahead(data, collection, sparse=lambda batch: batch) as batches:
             for sparse in batches:
-                out = list(collection(sparse).values())
-                first = 0 if collection is apart.users else len(USERS)
-                sum(((1 + first + i) * part).square().sum() for i, part in enumerate(out)).backward()
+                first = 1 if collection is apart.users else 1 + len(USERS)
+                loss_of(collection(sparse).values(), first).backward()
     assert bits(both) == bits(apart)
     assert both.users.engine.counters.fetched > 0 and both.items.engine.counters.fetched > 0
     assert losses == train(Two(cache="100%"), data)
@@ -106,22 +118,9 @@ def test_two_collections_are_saved_and_loaded(tmp_path: Path, store: str):
 
     whole = made("whole")
     expected = train(whole, data)
-    saved = made("saved")
-    with skirl.lookahead(data, saved, sparse=lambda batch: batch) as batches:
-        for sparse in batches:
-            saved.loss(sparse).backward()
-            if batches.step in (4, 8):
-                skirl.save(tmp_path / "c", model=saved, data=batches)
-            if batches.step == 10:
-                break
-    resumed, losses = made("resumed"), []
-    with skirl.lookahead(data, resumed, sparse=lambda batch: batch) as batches:
-        skirl.load(tmp_path / "c", model=resumed, data=batches)
-        for sparse in batches:
-            loss = resumed.loss(sparse)
-            loss.backward()
-            losses.append(loss.item())
-    assert losses == expected[8:]
+    train(made("saved"), data, tmp_path / "c", at=(4, 8))
+    resumed = made("resumed")
+    assert train(resumed, data, tmp_path / "c") == expected[8:]
     assert bits(resumed) == bits(whole)
 
 
@@ -162,12 +161,7 @@ def jagged(batch: list[list[int]]) -> skirl.KeyedJagged:
 def run(widths: int, batches: list[list[list[int]]], cache: int | str, **options: Any) -> tuple[list[float], bytes]:
     tables = [skirl.Table(f"f{i}", 20, dim) for i, dim in enumerate(DIMS[:widths])]
     rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.3), cache=cache, seed=1)
-    losses = []
-    with skirl.lookahead([jagged(b) for b in batches], rows, sparse=lambda batch: batch, **options) as ahead:
-        for sparse in ahead:
-            loss = sum(((1 + i) * out).square().sum() for i, out in enumerate(rows(sparse).values()))
-            loss.backward()
-            losses.append(loss.item())
+    losses = train(rows, [jagged(batch) for batch in batches], **options)
     if isinstance(cache, int):
         unused = widths - 1  # a bank that no batch uses still has one slot
         assert rows.engine.capacity.split is None or sum(rows.engine.capacity.split.slots) <= cache + unused
@@ -193,7 +187,7 @@ def test_without_a_lookahead_the_cache_is_split_anew_as_well():
     def trained(cache: int | str) -> bytes:
         rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.3), cache=cache)
         for batch in batches:
-            sum(out.square().sum() for out in rows(jagged(batch)).values()).backward()
+            loss_of(rows(jagged(batch)).values()).backward()
         return rows_of(rows)
 
     assert trained(3) == trained("100%")
@@ -208,22 +202,8 @@ def test_a_run_goes_on_after_a_split_that_a_checkpoint_saw(tmp_path: Path):
     def made() -> skirl.EmbeddingBagCollection:
         return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.3), cache=least(batches))
 
-    def step(rows: Any, sparse: Any) -> None:
-        sum(out.square().sum() for out in rows(sparse).values()).backward()
-
-    whole, cut = made(), made()
-    with skirl.lookahead(data, whole, sparse=lambda batch: batch, depth=4) as ahead:
-        for sparse in ahead:
-            step(whole, sparse)
-    with skirl.lookahead(data, cut, sparse=lambda batch: batch, depth=4) as ahead:
-        for sparse in ahead:
-            step(cut, sparse)
-            if ahead.step == 17:
-                skirl.save(tmp_path, model=cut, data=ahead)
-                break
-    resumed = made()
-    with skirl.lookahead(data, resumed, sparse=lambda batch: batch, depth=4) as ahead:
-        skirl.load(tmp_path, model=resumed, data=ahead)
-        for sparse in ahead:
-            step(resumed, sparse)
+    whole, resumed = made(), made()
+    train(whole, data, depth=4)
+    train(made(), data, tmp_path, at=(17,), depth=4)
+    train(resumed, data, tmp_path, depth=4)
     assert rows_of(resumed) == rows_of(whole)

@@ -15,13 +15,10 @@ from skirl import (
     Adagrad,
     Adam,
     Constant,
-    EmbeddingBagCollection,
-    KeyedJagged,
     Normal,
     RowwiseAdagrad,
     Table,
     Uniform,
-    lookahead,
 )
 from tests.cases import cases
 from tests.runs import SMALLEST, Case, Part, Report, Run
@@ -211,17 +208,3 @@ def test_torchrecs_own_tensor_is_an_input(weights, unpooled):
     torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
     case = replace(HARD, weights=weights, unpooled=unpooled, wide=False, evaluate=0.2)
     assert Run(case, make=torchrec.KeyedJaggedTensor).go().fetched > 0
-
-
-def test_a_bank_that_the_first_window_does_not_use_gets_room():
-    tables = [Table("a", 1000, 2), Table("b", 1000, 3)]
-    embeddings = EmbeddingBagCollection(tables, optimizer=SGD(), cache=20)
-    with lookahead(
-        [KeyedJagged(["a", "b"], torch.arange(sum(n)), lengths=torch.tensor(n)) for n in ([0, 0], [0, 0], [0, 5])],
-        embeddings,
-        sparse=lambda ids: ids,
-        depth=2,
-    ) as batches:
-        for ids in batches:
-            embeddings(ids)["b"].sum().backward()
-    assert [len(cache) for cache in embeddings.engine.caches] == [10, 10]

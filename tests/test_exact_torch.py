@@ -54,14 +54,22 @@ class Plain(nn.Module):
                 nn.EmbeddingBag.from_pretrained(torch.from_numpy(rows), freeze=False, mode=table.pooling, sparse=True)
             )
 
-    def forward(self, sparse: KeyedJagged) -> dict[str, torch.Tensor]:
+    def forward(self, sparse: KeyedJagged, weights: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         batch, keys, offsets = sparse.stride(), sparse.keys(), sparse.offsets()
         out = {}
         for name, t in FEATURES.items():
             begin = keys.index(name) * batch
             starts = offsets[begin : begin + batch + 1]
-            ids = sparse.values()[starts[0] : starts[-1]]
-            out[name] = self.bags[t](ids, starts[:-1] - starts[0])
+            ids, offsets_in = sparse.values()[starts[0] : starts[-1]], starts[:-1] - starts[0]
+            if weights is None:
+                out[name] = self.bags[t](ids, offsets_in)
+                continue
+            scale = weights[starts[0] : starts[-1]]
+            if TABLES[t].pooling == "mean":  # by hand: nn.EmbeddingBag takes no weights for a mean
+                scale = scale / starts.diff().repeat_interleave(starts.diff())
+            out[name] = nn.functional.embedding_bag(
+                ids, self.bags[t].weight, offsets_in, per_sample_weights=scale, mode="sum", sparse=True
+            )
         return out
 
 
@@ -132,7 +140,7 @@ def test_trained_weights_get_the_gradient_of_per_sample_weights(ahead, device):
     loader = [sparse, sparse]
     with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids) if ahead else nullcontext(loader) as batches:
         for ids in batches:
-            for out in (embeddings(per_sample(ids, ours)), weighted(plain, ids, theirs)):
+            for out in (embeddings(per_sample(ids, ours)), plain(ids, theirs)):
                 sum(values.pow(2).sum() for values in out.values()).backward()
             np.testing.assert_allclose(ours.grad.numpy(), theirs.grad.numpy(), rtol=0, atol=1e-12)
             assert ours.grad.abs().max() > 0.01
@@ -140,20 +148,3 @@ def test_trained_weights_get_the_gradient_of_per_sample_weights(ahead, device):
             dense.step()
             rows.zero_grad()
             dense.zero_grad()
-
-
-def weighted(plain: Plain, sparse: KeyedJagged, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Compute the bags by hand: nn.EmbeddingBag takes no weights for a mean."""
-    batch, keys, offsets = sparse.stride(), sparse.keys(), sparse.offsets()
-    out = {}
-    for name, t in FEATURES.items():
-        begin = keys.index(name) * batch
-        starts = offsets[begin : begin + batch + 1]
-        ids, scale = sparse.values()[starts[0] : starts[-1]], weights[starts[0] : starts[-1]]
-        if TABLES[t].pooling == "mean":
-            sizes = starts.diff()
-            scale = scale / sizes.repeat_interleave(sizes)
-        out[name] = nn.functional.embedding_bag(
-            ids, plain.bags[t].weight, starts[:-1] - starts[0], per_sample_weights=scale, mode="sum", sparse=True
-        )
-    return out

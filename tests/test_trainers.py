@@ -25,6 +25,7 @@ from tests.cases import cases
 from tests.engine.device.issued import Issued
 from tests.engine.device.lazy import World
 from tests.pipeline import test_shards as one
+from tests.streams import stored_rows
 from tests.threads_as_trainers import InProcess
 
 
@@ -92,24 +93,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
                     break
     embeddings.flush()
     case.fetched.append(embeddings.engine.counters.fetched)
-    return losses, [w.detach() for w in (model.first, model.second, model.rare)], rows_of(embeddings.engine)
-
-
-def rows_of(engine):
-    """Return all rows of a flushed store, by key."""
-    keys = [*engine.store.held()]
-    keys = np.sort(np.concatenate(keys)) if keys else np.empty(0, np.int64)
-    rows = {}
-    for bank, members in enumerate(engine.schema.banks):
-        mine = keys[np.isin(keys >> 48, members.tables)]
-        read = np.empty((len(mine), engine.widths[bank]), engine.dtype)
-        engine.store.read(mine, read)
-        rows |= dict(zip(mine.tolist(), read))
-    return rows
-
-
-def same_bits(one_row, other):
-    return one_row.tobytes() == other.tobytes()
+    return losses, [w.detach() for w in (model.first, model.second, model.rare)], stored_rows(embeddings.engine)
 
 
 def together(case):
@@ -207,9 +191,8 @@ def test_the_kernels_and_streams_of_a_gpu(case, eager, monkeypatch):
     issued.check()
 
 
-@pytest.mark.parametrize("trainers", [2, 3])
-def test_doubles_and_weights_of_ids(trainers, monkeypatch):
-    check(Case(trainers=trainers, dtype=torch.float64, depth="auto", seed=5), monkeypatch)
+def test_doubles_and_weights_of_ids(monkeypatch):
+    check(Case(trainers=3, dtype=torch.float64, depth="auto", seed=5), monkeypatch)
 
 
 def asked_by_id(peers, state: Any = "keep", wrong=""):
@@ -247,7 +230,7 @@ def asked_by_id(peers, state: Any = "keep", wrong=""):
         ask("a")
         ask("b", among=30)
     embeddings.flush()
-    return found, rows_of(embeddings.engine)
+    return found, stored_rows(embeddings.engine)
 
 
 @pytest.mark.parametrize(("trainers", "state"), [(2, "keep"), (3, "reset")])
@@ -257,7 +240,7 @@ def test_rows_by_id_are_those_of_one_process(trainers, state, monkeypatch):
     expected, rows = asked_by_id(Alone(), state)
     found = InProcess.run(trainers, partial(asked_by_id, state=state))
     owned = {key: row for _, each in found for key, row in each.items()}
-    assert owned.keys() == rows.keys() and all(same_bits(owned[key], rows[key]) for key in rows)
+    one.check_equal(([], [], owned), ([], [], rows))
     for rank, (asked, each) in enumerate(found):
         assert each and len(each) < len(rows)
         for ours, theirs in zip(asked, expected, strict=True):
@@ -287,20 +270,19 @@ def scaled(peers, apart=0):
                 dense.zero_grad()
                 found.append((scaler.get_scale(), *(w.detach().clone() for w in (model.first, model.second))))
     rows.flush()
-    return found, rows_of(rows.engine), rows.engine.table_steps.tolist()
+    return found, stored_rows(rows.engine), rows.engine.table_steps.tolist()
 
 
-@pytest.mark.parametrize("trainers", [2, 3])
-def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all(trainers):
+def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all():
     expected, rows, steps = scaled(Alone())
     assert [scale for scale, *_ in expected] == [256, 512, 256, 256, 512, 256, 256, 512] and steps == [7, 7, 7]
     every = {}
-    for found, owned, counted in InProcess.run(trainers, scaled):
+    for found, owned, counted in InProcess.run(3, scaled):
         every |= owned
         assert counted == steps
         for ours, theirs in zip(found, expected, strict=True):
             assert ours[0] == theirs[0] and all(map(torch.equal, ours[1:], theirs[1:]))
-    assert every.keys() == rows.keys() and all(same_bits(every[key], rows[key]) for key in rows)
+    one.check_equal(([], [], every), ([], [], rows))
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,8 @@ from tests.processes import alone
 from tests.resume import plain
 
 FLAGS: dict[str, Any] = {
-    "data": "synthetic:tiny",
-    "model": "dlrm-tiny",
-    "dim": 4,
-    "batch": 32,
-    "cache": "400",
-    "depth": 5,
-}
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "cache": "400", "depth": 5,
+}  # fmt: skip
 
 
 def train(**flags: Any) -> Train:

@@ -77,16 +77,8 @@ def safetensors_of(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     n = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + n])
     metadata = header.pop("__metadata__", {}) or {}
-    kinds = {
-        "F16": "<f2",
-        "F32": "<f4",
-        "F64": "<f8",
-        "U8": "u1",
-        "I32": "<i4",
-        "I64": "<i8",
-        "U64": "<u8",
-        "BOOL": "?",
-    }
+    kinds = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "U8": "u1", "I32": "<i4", "I64": "<i8", "U64": "<u8"}
+    kinds["BOOL"] = "?"
     found = {}
     for name, entry in header.items():
         a, b = entry["data_offsets"]

@@ -310,26 +310,6 @@ def test_checkpoints_without_rows_are_refused(tmp_path):
         trainer_of(rows).fit(made(ours=True), rows.loader(in_order()), ckpt_path=tmp_path / "plain.ckpt")
 
 
-class Saves(lightning.Callback):
-    """Saves by hand, after a micro-batch."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if batch_idx == 2:
-            trainer.save_checkpoint(self.path)
-
-
-def test_a_checkpoint_between_micro_batches_is_refused_when_it_is_written(tmp_path):
-    rows = Rows(sparse=sparse_of)
-    with pytest.raises(RuntimeError, match=r"micro-batch 1 of 2 is in the loop"):
-        trainer_of(rows, Saves(tmp_path / "a.ckpt"), accumulate_grad_batches=2).fit(
-            made(ours=True), rows.loader(in_order())
-        )
-    assert not (tmp_path / "a.ckpt").exists()
-
-
 def test_save_checkpoint_by_hand_once_max_steps_are_done(tmp_path):
     """Lightning then considers the epoch over, so the next one begins with the first batch."""
 

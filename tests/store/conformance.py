@@ -1,6 +1,7 @@
 """The tests that every store has to pass: subclass `StoreConformance` in its test module and say how to make one."""
 
 import gc
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,26 @@ def filled(make: Callable[[Layout], Store], n: int = 50) -> Store:
     return store
 
 
+def interrupted(call: Callable[[int], object], times: int, moments: tuple[float, float], by: Any) -> int:
+    """Call `call(number)` until a signal has interrupted it `times` times at random moments. Return the number of calls."""
+    rng, calls, interrupts = np.random.default_rng(0), 0, 0
+    old, old_int = signal.signal(signal.SIGALRM, by), signal.getsignal(signal.SIGINT)
+    try:
+        while interrupts < times:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(*moments))
+                call(calls)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupts += 1
+            calls += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+        signal.signal(signal.SIGINT, old_int)  # an exception in the middle of a hold leaves its handler installed
+    return calls
+
+
 class StoreConformance:
     syncs: tuple[str, ...] = ("fsync", "replace")
     """System calls without which nothing is frozen."""
@@ -98,12 +119,8 @@ class StoreConformance:
         store = self.make(LAYOUT)
         store.write(table_keys(0, [3, 8]), random_rows(0, 2, seed=1))
         out = blank(0, 4)
-        assert store.read(np.array([key(0, 8), key(0, 1), key(2, 3), key(0, 3)]), out).tolist() == [
-            True,
-            False,
-            False,
-            True,
-        ]
+        found = store.read(np.array([key(0, 8), key(0, 1), key(2, 3), key(0, 3)]), out)
+        assert found.tolist() == [True, False, False, True]
         assert same_bits(out[[3, 0]], random_rows(0, 2, seed=1))
         assert (out[1:3] == -7).all()
 
@@ -116,16 +133,6 @@ class StoreConformance:
             assert store.read(keys[::-1], out).all()
             assert same_bits(out[::-1], random_rows(table, 300, table))
 
-    def test_last_write_wins(self):
-        store = self.make(LAYOUT)
-        for seed in range(3):
-            store.write(table_keys(1, range(seed, 10)), random_rows(1, 10 - seed, seed))
-        out = blank(1, 10)
-        assert store.read(table_keys(1, range(10)), out).all()
-        assert same_bits(out[2:], random_rows(1, 8, seed=2))
-        assert same_bits(out[1:2], random_rows(1, 9, seed=1)[:1])
-        assert len(store) == 10
-
     def test_holds_a_copy(self):
         store = self.make(LAYOUT)
         rows = np.ones((1, 4), np.float32)
@@ -134,13 +141,6 @@ class StoreConformance:
         out = blank(0, 1)
         store.read(table_keys(0, [1]), out)
         assert (out == 1).all()
-
-    def test_tables_of_one_kind_in_one_call(self):
-        store = self.make(LAYOUT)
-        keys = np.array([key(2, 1), key(0, 1), key(0, 0)])
-        store.write(keys, random_rows(0, 3, seed=0))
-        out = blank(0, 3)
-        assert store.read(keys, out).all() and same_bits(out, random_rows(0, 3, seed=0))
 
     def test_widest_keys(self):
         keys = np.array([0, key(0, (1 << 48) - 1), key(2, 0), key(2, (1 << 48) - 1)])
@@ -162,13 +162,6 @@ class StoreConformance:
         store.write(none, blank(1, 0))
         assert store.read(none, blank(1, 0)).shape == (0,)
         assert len(store) == 0 and list(store.held()) == []
-
-    def test_keys_lists_every_row_once(self):
-        store = filled(self.make)
-        held = contents(store)
-        assert sorted(held) == sorted(key(table, row * 97) for table in TABLES for row in range(50))
-        store.flush()
-        assert contents(store) == held
 
     # Refusals
 
@@ -228,15 +221,6 @@ class StoreConformance:
         store.write(np.array([0]), blank(0, 1))
         other.write(np.array([1]), blank(0, 1))
         assert len(other) == len(held) + 1, "a store that has thawed takes new rows"
-
-    def test_thaw_replaces(self, tmp_path):
-        store = filled(self.make)
-        held = contents(store)
-        frozen.save(store, tmp_path)
-        store.write(table_keys(0, range(1000, 1100)), random_rows(0, 100, seed=9))
-        store.write(table_keys(0, [0]), random_rows(0, 1, seed=9))
-        frozen.load(store, tmp_path)
-        assert contents(store) == held
 
     def test_rows_laid_over_count_more(self, tmp_path):
         store, over = filled(self.make), [(table_keys(t, [97, 5000]), random_rows(t, 2, seed=5)) for t in TABLES[:2]]
@@ -320,10 +304,10 @@ class StoreConformance:
         frozen.save(filled(self.make, n=20), tmp_path)
         store = filled(self.make)
         held = contents(store)
-        rng = np.random.default_rng(0)
-        for path in _files(tmp_path):
+        rng, files = np.random.default_rng(0), _files(tmp_path)
+        for path in files:
             data = path.read_bytes()
-            for at in {0, len(data) - 1, *rng.integers(0, len(data), 20).tolist()}:
+            for at in {0, len(data) - 1, *rng.integers(0, len(data), 200 // len(files)).tolist()}:
                 flipped = bytearray(data)
                 flipped[at] ^= 1 << int(rng.integers(8))
                 path.write_bytes(flipped)

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from skirl.store import DiskError, DiskStore
-from skirl.store.disk import log as log_module
 from skirl.tools.sealed_json import CheckpointError
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
-from tests.store.crash import Recorder, Unsynced
+from tests.store.crash import Unsynced
 from tests.store.disk.crashing import (
     KINDS,
     SCRIPTS,
@@ -46,21 +45,6 @@ EACH_WAY = [
 def test_a_crash_at_each_call_of_a_script(script, kind, tmp_path, monkeypatch, campaign_seed):
     make_small(monkeypatch)
     assert crash_everywhere(tmp_path, campaign_seed, times=1, scripts=[script], kinds=[kind]) > 100
-
-
-def test_cutting_a_file_that_frozen_rows_share_is_found(tmp_path, monkeypatch):
-    make_small(monkeypatch)
-    monkeypatch.setattr(log_module, "_shared", lambda path: False)
-    with pytest.raises(AssertionError):
-        crash_all(tmp_path, 0, workloads=40, crashes=30)
-
-
-def test_opening_at_a_point_that_does_not_last_yet_is_found(tmp_path, monkeypatch):
-    make_small(monkeypatch)
-    # An opened store first syncs its folder: here it does not.
-    monkeypatch.setattr(Recorder, "sync_folder", lambda self, path: self.ops and self.note("sync folder", path))
-    with pytest.raises(DiskError, match="missing"):
-        crash_all(tmp_path, 0, workloads=10, crashes=52)
 
 
 # A failed sync

@@ -19,7 +19,17 @@ from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import HEADER, INDEX_MASK
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen
-from tests.store.conformance import LAYOUT, TABLES, StoreConformance, blank, contents, filled, random_rows, table_keys
+from tests.store.conformance import (
+    LAYOUT,
+    TABLES,
+    StoreConformance,
+    blank,
+    contents,
+    filled,
+    interrupted,
+    random_rows,
+    table_keys,
+)
 from tests.store.disk.crashing import make_small
 from tests.warm import PIPE
 
@@ -207,21 +217,14 @@ HOLD = (
 """A program that keeps a store open until it is killed."""
 
 
-def test_a_store_in_use_is_refused_once_and_free_after_a_kill(python, tmp_path):
+def test_a_store_in_use_is_refused_and_waits_for_a_process_that_is_about_to_end(python, tmp_path):
+    """As one that is killed with the process that started it, just before that one is started again."""
     with DiskStore(tmp_path, LAYOUT), pytest.raises(DiskError, match=f"in use by process {os.getpid()} on "):
         DiskStore(tmp_path, LAYOUT)
     with python.start(HOLD, str(tmp_path), stdout=PIPE) as child:
         assert child.stdout.readline() == "open\n"
         with pytest.raises(DiskError, match=f"in use by process {child.pid} on .*: close it there first"):
             DiskStore(tmp_path, LAYOUT)
-        child.kill()
-    DiskStore(tmp_path, LAYOUT).close()
-
-
-def test_a_store_waits_for_a_process_that_is_about_to_end(python, tmp_path):
-    """As one that is killed with the process that started it, just before that one is started again."""
-    with python.start(HOLD, str(tmp_path), stdout=PIPE) as child:
-        assert child.stdout.readline() == "open\n"
         threading.Timer(0.3, child.kill).start()
         DiskStore(tmp_path, LAYOUT).close()
 
@@ -522,27 +525,20 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
     SIGINT is held back while opening or closing, but not an exception from another signal's handler.
     """
     make_small(monkeypatch)
-    store, rng, n = DiskStore(tmp_path, {0: Record(8)}), np.random.default_rng(0), 100
+    store, n = DiskStore(tmp_path, {0: Record(8)}), 100
     store.write(np.arange(n), np.full((n, 8), -1, np.float32))  # import and compile first what a first call would
     store.flush()
-    held_back = {"Ctrl-C": lambda *args: signal.raise_signal(signal.SIGINT), "another signal": _interrupt}
-    old, old_int = signal.signal(signal.SIGALRM, held_back[by]), signal.getsignal(signal.SIGINT)
-    calls = interrupts = 0
-    try:
-        while interrupts < 40:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(50e-6, 3e-3))
-                store.write(np.arange(n) + calls % 20 * n, np.full((n, 8), calls, np.float32))
-                if calls % 5 == 0:
-                    store.flush()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupts += 1
-            calls += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-        signal.signal(signal.SIGINT, old_int)  # an exception in the middle of a hold leaves its handler installed
+
+    def write(call: int) -> None:
+        store.write(np.arange(n) + call % 20 * n, np.full((n, 8), call, np.float32))
+        if call % 5 == 0:
+            store.flush()
+
+    held_back = {
+        "Ctrl-C": lambda *args: signal.raise_signal(signal.SIGINT),
+        "another signal": signal.default_int_handler,
+    }
+    interrupted(write, 40, (50e-6, 3e-3), held_back[by])
     before = None
     for again in (False, True):
         if again:
@@ -557,13 +553,6 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
             found = store.read(np.arange(n) + i * n, out)
             assert found.all() == found.any() and (out == out[0, 0]).all()
     store.close()
-
-
-def _interrupt(*args) -> None:
-    raise KeyboardInterrupt
-
-
-# Training
 
 
 @pytest.mark.parametrize("key", [-1, 1 << 48])

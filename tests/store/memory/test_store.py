@@ -14,7 +14,7 @@ from skirl.store import arena as arena_module
 from skirl.store import memory as memory_module
 from tests.processes import interpreter
 from tests.store import frozen
-from tests.store.conformance import StoreConformance, contents, filled
+from tests.store.conformance import StoreConformance, contents, filled, interrupted
 
 
 class TestMemoryStore(StoreConformance):
@@ -123,31 +123,22 @@ def test_a_read_passes_a_write_in_progress_and_growth_waits_for_it(monkeypatch):
 )
 def test_interrupts_at_random_moments(no_callbacks_of_gc):
     """Whatever line a Ctrl-C hits, a write is whole or never happened, and the store keeps working for other threads too."""
-    store, rng, n = MemoryStore({0: Record(8)}), np.random.default_rng(0), 300
+    store, n = MemoryStore({0: Record(8)}), 300
     with MemoryStore({0: Record(8)}) as other:  # import here what a first use would import
         other.write(np.arange(n), np.zeros((n, 8), np.float32))
         assert other.read(np.arange(n), np.zeros((n, 8), np.float32)).all()
-    old = signal.signal(signal.SIGALRM, _interrupt)
-    calls = interrupts = 0
-    try:
-        while interrupts < 100:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(10e-6, 300e-6))
-                store.write(np.arange(n) + calls * n, np.full((n, 8), calls, np.float32))
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupts += 1
-            calls += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+
+    def write(call: int) -> None:
+        store.write(np.arange(n) + call * n, np.full((n, 8), call, np.float32))
+
+    calls = interrupted(write, 100, (10e-6, 300e-6), signal.default_int_handler)
     whole = 0
     for i in range(calls):
         out = np.full((n, 8), -1, np.float32)
         found = store.read(np.arange(n) + i * n, out)
         assert found.all() == found.any() and (out == (i if found[0] else -1)).all()
         whole += int(found[0])
-    assert len(store) == whole * n >= (calls - interrupts) * n
+    assert len(store) == whole * n >= (calls - 100) * n
     keys = np.arange(10**6)
     thread = threading.Thread(target=store.write, args=(keys, np.zeros((10**6, 8), np.float32)), daemon=True)
     thread.start()
@@ -162,10 +153,6 @@ def no_callbacks_of_gc() -> Iterator[None]:
     gc.callbacks.clear()
     yield
     gc.callbacks[:] = callbacks
-
-
-def _interrupt(*args) -> None:
-    raise KeyboardInterrupt
 
 
 def test_unchanged_rows_are_in_the_files_before(tmp_path):

@@ -28,6 +28,7 @@ class TestOnNode(StoreConformance):
         return open_store(f"rpc://{self.nodes.addresses[0]}", layout)
 
 
+@pytest.mark.slow  # TestShardedStore has lists of stores, and test_node.py two nodes
 class TestOnTwoNodes(TestOnNode):
     def make(self, layout: Layout) -> Store:
         return open_store(self.nodes.spec, layout)
