@@ -34,7 +34,7 @@ with join(patience=float(sys.argv[2])) as peers:
 """
 
 
-def start(python: Python, size: int, how: str, patience: float = 20.0, which: int = 1):
+def start(python: Python, size: int, how: str, patience: float = 20.0, which: int = 1, code: str = TALK):
     """Start the processes of a job, one of which misbehaves."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,7 +42,7 @@ def start(python: Python, size: int, how: str, patience: float = 20.0, which: in
     names = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
         python.start(
-            TALK, how, str(patience), str(which), stdout=PIPE, stderr=PIPE,
+            code, how, str(patience), str(which), stdout=PIPE, stderr=PIPE,
             env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
         )
         for rank in range(size)
