@@ -109,6 +109,44 @@ def test_what_a_failed_sync_forgot_is_written_again(file, rewritten, tmp_path, m
             found.check()
 
 
+class Forgetful(Unsynced):
+    """The system lost writes. As on Linux, a sync tells each descriptor that was open then, and no later one."""
+
+    def __init__(self):
+        self.paths, self.untold = {}, set()
+
+    def create(self, path):
+        file = super().create(path)
+        self.paths[file] = path
+        return file
+
+    def close(self, file):
+        self.paths.pop(file, None)
+        self.untold.discard(file)
+        super().close(file)
+
+    def lose(self, suffix):
+        self.untold |= {file for file, path in self.paths.items() if path.suffix == suffix}
+
+    def sync(self, file):
+        if file in self.untold:
+            self.untold.remove(file)
+            raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("file", [".rows", ".keys"])
+def test_a_lost_write_of_which_another_descriptor_was_told_first(file, tmp_path):
+    files = Forgetful()
+    store = DiskStore(tmp_path / "store", LAYOUT, files=files)
+    store.write(table_keys(0, range(20)), random_rows(0, 20, seed=1))
+    files.lose(file)
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    assert store.generation == 0
+    store.flush()
+    assert not any(segment.suspect for log in store._logs for segment in log.segments.values())
+
+
 class FailsAfter(Unsynced):
     """The rename of a header succeeds, and what follows fails."""
 

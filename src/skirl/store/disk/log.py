@@ -262,8 +262,11 @@ class Log:
             end = int(self.ends[segment.slot])
             if segment.synced < end and self.live[segment.slot]:
                 try:
-                    with self._opened(segment.keys_path) as file:
-                        self._files.sync(file.number)
+                    if segment.keys.is_open:  # a new descriptor is not told of a lost write that another was told of
+                        self._files.sync(segment.keys.number)
+                    else:
+                        with self._opened(segment.keys_path) as file:
+                            self._files.sync(file.number)
                     self._files.sync(segment.rows.number)
                 except BaseException:
                     # After a failed fsync, the system may drop the bytes and report success the next time.
