@@ -177,13 +177,26 @@ def test_nothing_of_a_step_is_kept_by_who_keeps_its_loss(data):
         kept[-1].backward()
 
 
-def test_a_lookahead_that_nobody_closed_lets_its_threads_go(data):
-    embeddings = collection()
-    ahead = skirl.lookahead(data[0], embeddings).__enter__()
-    next(iter(ahead))
+class Holder:
+    """A user's trainer: its `sparse` holds the lookahead."""
+
+    def __init__(self, batches):
+        self.embeddings = collection()
+        self.ahead = skirl.lookahead(batches, self.embeddings, sparse=self.pick).__enter__()
+
+    def pick(self, batch):
+        return batch.sparse
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_lookahead_that_only_its_user_holds_goes_with_its_threads(data, closed):
+    holder = Holder(data[0])
+    next(iter(holder.ahead))
     assert our_threads()
-    gone = weakref.ref(embeddings.engine)
-    del embeddings, ahead
+    if closed:
+        holder.ahead.close()
+    gone = weakref.ref(holder.embeddings.engine)
+    del holder
     gc.collect()
     wait_for(lambda: not our_threads(), 5)
     gc.collect()

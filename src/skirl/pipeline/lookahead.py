@@ -303,7 +303,7 @@ class Lookahead:
         self._reader.begin(now.here)
         with uninterrupted():
             pipeline = Pipeline(
-                self._reader, self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs,
+                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs,
                 times=self.times, shards=self._shards, mine=self._mine, route=self._route(),
             )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)

@@ -141,7 +141,7 @@ class Pass:
             collection.engine.check()
         if self._shards is not None:
             self._shards.peers.comes(now.step + 1)
-        flight = pipeline.next(hold)
+        flight = pipeline.next(hold, self._reader)
         if flight is None:
             now.here = DataPosition(now.step, now.here.epochs + 1, loader=self._reader.state_at_end)
             self.close()

@@ -25,7 +25,7 @@ BACKLOG = 4
 
 
 class Pipeline:
-    """Runs one pass over a stream of batches.
+    """Runs one pass over a stream of batches. It keeps neither the reader nor a batch: a user's loader may hold the lookahead.
 
     loop: reads ->  plan  -> planned ->  fetch  -> ready -> loop: makes the rows resident
                                            ^                        |
@@ -34,7 +34,6 @@ class Pipeline:
 
     def __init__(
         self,
-        reader: Reader,
         engines: Sequence[Engine],
         plan: Plan,
         *,
@@ -49,7 +48,6 @@ class Pipeline:
         self.times = times or Times()
         self.done = 0
         self.coming: deque[list[Ids]] = deque()
-        self._reader = reader
         self._engines = engines
         self._plan = plan
         self._window = Window(engines, plan, epochs, shards, route, mine)
@@ -89,7 +87,7 @@ class Pipeline:
     def check(self) -> None:
         self._stages.check()
 
-    def next(self, hold: Hold) -> Flight | None:
+    def next(self, hold: Hold, reader: Reader) -> Flight | None:
         """Return the next step, with its rows resident; None if all steps are done. Read what the planner needs for it."""
         with self._lock:
             self._credits += 1
@@ -106,7 +104,7 @@ class Pipeline:
             elif self._is_ready():
                 break
             else:
-                self._pull(hold)
+                self._pull(hold, reader)
         if not self._ready:
             return None
         flight = self._ready[0]
@@ -130,7 +128,7 @@ class Pipeline:
         self.times.busy["load"] += ended - started
         self.times.tell(LOOP, "load", flight.number, started, ended)
         while self._hungry():  # the planner has work while this step computes
-            self._pull(hold)
+            self._pull(hold, reader)
         self.coming.popleft()
         return flight
 
@@ -139,14 +137,14 @@ class Pipeline:
             self._stages.check()
             return self._is_hungry()
 
-    def _pull(self, hold: Hold) -> None:
-        batches = self._reader.pull(hold)
+    def _pull(self, hold: Hold, reader: Reader) -> None:
+        batches = reader.pull(hold)
         with self._lock:
             self._stages.check()
             if batches:
                 self.coming.append(batches)
                 self._inbox.append(batches)
-            self._ended = self._ended or len(batches) < self._reader.micros
+            self._ended = self._ended or len(batches) < reader.micros
             self._stages.wake("plan")
 
     def _load(self, flight: Flight) -> list[Leaving]:
