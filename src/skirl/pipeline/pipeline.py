@@ -25,7 +25,7 @@ BACKLOG = 4
 
 
 class Pipeline:
-    """Runs one pass over a stream of batches. It keeps neither the reader nor a batch: a user's loader may hold the lookahead.
+    """Runs one pass over a stream of batches; keeps neither the reader nor a batch, as a loader may hold the lookahead.
 
     loop: reads ->  plan  -> planned ->  fetch  -> ready -> loop: makes the rows resident
                                            ^                        |
