@@ -293,6 +293,30 @@ def test_damage_anywhere_is_refused_by_name(saved: Path, tmp_path: Path, damage:
         shutil.rmtree(folder)
 
 
+def test_a_damaged_cache_of_one_collection_leaves_the_others_alone(tmp_path: Path) -> None:
+    def made() -> nn.ModuleDict:
+        tables = {name: skirl.Table(name, 100, 2) for name in "ab"}
+        return nn.ModuleDict(
+            {name: skirl.EmbeddingBagCollection([t], optimizer=skirl.SGD(), cache=8) for name, t in tables.items()}
+        )
+
+    def step(model: nn.ModuleDict) -> None:
+        for name, rows in model.items():
+            rows(skirl.KeyedJagged.one_hot([name], torch.tensor([[1], [2]])))[name].sum().backward()
+
+    model = made()
+    step(model)
+    skirl.save(tmp_path, model=model)
+    parts = json.loads((tmp_path / HEADER).read_text())["parts"][0]["rows"]
+    [segment] = parts["b"]["cache"]["segments"]
+    path = tmp_path / "rows" / f"{segment.split()[0]}.rows"
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    other = made()
+    with pytest.raises(CheckpointError, match=path.name):
+        skirl.load(tmp_path, model=other)
+    step(other)
+
+
 def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
     run = Run(Setup()).train(until=2)
     refused(tmp_path / "nowhere", "nowhere holds no checkpoint", run)

@@ -1,6 +1,8 @@
 """Checkpoints written alongside training: each of one step, with only what changed, and several in a folder."""
 
+import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,17 @@ def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
     resumed = Run(replace(Setup(), store=on(store, tmp_path / "again"))).load(folder)
     assert resumed.begun == 8
     assert_same(resumed.train(), Run(Setup()).train())
+
+
+def test_what_a_killed_export_has_left_goes_a_day_later(tmp_path: Path) -> None:
+    names = ["reading-ab_cd123", "reading-of mine", "reading-12345678"]
+    for name in names:
+        (tmp_path / name / "rows").mkdir(parents=True)
+    long_ago = time.time() - folders.LEFT - 60
+    for name in names[:2]:
+        os.utime(tmp_path / name, (long_ago, long_ago))
+    folders.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
 def test_closing_waits_for_the_checkpoint(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,9 @@ _OURS = re.compile(rf"dense-[0-9a-f]{{16}}|{_DRAFT.pattern}")
 _OUR_ROWS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?")
 
 _START = re.compile(r"start-([0-9]{6,18})")
+_READING = re.compile(r"reading-[a-z0-9_]{8}")
+LEFT = 24 * 3600.0
+"""Seconds after which the folder of a reader counts as left behind by a kill."""
 
 
 def header(folder: Path, number: int) -> Path:
@@ -204,7 +208,7 @@ def drop_newer(folder: Path, number: int, start: int | None) -> None:
 
 
 def sweep(folder: Path, start: int | None = None) -> None:
-    """Remove files of ours that no header names: those of older checkpoints and of failed ones.
+    """Remove files of ours that no header names: those of older checkpoints, of failed ones, and of killed readers.
 
     Files are listed first, and whether this start is the newest is checked last, so no file of a newer start is removed.
     """
@@ -212,6 +216,7 @@ def sweep(folder: Path, start: int | None = None) -> None:
     ours = [(path, path.name) for path in folder.iterdir() if _OURS.fullmatch(path.name)]
     if rows.is_dir():
         ours += [(path, f"{ROWS}/{path.name}") for path in rows.iterdir() if _OUR_ROWS.fullmatch(path.name)]
+    ours += [(path, path.name) for path in folder.iterdir() if _READING.fullmatch(path.name) and _age(path) > LEFT]
     named: set[str] = set()
     for n in numbers(folder):
         try:
@@ -223,6 +228,13 @@ def sweep(folder: Path, start: int | None = None) -> None:
     for path, name in ours:
         if name not in named:
             _remove(path)
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since a path was modified, or 0 if it is gone."""
+    with suppress(OSError):
+        return time.time() - path.stat().st_mtime
+    return 0.0
 
 
 def take_back(folder: Path, number: int, start: int | None) -> None:

@@ -13,7 +13,7 @@ from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement, Shard
 from skirl.engine.engine import Engine
 from skirl.store.base import Facts, FrozenPart, Record, SavedRows, Store
-from skirl.store.disk.frozen import check_files, manifest_of, worth_keeping, write_frozen
+from skirl.store.disk.frozen import check_files, check_rows, manifest_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 
@@ -101,10 +101,10 @@ class OwnRows(NamedTuple):
     """Facts of the first trainer's store, whose identity and generation the rows get on every trainer."""
 
     def check(self, files: Path) -> None:
-        """Raise a CheckpointError if a file of these parts is missing or has another size."""
+        """Raise a CheckpointError if a file of these parts is missing, or a cached row is not as it was written."""
         for rows, _ in self.parts:
             check_files(files, rows["store"])
-            check_files(files, rows["cache"])
+            check_rows(files, rows["cache"])
 
     def thaw(self, store: Store, files: Path) -> None:
         taken = [FrozenPart(rows[of], shard) for rows, shard in self.parts for of in ("store", "cache")]

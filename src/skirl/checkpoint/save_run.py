@@ -36,10 +36,9 @@ def save(
 ) -> Saving:
     """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and position in the data.
 
-    Call it after `dense.step()`, or outside the loop. In a step of several shards it saves after the last shard, and must
-    be called there too: a loop that calls it only after other shards gets an error. Only one run at a time may save to a
-    folder. If the disk is full or cannot be written to, an OSError says so, the previous checkpoint stays whole, and the
-    next save works.
+    Call it after `dense.step()`, or outside the loop. In a step of several shards, call it when `batches.ends_step` is
+    true. Only one run at a time may save to a folder. If the disk is full or cannot be written to, an OSError says so, the
+    previous checkpoint stays whole, and the next save works.
 
     **Arguments**
 

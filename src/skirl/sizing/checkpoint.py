@@ -1,7 +1,6 @@
 """Facts about a checkpoint or a disk store."""
 
 import hashlib
-from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ import numpy as np
 
 from skirl.checkpoint import folder
 from skirl.core.keys import table_of
-from skirl.store.base import FrozenPart
-from skirl.store.disk.frozen import check_files, keys_of, manifest_of, named, rows_of
+from skirl.store.disk.frozen import check_files, check_rows, keys_of
 from skirl.store.disk.manifest import NAME, Manifest, check_sizes
 from skirl.store.disk.os_files import NAME as LOCK
-from skirl.store.disk.os_files import OsFiles, Unusable
+from skirl.store.disk.os_files import Unusable
 from skirl.store.disk.segment import FORMAT_VERSION, read_keys
 from skirl.store.sharded import MARK
 from skirl.tools.sealed_json import CheckpointError
@@ -89,12 +87,9 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
     """Raise CheckpointError if a file is missing or not as it was written. Without `check`, compare sizes only."""
     dense = body["dense"]
     check_sizes(header.parent, {dense["file"]: dense["bytes"]})
-    files, where = OsFiles(), header.parent / folder.ROWS
+    where = header.parent / folder.ROWS
     for facts in [rows[of] for part in body["parts"] for rows in part["rows"].values() for of in ("store", "cache")]:
-        check_files(where, facts)
-        if check:
-            with named(where, where):
-                deque(rows_of(files, FrozenPart(facts), manifest_of(where, facts).layout, where), maxlen=0)
+        (check_rows if check else check_files)(where, facts)
     if check:
         with (header.parent / dense["file"]).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != dense["sha256"]:

@@ -111,6 +111,12 @@ def check_files(folder: Path, facts: Facts) -> None:
         manifests.check_sizes(folder, entry.files())
 
 
+def check_rows(folder: Path, facts: Facts) -> None:
+    """Raise a CheckpointError if a record of frozen rows is not as it was written."""
+    with named(folder, folder):
+        deque(rows_of(OsFiles(), FrozenPart(facts), manifest_of(folder, facts).layout, folder), maxlen=0)
+
+
 def keys_of(folder: Path, facts: Facts) -> list[NDArray[np.int64]]:
     manifest = manifest_of(folder, facts)
     return [read_keys(folder, entry) for entry in manifest.resident or manifest.segments]
