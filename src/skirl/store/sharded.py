@@ -225,15 +225,18 @@ T = TypeVar("T")
 
 
 def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls in parallel, and return their results. All have ended, even if one fails."""
+    """Make calls in parallel, the last one here, and return their results. All have ended, even if one fails."""
     futures: list[Future[T]] = []
     try:
-        for call in calls:
+        for call in calls[:-1]:
             futures.append(pool.submit(call))
-        wait(futures)
-    except BaseException:
-        wait(futures)
-        raise
+        futures.append(last := Future())
+        try:
+            last.set_result(calls[-1]())
+        except Exception as error:
+            last.set_exception(error)
+    finally:
+        wait(futures[: len(calls) - 1])
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:  # one that waited for another call says nothing
         raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
