@@ -160,7 +160,7 @@ class RowOptimizer:
     def __post_init__(self) -> None:
         name = type(self).__name__
         for field in fields(self):
-            if field.type is float and not (isfinite(value := getattr(self, field.name)) and value >= 0):
+            if field.type in (float, "float") and not (isfinite(value := getattr(self, field.name)) and value >= 0):
                 raise ValueError(f"{name}: {field.name} is {value}, set it to a finite number, 0 or more")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"{name}: clip is {self.clip}, set it to a norm above 0, or to None for no clipping")

@@ -174,7 +174,8 @@ class Swapped(nn.Module):
             for config in configs
         ]  # fmt: skip
         self._weighted = bool(theirs.is_weighted())
-        self._output = sys.modules[type(theirs).__module__].KeyedTensor
+        modules = [sys.modules[kind.__module__] for kind in type(theirs).__mro__]  # it may be a subclass of theirs
+        self._output = next(module.KeyedTensor for module in modules if hasattr(module, "KeyedTensor"))
         self._dims = [config.embedding_dim for config in configs for _ in config.feature_names]
         self.rows = EmbeddingBagCollection(tables, dtype=_DTYPES[kinds.pop()], **options)
         state = theirs.state_dict()
