@@ -26,7 +26,7 @@ from tests.plans import Residents, windows
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
 
 SMALLEST = 0
-PATIENCE = 20.0
+PATIENCE = 120.0
 """Seconds until a stage counts as stuck."""
 
 

@@ -314,7 +314,7 @@ def test_slow_stages_slow_the_others(data, slow, prefetch):
         if stage == slow:
             nap(number)
 
-    with hooked(hook, data.batches, embeddings, prefetch=prefetch, patience=5) as batches:
+    with hooked(hook, data.batches, embeddings, prefetch=prefetch) as batches:
         for batch in batches:
             train(embeddings, batch)
             if slow == "loop":
