@@ -134,7 +134,7 @@ class Run:
         setup = self.setup
         return skirl.lookahead(
             setup.make_loader(), self.model, depth=setup.depth, prefetch=setup.prefetch, accumulate=setup.accumulate,
-            patience=30,
+            patience=120,
         )  # fmt: skip
 
     @property

@@ -36,7 +36,7 @@ def launched(then: str, patience: float = 0.2, **changes: str) -> subprocess.Com
     """Run a shell as launcher: its trainer ends, and then it runs `then`."""
     trainer = f"{sys.executable} -c '{TRAINER.format(patience=patience)}'"
     words, env = ["sh", "-c", f"{trainer}; {then}"], os.environ | WATCHES | changes
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=30)
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=240)
 
 
 def test_a_launcher_that_waits_for_others_is_ended_and_it_is_said():

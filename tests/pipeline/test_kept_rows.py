@@ -49,27 +49,27 @@ def rows_in(folder: Path) -> dict[int, bytes]:
 
 def test_a_loop_without_close_leaves_its_rows(python: Python, tmp_path: Path):
     half, whole = (f"disk:{tmp_path / name}" for name in ("half", "whole"))
-    assert python.run(loop(half, "train(0, 20)"), timeout=60).returncode == 0
+    assert python.run(loop(half, "train(0, 20)"), timeout=240).returncode == 0
     after_half = rows_in(tmp_path / "half")
-    again = python.run(loop(half, "train(20, 40)"), timeout=60)
+    again = python.run(loop(half, "train(20, 40)"), timeout=240)
     assert again.returncode == 1
     assert f"already holds {len(after_half)} rows" in again.stderr
     assert rows_in(tmp_path / "half") == after_half
-    assert python.run(loop(half, "train(20, 40, resume=True)"), timeout=60).returncode == 0
-    assert python.run(loop(whole, "train(0, 40)"), timeout=60).returncode == 0
+    assert python.run(loop(half, "train(20, 40, resume=True)"), timeout=240).returncode == 0
+    assert python.run(loop(whole, "train(0, 40)"), timeout=240).returncode == 0
     assert rows_in(tmp_path / "half") == rows_in(tmp_path / "whole") != after_half
 
 
 def test_all_stores_of_a_list_get_their_rows(python: Python, tmp_path: Path):
     for store in (f"disk:{tmp_path}/a,disk:{tmp_path}/b*2", f"disk:{tmp_path}/whole"):
-        assert python.run(loop(store, "train(0, 20)"), timeout=60).returncode == 0
+        assert python.run(loop(store, "train(0, 20)"), timeout=240).returncode == 0
     assert rows_in(tmp_path / "a") | rows_in(tmp_path / "b") == rows_in(tmp_path / "whole")
 
 
 def test_an_error_in_the_loop_leaves_the_rows_of_the_last_whole_step(python: Python, tmp_path: Path):
-    failed = python.run(loop(f"disk:{tmp_path / 'failed'}", "train(0, 20)", fails=13), timeout=60)
+    failed = python.run(loop(f"disk:{tmp_path / 'failed'}", "train(0, 20)", fails=13), timeout=240)
     assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "KeyError: 'in the loop'")
-    assert python.run(loop(f"disk:{tmp_path / 'short'}", "train(0, 12)"), timeout=60).returncode == 0
+    assert python.run(loop(f"disk:{tmp_path / 'short'}", "train(0, 12)"), timeout=240).returncode == 0
     failed_rows, rows = rows_in(tmp_path / "failed"), rows_in(tmp_path / "short")
     assert rows
     assert failed_rows.items() >= rows.items()  # rows that step 13 made have their initial values

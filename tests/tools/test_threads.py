@@ -33,7 +33,7 @@ def test_every_index_is_visited_once(n, count, weighted, busy, data):
 
 
 def test_the_caller_does_something_else_meanwhile():
-    meet, here = threading.Barrier(3, timeout=10), threading.current_thread()
+    meet, here = threading.Barrier(3, timeout=120), threading.current_thread()
     seen = []
 
     def part(lo, hi):
