@@ -226,7 +226,7 @@ def test_a_hanging_write_without_lookahead_can_be_interrupted_twice(data):
     embeddings = collection(store)
 
     def press():
-        hang.reached.wait(20)
+        hang.reached.wait(240)
         for _ in range(2):
             time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGINT)
@@ -412,7 +412,7 @@ def test_ctrl_c_while_waiting_for_a_store(data):
     store.on_read = hang
     embeddings = collection(store)
     threading.Thread(
-        target=lambda: (hang.reached.wait(20), time.sleep(0.3), press(), time.sleep(0.3), hang.go.set())
+        target=lambda: (hang.reached.wait(240), time.sleep(0.3), press(), time.sleep(0.3), hang.go.set())
     ).start()
     steps, _ = run_until_it_fails(embeddings, data.batches, KeyboardInterrupt)
     goes_on(embeddings, data, steps)
