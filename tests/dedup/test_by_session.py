@@ -332,7 +332,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("kills", [1, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_killed_and_begun_again_the_folder_is_whole_or_not_there(tmp_path: Path, python: Python, kills: int) -> None:
     data, by = write(tmp_path / "in.parquet", made(600, 40), 50), schema(tmp_path)
     flags = ["convert", "--data", data, "--schema", by, "--by", "session", "--partition", "40s", "--quiet", "--out"]

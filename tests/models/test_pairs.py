@@ -13,6 +13,7 @@ from torch import Tensor
 from skirl.models import base
 from skirl.models import pairs as module
 from skirl.models.pairs import by_torch, pairs, places
+from tests.cases import cases
 from tests.models.plain import on_threads
 
 COMPILED = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
@@ -51,6 +52,7 @@ def results(function: Any, x: Tensor, vectors: Tensor, grad: Tensor) -> list[Ten
 
 
 @pytest.mark.skipif(not COMPILED, reason="without compiled kernels torch's operations are taken")
+@cases(100)
 @given(
     seed=st.integers(0, 1 << 30), batch=st.integers(0, 5), n=st.integers(1, 36), dim=st.integers(1, 20),
     dtype=st.sampled_from([torch.float32, torch.float64]), threads=st.integers(1, 3),
