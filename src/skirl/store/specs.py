@@ -24,7 +24,7 @@ def shards(spec: str) -> list[tuple[str, Fraction]]:
     out: list[tuple[str, Fraction]] = []
     for store, weight in _split(spec):
         if store.startswith("rpc:"):
-            from skirl.store.remote.wire import Address
+            from skirl.store.remote.meeting import Address
 
             Address.parse(store)
         elif store != "memory" and not re.fullmatch("disk:.+", store):

@@ -82,7 +82,7 @@ class CacheFlags:
         from skirl.store.specs import shards
 
         if any(store.startswith("rpc:") for store, _ in shards(self.store)):
-            from skirl.store.remote.wire import hush
+            from skirl.store.remote.meeting import hush
 
             hush()
         self.parsed()

@@ -9,10 +9,9 @@ from contextlib import ExitStack, contextmanager
 
 from skirl.store import Record, open_store
 from skirl.store.remote import part, rpc
-from skirl.store.remote.meeting import Meeting
+from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.node import Node
 from skirl.store.remote.store import _connected, leave
-from skirl.store.remote.wire import Address, NodeError
 
 
 class Nodes:

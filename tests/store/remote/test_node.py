@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from skirl.core.placement import Placement, Shard
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
 from skirl.store.base import Facts, FrozenPart, SavedRows
 from skirl.store.remote import rpc
-from skirl.store.remote.store import RemoteStore
-from skirl.store.remote.wire import NodeError
+from skirl.store.remote.meeting import NodeError
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, filled
 from tests.store.remote.nodes import Nodes, in_process, leave, served
@@ -91,26 +89,6 @@ def test_no_node_at_all(monkeypatch):
         open_store("rpc://127.0.0.1:9", LAYOUT)
 
 
-# Calls
-
-
-def test_a_call_that_is_too_large_is_refused_before_anything_is_allocated(nodes: Nodes):
-    layout = Layout({0: Record(1 << 20)})
-    store = open_store(f"rpc://{nodes.addresses[0]}", layout)
-    assert isinstance(store, RemoteStore)
-    keys = torch.arange(300)
-    with pytest.raises(ValueError, match=r"300 rows of .* are 1,258,291,200 bytes, a call carries 268,435,456: cut"):
-        store._node.call("get", store._number, 0, keys)
-    for wrong in (torch.zeros(3), torch.zeros((3, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "keys"):
-        with pytest.raises(TypeError, match="pass some int64 of one dimension"):
-            store._node.call("get", store._number, 0, wrong)
-    with pytest.raises(ValueError, match="table without records"):
-        store._node.call("get", store._number, 0, keys[:1] + (1 << 48))
-    with pytest.raises(ValueError, match="kind 7 of records: this store has 1"):
-        store._node.call("get", store._number, 7, keys)
-    store.close()
-
-
 def test_a_node_calls_no_function_that_is_not_the_stores(nodes: Nodes):
     store = filled_on(nodes)
     with pytest.raises(rpc.Failed, match="AttributeError: On WorkerInfo"):
@@ -143,8 +121,6 @@ def test_a_node_has_no_more_memory_than_it_may_take():
         store = open_store(nodes.spec, LAYOUT)
         with pytest.raises(NodeError, match=r"127.0.0.1:\d+ has 1 bytes for rows, .* start it with a higher --memory"):
             store.write(np.array([0]), np.zeros((1, 4), np.float32))
-        text = nodes.nodes[0].metrics()
-        assert 'skirl_node_rows{owner="0",run="1"} 0' in text and "skirl_node_parts 1" in text
 
 
 # Frozen rows of nodes are like those of any store

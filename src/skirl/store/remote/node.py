@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skirl.store.remote import part as parts
-from skirl.store.remote.meeting import Meeting
+from skirl.store.remote.meeting import Address, Meeting
 from skirl.store.remote.part import PROBE, PartFacts
-from skirl.store.remote.wire import Address
 
 log = logging.getLogger("skirl")
 
@@ -19,16 +18,6 @@ TICK = 0.05
 """Seconds between two looks for requests."""
 GRACE = 30.0
 """Seconds that all parts together have to close their stores."""
-METRICS = (
-    ("rows", parts.ROWS, "gauge", "rows held"),
-    ("memory_bytes", parts.MEMORY, "gauge", "memory of the process of a part"),
-    ("gets_total", parts.GETS, "counter", "calls that read rows"),
-    ("puts_total", parts.PUTS, "counter", "calls that wrote rows"),
-    ("rows_read_total", parts.ROWS_OUT, "counter", "rows read"),
-    ("rows_written_total", parts.ROWS_IN, "counter", "rows written"),
-    ("bytes_read_total", parts.BYTES_OUT, "counter", "bytes of rows read"),
-    ("bytes_written_total", parts.BYTES_IN, "counter", "bytes of rows written"),
-)
 
 
 @dataclass
@@ -36,7 +25,8 @@ class Served:
     task: PartFacts
     process: Any
     pipe: Any
-    numbers: Any
+    memory: Any
+    """Bytes of memory of the part, and of all other parts of the node."""
     waiting: list[dict[str, Any]] = field(default_factory=list)
     """Requests of other runs for the same part, kept until it is known whether its owner is alive."""
     probed: float = 0.0
@@ -58,7 +48,7 @@ class Node:
         self.served: dict[int, Served] = {}
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
         self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["skirl.store.remote.warm"])
+        self._context.set_forkserver_preload([parts.__name__])
 
     def tick(self) -> None:
         """Handle new requests, and parts that have joined or ended."""
@@ -81,7 +71,7 @@ class Node:
                     there.pipe.send("probe")
 
     def _start(self, ask: dict[str, Any]) -> None:
-        numbers = self._context.RawArray("q", parts.NUMBERS)
+        memory = self._context.RawArray("q", 2)
         pipe, other_end = self._context.Pipe()
         task = PartFacts(
             node=self._meeting.address,
@@ -95,17 +85,16 @@ class Node:
             patience=self._patience,
         )
         process = self._context.Process(
-            target=self._body, args=(other_end, numbers, task), name=f"skirl part of owner {task.owner}"
+            target=self._body, args=(other_end, memory, task), name=f"skirl part of owner {task.owner}"
         )
         process.start()
         other_end.close()
-        self.served[task.owner] = Served(task, process, pipe, numbers)
+        self.served[task.owner] = Served(task, process, pipe, memory)
         log.info("%s serves owner %d in run %d", self._meeting.address, task.owner, task.run)
 
     def _look(self, served: Served) -> None:
         """Handle what a part has sent, and end it if its process has ended or does not answer."""
-        total = sum(other.numbers[parts.MEMORY] for other in self.served.values())
-        served.numbers[parts.OTHERS] = total - served.numbers[parts.MEMORY]
+        served.memory[1] = sum(other.memory[0] for other in self.served.values()) - served.memory[0]
         gone = False
         try:
             while served.pipe.poll():
@@ -153,17 +142,6 @@ class Node:
 
     def _answer(self, run: int, refusal: str | None) -> None:
         self._meeting.leave(f"answer/{run}", {"refused": refusal})
-
-    def metrics(self) -> str:
-        served = sorted(self.served.copy().values(), key=lambda each: each.task.owner)
-        lines = []
-        for name, at, kind, meaning in METRICS:
-            lines += [f"# HELP skirl_node_{name} {meaning}", f"# TYPE skirl_node_{name} {kind}"]
-            lines += [
-                f'skirl_node_{name}{{owner="{each.task.owner}",run="{each.task.run}"}} {each.numbers[at]}'
-                for each in served
-            ]
-        return "\n".join([*lines, "# TYPE skirl_node_parts gauge", f"skirl_node_parts {len(served)}", ""])
 
     def drain(self) -> None:
         for served in self.served.values():

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,16 +21,15 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import Shard
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, SavedRows, Store
-from skirl.store.disk.frozen import named, rows_of
-from skirl.store.disk.os_files import OsFiles
+from skirl.store.disk.frozen import check_rows
 from skirl.store.disk.store import DiskStore
 from skirl.store.memory import MemoryStore
 from skirl.store.remote import rpc
-from skirl.store.remote.meeting import Meeting
-from skirl.store.remote.wire import Address, NodeError, said
+from skirl.store.remote.meeting import Address, Meeting, NodeError
+from skirl.store.remote.rpc import said
 from skirl.tools.machine import own_bytes
 
-VERSION = 4
+VERSION = 5
 """Version of the protocol between nodes and owners."""
 LOOK = 5.0
 """Seconds between two checks that the owner is alive."""
@@ -39,11 +37,6 @@ PROBE = 2.0
 """Seconds that an owner has to show that it is alive, once another run requests its part."""
 LINGER = 0.5
 """Most seconds that a part waits for its owner to leave first."""
-MOST_BYTES = 256 << 20
-ROWS, GETS, PUTS, ROWS_OUT, ROWS_IN, BYTES_OUT, BYTES_IN, MEMORY, OTHERS = range(9)
-"""Indices in the array of numbers that a part shares with its node: counts, and bytes of memory of this part and of all
-other parts of the node."""
-NUMBERS = 9
 Answer = tuple[str, Any]
 
 
@@ -81,8 +74,8 @@ class Held:
 
 
 class Part:
-    def __init__(self, task: PartFacts, numbers: Any) -> None:
-        self._task, self._numbers, self._node = task, numbers, str(task.node)
+    def __init__(self, task: PartFacts, memory: Any) -> None:
+        self._task, self._memory, self._node = task, memory, str(task.node)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._held: dict[int, Held] = {}
@@ -103,11 +96,6 @@ class Part:
             raise NodeError(f"{self._node} has no store {number} of run {self._task.run}: open it first")
         return held
 
-    def _count(self, calls: int, rows: int, nbytes: int, n: int, size: int) -> None:
-        with self._lock:
-            for at, more in ((calls, 1), (rows, n), (nbytes, size)):
-                self._numbers[at] += more
-
     def _room(self, more: int) -> None:
         """Raise a NodeError if `more` further bytes do not fit. Memory is measured only once every 32 MB of rows."""
         limit = self._task.limit
@@ -117,7 +105,7 @@ class Part:
             self._free -= more
             if self._free >= 0:
                 return
-            used = own_bytes() + self._numbers[OTHERS]
+            used = own_bytes() + self._memory[1]
             left = limit - used - more
             if left < 0:
                 raise NodeError(
@@ -153,41 +141,19 @@ class Part:
 
     def get(self, number: int, kind: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the rows that are held, in the order of `keys`, and a mask of the keys that are. None: all are held."""
-        held = self._of(number)
-        record, of = self._checked(held, kind, keys)
-        rows = torch.empty((len(of), record.width), dtype=getattr(torch, record.dtype))
-        out, there = rows.numpy(), np.zeros(len(of), np.bool_)
-        held.store._read(kind, of, out, there)
-        n = int(np.count_nonzero(there))
-        self._count(GETS, ROWS_OUT, BYTES_OUT, n, n * record.nbytes)
-        if n == len(of):
+        store = self._of(number).store
+        record = store.layout.kinds[kind]
+        rows = torch.empty((len(keys), record.width), dtype=getattr(torch, record.dtype))
+        there = store.read(keys.numpy(), rows.numpy())
+        if there.all():
             return rows, None
-        return torch.from_numpy(out[there]) if n else None, torch.from_numpy(there)
+        held = torch.from_numpy(there)
+        return rows[held] if there.any() else None, held
 
-    def put(self, number: int, kind: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
-        held = self._of(number)
-        record, of = self._checked(held, kind, keys)
-        values = rows.numpy()
-        if held.store.layout.kind(of, values) != kind:
-            raise ValueError(f"rows are {values.dtype} {list(values.shape)}, and of {record} by their number")
-        self._room(values.nbytes)
-        held.store._write(kind, of, values)
-        self._count(PUTS, ROWS_IN, BYTES_IN, len(of), values.nbytes)
-
-    def _checked(self, held: Held, kind: int, keys: torch.Tensor) -> tuple[Any, NDArray[np.int64]]:
-        """Check the keys of a call before anything is allocated. Return their record and the keys."""
-        layout = held.store.layout
-        if type(kind) is not int or not 0 <= kind < len(layout.kinds):
-            raise ValueError(f"kind {kind} of records: this store has {len(layout.kinds)}")
-        if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.ndim != 1 or not len(keys):
-            raise TypeError(f"keys are {getattr(keys, 'dtype', type(keys).__name__)}: pass some int64 of one dimension")
-        record = layout.kinds[kind]
-        if (size := len(keys) * record.nbytes) > MOST_BYTES:
-            raise ValueError(f"{len(keys)} rows of {record} are {size:,} bytes, a call carries {MOST_BYTES:,}: cut it")
-        of = keys.numpy()
-        if (stranger := layout.stranger(of, record)) >= 0:
-            raise ValueError(f"key {int(of[stranger])} is of a table without records {record}: open the store with it")
-        return record, of
+    def put(self, number: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        store = self._of(number).store
+        self._room(rows.nbytes)
+        store.write(keys.numpy(), rows.numpy())
 
     def describe(self, number: int, about: dict[str, str] | None = None) -> Facts:
         store = self._of(number).store
@@ -221,10 +187,9 @@ class Part:
 
     def check(self, number: int, folder: str, parts: list[Facts]) -> None:
         """Read all rows that `thaw` will read, and raise a CheckpointError if one is damaged."""
-        layout, where = self._of(number).store.layout, Path(folder)
-        with named(where, where):
-            for facts in parts:
-                deque(rows_of(OsFiles(), FrozenPart(facts), layout, where), maxlen=0)
+        layout = self._of(number).store.layout
+        for facts in parts:
+            check_rows(Path(folder), facts, layout)
 
     def thaw(self, number: int, folder: str, parts: list[tuple[Facts, Any]], identity: str, generation: int) -> Facts:
         """Each part comes with what `Shard.of` takes, which says which of its rows to take."""
@@ -278,13 +243,6 @@ class Part:
         except Exception as error:
             return "error", said(error)
 
-    def measure(self) -> None:
-        """Update the numbers that no call does."""
-        with self._lock:
-            stores = [each.store for each in self._held.values()]
-        self._numbers[ROWS] = sum(len(store) for store in stores if not store.closed)
-        self._numbers[MEMORY] = own_bytes()
-
     def drain(self) -> None:
         """Accept no more calls, finish those in progress, and close the stores."""
         with self._lock:
@@ -324,19 +282,19 @@ FUNCTIONS = (call, alive)
 """All functions that one process may call in another."""
 
 
-def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, ...] = FUNCTIONS) -> None:
+def run(pipe: Connection, memory: Any, task: PartFacts, functions: tuple[Any, ...] = FUNCTIONS) -> None:
     global _part
     for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    _part = Part(task, numbers)
+    _part = Part(task, memory)
     rpc.only(functions)
     try:
         meeting = Meeting(task.address, seconds=task.patience)
         name = part_name(task.rank, task.group)
         rpc.join(meeting.group(task.group), task.address, name, task.rank, task.patience)
         pipe.send(("joined", None))
-        _watch(pipe, task, _part)
+        _watch(pipe, memory, task, _part)
         pipe.send(("ended", None))
     except (NodeError, rpc.Failed, OSError, EOFError, ValueError) as error:
         with suppress(OSError):
@@ -345,11 +303,11 @@ def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, .
         os._exit(0)  # whatever other threads do: the stores are closed, or their owner is gone
 
 
-def _watch(pipe: Connection, task: PartFacts, part: Part) -> None:
+def _watch(pipe: Connection, memory: Any, task: PartFacts, part: Part) -> None:
     """Answer the node until the owner leaves or is gone."""
     looked = heard = time.monotonic()
     while not part.left.wait(0.05):
-        part.measure()
+        memory[0] = own_bytes()
         if pipe.poll():
             if pipe.recv() == "drain":
                 break

@@ -4,6 +4,7 @@ Its private names stand nowhere else; they are so in torch 2.6 to 2.13.
 """
 
 import array
+import errno
 import fcntl
 import os
 import pickle
@@ -13,7 +14,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from skirl.store.remote.wire import Address
+from skirl.store.disk.os_files import DiskError, DiskFull
+from skirl.store.remote.meeting import Address, NodeError
+from skirl.tools.sealed_json import CheckpointError
 
 THREADS = 8
 """Number of calls that a process answers at once."""
@@ -97,6 +100,31 @@ def reason(error: BaseException) -> str:
     """Say why a call failed, in a line."""
     text = str(error)
     return LATE if "imeout" in text else text.splitlines()[0][:200] if text else type(error).__name__
+
+
+Said = tuple[str, str, int | None]
+"""The kind of an error, its message, and its errno."""
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (CheckpointError, DiskError, DiskFull, OSError, ValueError, TypeError, NodeError)
+}
+
+
+def said(error: BaseException) -> Said:
+    """Encode an error of a node for its owner."""
+    kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "")
+    words = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    return kind or "NodeError", words if kind else repr(error), getattr(error, "errno", None)
+
+
+def raised(text: Any, node: str) -> Exception:
+    """Return the exception for an error that a node reported. It names the node if it is of the node."""
+    kind, words, number = text
+    if kind in ("CheckpointError", "DiskError", "ValueError", "TypeError"):
+        return _KINDS[kind](words)
+    words = f"{node}: {words}"
+    if kind == "OSError" and number is not None:
+        return OSError(number, words)
+    return DiskFull(words, number or errno.ENOSPC) if kind == "DiskFull" else _KINDS.get(kind, NodeError)(words)
 
 
 def only(functions: Iterable[Callable[..., Any]]) -> None:
