@@ -81,9 +81,9 @@ class MemoryNodes:
         self.spec = ",".join(f"rpc://{address}" for address in addresses)
         self.nodes = [
             Supervised(
-                f"-m skirl serve {address} --rows {rows.format(i)} --patience {PATIENCE:g}".split(),
+                f"-m skirl serve {address} --rows {rows.format(i)}".split(),
                 folder / f"node-{i}.log",
-                os.environ,
+                os.environ | ENVIRONMENT,
             )
             for i, address in enumerate(addresses)
         ]

@@ -11,7 +11,6 @@ import pytest
 from skirl.core.placement import Placement, Shard
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
 from skirl.store.base import Facts, FrozenPart, SavedRows
-from skirl.store.remote import rpc
 from skirl.store.remote.meeting import NodeError
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, filled
@@ -89,14 +88,6 @@ def test_no_node_at_all(monkeypatch):
         open_store("rpc://127.0.0.1:9", LAYOUT)
 
 
-def test_a_node_calls_no_function_that_is_not_the_stores(nodes: Nodes):
-    store = filled_on(nodes)
-    with pytest.raises(rpc.Failed, match="AttributeError: On WorkerInfo"):
-        rpc.end(rpc.begin(store.stores[0]._node.name, os._exit, (3,), 5.0))
-    assert one_row(store).shape == (1, 4), "it lives"
-    store.close()
-
-
 # Ownership of rows
 
 
@@ -114,13 +105,6 @@ def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: No
 def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
     for _ in range(2):
         assert in_process(nodes, "killed", "/rank-2") == "killed"
-
-
-def test_a_node_has_no_more_memory_than_it_may_take():
-    with served(1, limit=1) as nodes:
-        store = open_store(nodes.spec, LAYOUT)
-        with pytest.raises(NodeError, match=r"127.0.0.1:\d+ has 1 bytes for rows, .* start it with a higher --memory"):
-            store.write(np.array([0]), np.zeros((1, 4), np.float32))
 
 
 # Frozen rows of nodes are like those of any store

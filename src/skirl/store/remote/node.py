@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +24,6 @@ class Served:
     task: PartFacts
     process: Any
     pipe: Any
-    memory: Any
-    """Bytes of memory of the part, and of all other parts of the node."""
     waiting: list[dict[str, Any]] = field(default_factory=list)
     """Requests of other runs for the same part, kept until it is known whether its owner is alive."""
     probed: float = 0.0
@@ -41,12 +38,10 @@ class Node:
         meeting: Meeting,
         *,
         rows: str = "memory",
-        limit: int | None = None,
         patience: float = 60.0,
-        body: Callable[..., None] = parts.run,
     ) -> None:
         self.served: dict[int, Served] = {}
-        self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
+        self._meeting, self._rows, self._patience = meeting, rows, patience
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([parts.__name__])
 
@@ -71,7 +66,6 @@ class Node:
                     there.pipe.send("probe")
 
     def _start(self, ask: dict[str, Any]) -> None:
-        memory = self._context.RawArray("q", 2)
         pipe, other_end = self._context.Pipe()
         task = PartFacts(
             node=self._meeting.address,
@@ -81,20 +75,18 @@ class Node:
             run=ask["run"],
             owner=ask["owner"],
             rows=self._rows,
-            limit=self._limit,
             patience=self._patience,
         )
         process = self._context.Process(
-            target=self._body, args=(other_end, memory, task), name=f"skirl part of owner {task.owner}"
+            target=parts.run, args=(other_end, task), name=f"skirl part of owner {task.owner}"
         )
         process.start()
         other_end.close()
-        self.served[task.owner] = Served(task, process, pipe, memory)
+        self.served[task.owner] = Served(task, process, pipe)
         log.info("%s serves owner %d in run %d", self._meeting.address, task.owner, task.run)
 
     def _look(self, served: Served) -> None:
         """Handle what a part has sent, and end it if its process has ended or does not answer."""
-        served.memory[1] = sum(other.memory[0] for other in self.served.values()) - served.memory[0]
         gone = False
         try:
             while served.pipe.poll():

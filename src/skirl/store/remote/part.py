@@ -1,7 +1,7 @@
 """The part of one owner on a node, in a process: it joins the group of its owner's run, answers calls, and ends with it.
 
-The owner calls the functions of `FUNCTIONS`, and no others. None of them raises: an error comes back as ("error", result
-of `said`), so that no traceback crosses the network.
+Its owner calls `call` and `alive`, which do not raise: an error comes back as ("error", result of `said`), so that no
+traceback crosses the network.
 """
 
 import os
@@ -27,7 +27,6 @@ from skirl.store.memory import MemoryStore
 from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.rpc import said
-from skirl.tools.machine import own_bytes
 
 VERSION = 5
 """Version of the protocol between nodes and owners."""
@@ -51,7 +50,6 @@ class PartFacts:
     run: int
     owner: int
     rows: str
-    limit: int | None
     patience: float
 
 
@@ -74,17 +72,13 @@ class Held:
 
 
 class Part:
-    def __init__(self, task: PartFacts, memory: Any) -> None:
-        self._task, self._memory, self._node = task, memory, str(task.node)
+    def __init__(self, task: PartFacts) -> None:
+        self._task, self._node = task, str(task.node)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._held: dict[int, Held] = {}
-        self._jobs: dict[int, tuple[threading.Thread, list[Answer]]] = {}
-        self._begun = 0
         self._calls = 0
         self._quiet = threading.Condition(self._lock)
-        self._free = 0
-        """Bytes of rows that need no look at the memory in use."""
         self.draining = False
         self.left = threading.Event()
         """Set once the owner needs nothing more."""
@@ -95,24 +89,6 @@ class Part:
         if held is None:
             raise NodeError(f"{self._node} has no store {number} of run {self._task.run}: open it first")
         return held
-
-    def _room(self, more: int) -> None:
-        """Raise a NodeError if `more` further bytes do not fit. Memory is measured only once every 32 MB of rows."""
-        limit = self._task.limit
-        if limit is None:
-            return
-        with self._lock:
-            self._free -= more
-            if self._free >= 0:
-                return
-            used = own_bytes() + self._memory[1]
-            left = limit - used - more
-            if left < 0:
-                raise NodeError(
-                    f"{self._node} has {limit:,} bytes for rows, {used:,} are taken and {more:,} more do not fit: start it "
-                    "with a higher --memory, or start more nodes"
-                )
-            self._free = min(left, 32 << 20)
 
     # What the owner may call
 
@@ -151,9 +127,7 @@ class Part:
         return rows[held] if there.any() else None, held
 
     def put(self, number: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
-        store = self._of(number).store
-        self._room(rows.nbytes)
-        store.write(keys.numpy(), rows.numpy())
+        self._of(number).store.write(keys.numpy(), rows.numpy())
 
     def describe(self, number: int, about: dict[str, str] | None = None) -> Facts:
         store = self._of(number).store
@@ -201,30 +175,6 @@ class Part:
     def bye(self) -> None:
         self.left.set()
 
-    # Calls that may take long: one call begins a job and others ask for its outcome, so that each call is short.
-
-    def begin(self, method: str, *args: Any) -> int:
-        """Begin a call in a thread, and return the number under which `outcome` knows it."""
-        outcome: list[Answer] = []
-        thread = threading.Thread(target=lambda: outcome.append(self.answer(method, args)), daemon=True)
-        with self._lock:
-            self._begun += 1
-            self._jobs[self._begun] = thread, outcome
-            job = self._begun
-        thread.start()
-        return job
-
-    def outcome(self, job: int) -> Answer | None:
-        """Return the answer to a call that was begun, or None while it runs."""
-        with self._lock:
-            thread, outcome = self._jobs[job]
-        thread.join(0.5)
-        if thread.is_alive():
-            return None
-        with self._lock:
-            del self._jobs[job]
-        return outcome[0]
-
     # For its process
 
     def answer(self, method: str, args: tuple[Any, ...]) -> Answer:
@@ -260,17 +210,13 @@ def _point(store: Store) -> Facts:
     return {"identity": store.identity, "generation": store.generation}
 
 
-METHODS = (
-    "open", "close", "get", "put", "describe", "held", "freeze", "write", "release", "check", "thaw", "bye",
-    "begin", "outcome",
-)  # fmt: skip
 _part: Part | None = None
 
 
 def call(method: str, *args: Any) -> Answer:
-    """Call one of `METHODS`. Return ("ok", result) or ("error", result of `said`)."""
-    if _part is None or method not in METHODS or (method == "begin" and args[0] not in METHODS):
-        return "error", said(NodeError(f"this process serves no {method!r}: install the same version of skirl"))
+    """Call a method of this process's part. Return ("ok", result) or ("error", result of `said`)."""
+    if _part is None:
+        return "error", said(NodeError("this process is no part of a node: install the same version of skirl"))
     return _part.answer(method, args)
 
 
@@ -278,23 +224,18 @@ def alive() -> bool:
     return True
 
 
-FUNCTIONS = (call, alive)
-"""All functions that one process may call in another."""
-
-
-def run(pipe: Connection, memory: Any, task: PartFacts, functions: tuple[Any, ...] = FUNCTIONS) -> None:
+def run(pipe: Connection, task: PartFacts) -> None:
     global _part
     for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    _part = Part(task, memory)
-    rpc.only(functions)
+    _part = Part(task)
     try:
         meeting = Meeting(task.address, seconds=task.patience)
         name = part_name(task.rank, task.group)
         rpc.join(meeting.group(task.group), task.address, name, task.rank, task.patience)
         pipe.send(("joined", None))
-        _watch(pipe, memory, task, _part)
+        _watch(pipe, task, _part)
         pipe.send(("ended", None))
     except (NodeError, rpc.Failed, OSError, EOFError, ValueError) as error:
         with suppress(OSError):
@@ -303,11 +244,10 @@ def run(pipe: Connection, memory: Any, task: PartFacts, functions: tuple[Any, ..
         os._exit(0)  # whatever other threads do: the stores are closed, or their owner is gone
 
 
-def _watch(pipe: Connection, memory: Any, task: PartFacts, part: Part) -> None:
+def _watch(pipe: Connection, task: PartFacts, part: Part) -> None:
     """Answer the node until the owner leaves or is gone."""
     looked = heard = time.monotonic()
     while not part.left.wait(0.05):
-        memory[0] = own_bytes()
         if pipe.poll():
             if pipe.recv() == "drain":
                 break

@@ -25,31 +25,11 @@ class Serve:
     """HOST:PORT of this machine where trainers meet it. A loopback address admits only this machine."""
     rows: str = "memory"
     """Where rows are kept: memory, or disk:FOLDER."""
-    memory: str | None = None
-    """The most memory that the rows of this node may take, such as 100GB; no limit if not given."""
-    patience: float | None = None
-    """Seconds that a call may take; $SKIRL_PATIENCE or 60 if not given."""
 
     def __post_init__(self) -> None:
         Address.meeting(self.meet)
         if self.rows != "memory" and not (self.rows.startswith("disk:") and self.rows != "disk:"):
             raise ValueError(f"rows is {self.rows!r}: set it to memory or disk:FOLDER")
-        if self.patience is not None and not self.patience > 0:
-            raise ValueError(f"patience is {self.patience}: set it to seconds above 0")
-        self._limit()
-
-    def _limit(self) -> int | None:
-        from skirl.tools.units import parse_bytes
-
-        if self.memory is None:
-            return None
-        try:
-            limit = parse_bytes(self.memory)
-        except ValueError as error:
-            raise ValueError(f"memory is {error}") from None
-        if limit < 1:
-            raise ValueError(f"memory is {self.memory!r}: set it above 0")
-        return limit
 
     def run(self) -> dict[str, Any]:
         hush()
@@ -62,12 +42,12 @@ class Serve:
             n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGTERM, signal.SIGINT)
         }
         try:
-            patience = self.patience or patience_of(os.environ, PATIENCE)
+            patience = patience_of(os.environ, PATIENCE)
             address = Address.meeting(self.meet)
             if self.rows != "memory":
                 self._folder()
             meeting = Meeting(address, keep=True, seconds=patience)
-            node = Node(meeting, rows=self.rows, limit=self._limit(), patience=patience)
+            node = Node(meeting, rows=self.rows, patience=patience)
             try:
                 reach = (
                     "only this machine reaches it"

@@ -25,6 +25,8 @@ log = logging.getLogger("skirl")
 
 PATIENCE = 60.0
 """Seconds that a call may take, unless SKIRL_PATIENCE is set."""
+LOOK = 0.5
+"""Seconds after which a part is asked whether it is alive, while a call takes long."""
 PIECE_BYTES = 16 << 20
 """Most bytes of rows that a call carries. Several calls are in flight at once."""
 
@@ -89,14 +91,9 @@ class Connection:
     def calls(self, method: str, args: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Make several calls at once, wait for all of them even if one fails, and return their results."""
         began, results, wrong = time.monotonic(), list[Any](), None
-        for future in [self._begin(method, *each) for each in args]:
+        for future in [self._begin(method, each, self.patience) for each in args]:
             try:
-                kind, value = rpc.end(future)
-                if kind == "error":
-                    raise rpc.raised(value, str(self.address))
-                results.append(value)
-            except rpc.Failed as error:
-                wrong = wrong or self._failed(method, error, time.monotonic() - began)
+                results.append(self._result(method, future, began))
             except Exception as error:
                 wrong = wrong or error
         if wrong is not None:
@@ -104,23 +101,35 @@ class Connection:
         return results
 
     def job(self, method: str, *args: Any) -> Any:
-        """Call a method that may take long, by calls that are short."""
-        job = self.call("begin", method, *args)
-        while (outcome := self.call("outcome", job)) is None:
-            pass
-        if outcome[0] == "error":
-            raise rpc.raised(outcome[1], str(self.address))
-        return outcome[1]
+        """Call a method that may take as long as it likes while its part answers other calls."""
+        began, done = time.monotonic(), threading.Event()
+        future = self._begin(method, args, rpc.FOREVER)
+        future.add_done_callback(lambda _: done.set())
+        try:
+            while not done.wait(LOOK):
+                rpc.end(rpc.begin(self.name, part.alive, (), self.patience))
+        except rpc.Failed as error:
+            raise self._failed(method, error, time.monotonic() - began) from None
+        return self._result(method, future, began)
 
-    def _begin(self, method: str, *args: Any) -> Any:
+    def _begin(self, method: str, args: tuple[Any, ...], seconds: float) -> Any:
         if self.failure is not None:
             raise NodeError(self.failure)
         if self.closed:
             raise NodeError(f"this process has left the node at {self.address}: make new embeddings")
         try:
-            return rpc.begin(self.name, part.call, (method, *args), self.patience)
+            return rpc.begin(self.name, part.call, (method, *args), seconds)
         except rpc.Failed as error:
             raise self._failed(method, error, 0.0) from None
+
+    def _result(self, method: str, future: Any, began: float) -> Any:
+        try:
+            kind, value = rpc.end(future)
+        except rpc.Failed as error:
+            raise self._failed(method, error, time.monotonic() - began) from None
+        if kind == "error":
+            raise rpc.raised(value, str(self.address))
+        return value
 
     def _failed(self, method: str, error: rpc.Failed, seconds: float) -> NodeError:
         """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
