@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import skirl
 from skirl.checkpoint import folder as folders
@@ -18,7 +16,6 @@ from skirl.checkpoint import numbers, save_run, saving
 from skirl.checkpoint.rows import FrozenCollection
 from skirl.store import changes
 from skirl.store.disk.os_files import OsFiles
-from tests.cases import cases
 from tests.checkpoint.checks import CHECKS, on, saves
 from tests.resume import ROWS, Run, Setup, assert_same
 
@@ -26,32 +23,6 @@ from tests.resume import ROWS, Run, Setup, assert_same
 @pytest.mark.parametrize("check", CHECKS)
 def test_shared_with_the_planted_faults(check: str) -> None:
     CHECKS[check]()
-
-
-@cases(8)
-@given(st.data())
-def test_any_steps_and_any_stop(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """Checkpoints at any steps. Runs resume from the newest one several times, and go on saving only what changed."""
-    setup = Setup(
-        batches=10, passes=2, cache=data.draw(st.sampled_from([200, 400])), rows=data.draw(st.sampled_from(ROWS))
-    )
-    store = data.draw(st.sampled_from(["memory", "disk"]))
-    folder = tmp_path_factory.mktemp("any")
-    whole, begun = Run(setup).train(), 0
-    for part in range(3):
-        run = Run(replace(setup, store=on(store, folder / str(part))))
-        if begun:
-            run.load(folder / "c")
-            assert run.begun == begun
-        steps = data.draw(st.lists(st.integers(begun + 1, 20), min_size=1, max_size=6)) if begun < 20 else []
-        if not steps:
-            break
-        saves(run, folder / "c", steps, keep=data.draw(st.integers(1, 3)))
-        assert_same(run, whole)
-        run.model.rows.close()
-        begun = max(steps)
-    resumed = Run(replace(setup, store=on(store, folder / "last"))).load(folder / "c")
-    assert_same(resumed.train(), whole)
 
 
 def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

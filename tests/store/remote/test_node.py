@@ -145,19 +145,6 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
             own.close()
             local.close()
         assert found == model
-        frozen.save(whole, tmp_path / "local")
-        own = open_store(there.spec, LAYOUT)
-        frozen.load(own, tmp_path / "local")  # each node takes its own rows, from files that have the rows of all
-        assert contents(own) == contents(whole)
-        own.close()
-        for of in facts:  # all of a part: each node takes what it wrote
-            own, local = open_store(there.spec, LAYOUT), open_store(there.spec, LAYOUT)
-            frozen.thaw(own, rows, of)
-            again = frozen.save(own, tmp_path / "again")
-            frozen.thaw(local, tmp_path / "again", again)
-            assert contents(own) == contents(local)
-            own.close()
-            local.close()
 
 
 def _dtype(keys: np.ndarray) -> str:
