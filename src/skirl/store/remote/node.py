@@ -4,7 +4,7 @@ import logging
 import multiprocessing
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from skirl.store.remote import part as parts
@@ -24,8 +24,8 @@ class Served:
     task: PartFacts
     process: Any
     pipe: Any
-    waiting: list[dict[str, Any]] = field(default_factory=list)
-    """Requests of other runs for the same part, kept until it is known whether its owner is alive."""
+    waiting: dict[str, Any] | None = None
+    """The newest request of another run for the same part, kept until it is known whether its owner is alive."""
     probed: float = 0.0
     """When its part was told that one waits: it ends, unless its owner answers."""
 
@@ -33,13 +33,7 @@ class Served:
 class Node:
     """The node that keeps a meeting point. Call its methods from one thread only."""
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        *,
-        rows: str = "memory",
-        patience: float = 60.0,
-    ) -> None:
+    def __init__(self, meeting: Meeting, *, rows: str, patience: float) -> None:
         self.served: dict[int, Served] = {}
         self._meeting, self._rows, self._patience = meeting, rows, patience
         self._context: Any = multiprocessing.get_context("forkserver")
@@ -59,11 +53,13 @@ class Node:
         elif (there := self.served.get(ask["owner"])) is None:
             self._start(ask)
         else:
-            there.waiting.append(ask)
-            if len(there.waiting) == 1:
+            if there.waiting is not None:
+                self._answer(there.waiting["run"], f"run {ask['run']} is newer: end this one")
+            else:
                 there.probed = time.monotonic()
                 with suppress(OSError):
                     there.pipe.send("probe")
+            there.waiting = ask
 
     def _start(self, ask: dict[str, Any]) -> None:
         pipe, other_end = self._context.Pipe()
@@ -96,27 +92,23 @@ class Node:
                 elif what == "failed":
                     self._answer(served.task.run, f"{self._meeting.address} has no part for this run: {of}")
                     log.warning("%s: owner %d has no part: %s", self._meeting.address, served.task.owner, of)
-                elif what == "alive":
-                    self._refuse(served)
+                elif what == "alive" and served.waiting is not None:
+                    refusal = (
+                        f"the rows of trainer {served.task.owner} at {self._meeting.address} belong to run "
+                        f"{served.task.run}, which is alive: end it first, or name another node"
+                    )
+                    self._answer(served.waiting["run"], refusal)
+                    served.waiting = None
         except (OSError, EOFError):
             gone = True
         late = (
             served.waiting and time.monotonic() - served.probed > PROBE + 1
-        )  # it does not even say if its owner is alive
+        )  # it does not even say if its owner lives
         if gone or late or not served.process.is_alive():
             self._end(served)
 
-    def _refuse(self, served: Served) -> None:
-        for ask in served.waiting:
-            self._answer(
-                ask["run"],
-                f"the rows of trainer {served.task.owner} at {self._meeting.address} belong to run {served.task.run}, which "
-                "is alive: end it first, or name another node",
-            )
-        served.waiting = []
-
     def _end(self, served: Served) -> None:
-        """End a part. The newest run that waits for it gets a new one."""
+        """End a part. A run that waits for it gets a new one."""
         with suppress(OSError):
             served.pipe.close()
         served.process.join(0.2)
@@ -126,11 +118,8 @@ class Node:
         task = served.task
         del self.served[task.owner]
         log.info("%s has ended the part of owner %d in run %d", self._meeting.address, task.owner, task.run)
-        if served.waiting:
-            *older, newest = sorted(served.waiting, key=lambda ask: ask["run"])
-            for ask in older:
-                self._answer(ask["run"], f"run {newest['run']} is newer: end this one")
-            self._start(newest)
+        if served.waiting is not None:
+            self._start(served.waiting)
 
     def _answer(self, run: int, refusal: str | None) -> None:
         self._meeting.leave(f"answer/{run}", {"refused": refusal})
@@ -147,5 +136,5 @@ class Node:
     def kill(self) -> None:
         for served in list(self.served.values()):
             served.process.kill()
-            served.waiting = []
+            served.waiting = None
             self._end(served)
