@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from skirl.checkpoint.without_model import opened
 from skirl.nn.collection import collections_of
 from skirl.peers.processes import die_with_parent
 from skirl.train.run_folder import lines_of
-from tests.chaos.nodes import StartedNodes, family, free_port
+from tests.store.remote.nodes import free_ports
 
 HUNG = 1800.0
 """Seconds after which a job counts as hung, on the slowest machine."""
@@ -45,7 +45,7 @@ LAUNCH = (
     "--max-restarts=100 --monitor-interval=0.2 --local-addr=127.0.0.1"
 )
 LOOP = "while ! {command}; do sleep 0.2\ndone"
-"""The shell loop that supervises a node's launcher."""
+"""The shell loop that starts a command again whenever it fails."""
 
 
 class Fault(NamedTuple):
@@ -56,19 +56,58 @@ class Fault(NamedTuple):
     when: str
 
 
-class Node:
-    """A node of trainers: a shell that supervises a launcher, the launcher, its trainer."""
+class Supervised:
+    """A shell that starts a command of Python again whenever it fails."""
 
-    def __init__(self, flags: Mapping[str, Any], port: int, log: Path, pause: float) -> None:
-        words = [sys.executable, *LAUNCH.format(port=port).split(), "--", str(Path(__file__).with_name("trainer.py"))]
-        for name, value in flags.items():
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         with log.open("ab") as out:
-            environment = os.environ | ENVIRONMENT | {"CHAOS_PAUSE": str(pause)}
-            command = LOOP.format(command=shlex.join(words))
+            command = LOOP.format(command=shlex.join([sys.executable, *words]))
             self.shell = subprocess.Popen(
                 ["sh", "-c", command], stdout=out, stderr=out, env=environment, preexec_fn=die_with_parent
             )
+
+    def end(self) -> None:
+        """Kill it, for good: the shell first."""
+        for pid in family(self.shell.pid):
+            send(pid, signal.SIGKILL)
+        self.shell.wait()
+
+
+class MemoryNodes:
+    """Two memory nodes."""
+
+    def __init__(self, rows: str, folder: Path) -> None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        self.spec = ",".join(f"rpc://{address}" for address in addresses)
+        self.nodes = [
+            Supervised(
+                f"-m skirl serve {address} --rows {rows.format(i)}".split(),
+                folder / f"node-{i}.log",
+                os.environ | ENVIRONMENT,
+            )
+            for i, address in enumerate(addresses)
+        ]
+
+    def send(self, node: int, number: int) -> list[int]:
+        """Send a signal to all processes of a node, and return their ids."""
+        pids = family(self.nodes[node].shell.pid)[1:]
+        for pid in pids:
+            send(pid, number)
+        return pids
+
+    def end(self) -> None:
+        for node in self.nodes:
+            node.end()
+
+
+class Node(Supervised):
+    """A node of trainers: a shell that supervises a launcher, the launcher, its trainer."""
+
+    def __init__(self, flags: Mapping[str, Any], port: int, log: Path, pause: float) -> None:
+        words = [*LAUNCH.format(port=port).split(), "--", str(Path(__file__).with_name("trainer.py"))]
+        for name, value in flags.items():
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        super().__init__(words, log, os.environ | ENVIRONMENT | {"CHAOS_PAUSE": str(pause)})
         self.lost = False
 
     @property
@@ -82,11 +121,22 @@ class Node:
         return [pid for launcher in self.launcher for pid in family(launcher)[1:]]
 
     def end(self) -> None:
-        """Kill all its processes, for good."""
-        pids, self.lost = [self.shell.pid, *self.launcher, *self.trainers], True
-        for pid in pids:
-            send(pid, signal.SIGKILL)
-        self.shell.wait()
+        self.lost = True
+        super().end()
+
+
+def family(pid: int) -> list[int]:
+    """Return the ids of a process and all its descendants, itself first."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):
+                parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
+                children.setdefault(int(parent), []).append(int(name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found
 
 
 def send(pid: int, number: int) -> None:
@@ -105,13 +155,13 @@ class Job:
     """A run over some nodes; its rows are at the trainers, or on memory nodes, which the fault then hits."""
 
     def __init__(
-        self, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any], memory: StartedNodes | None = None
+        self, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any], memory: MemoryNodes | None = None
     ) -> None:
         self.nodes: list[Node] = []
         self.ignored: tuple[int, int] | None = None
         """The step of a whole checkpoint, and that of an older one from which the job went on."""
         self._fault, self._rng, self._folder, self._flags, self._memory = fault, rng, folder, flags, memory
-        self._until, self._port, self._stopped = time.monotonic() + HUNG, free_port(), list[int]()
+        self._until, self._port, self._stopped = time.monotonic() + HUNG, free_ports(1)[0], list[int]()
         self._disk = rng.random() < 0.5
         trainers = rng.choice((1, 2)) if memory or fault.what == "gain" else rng.choice((2, 2, 3))
         for _ in range(1 if fault.what == "gain" else trainers):
@@ -188,7 +238,7 @@ class Job:
         alive, number = [node for node in self.nodes if not node.lost], signal.SIGSTOP
         if fault.whom == "memory":
             assert self._memory is not None
-            node = self._rng.randrange(len(self._memory.processes))
+            node = self._rng.randrange(len(self._memory.nodes))
             pids = self._memory.send(node, signal.SIGSTOP if fault.what in ("stop", "cut") else signal.SIGKILL)
             self._stopped = pids if fault.what in ("stop", "cut") else []
             if fault.what == "lose":

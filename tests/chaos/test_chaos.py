@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from skirl.cli.train import Train
-from tests.chaos.job import ENVIRONMENT, PATIENCE, Fault, Job, digests
-from tests.chaos.nodes import StartedNodes
+from tests.chaos.job import ENVIRONMENT, Fault, Job, MemoryNodes, digests
 
 FAULTS = (
     Fault("kill", "trainer", "saving"),
@@ -70,7 +69,8 @@ def test_a_fault_changes_no_bit_and_loses_nothing(
         if fault.whom == "memory":
             (tmp_path / "nodes").mkdir()
             rows = rng.choice(("memory", f"disk:{tmp_path}/nodes/{{}}"))
-            memory = stack.enter_context(StartedNodes(2, rows=rows, patience=PATIENCE, log=tmp_path))
+            memory = MemoryNodes(rows, tmp_path)
+            stack.callback(memory.end)
         job = Job(fault, rng, tmp_path, flags_of(tmp_path), memory)
         stack.callback(job.end)
         job.run()

@@ -115,24 +115,6 @@ class StoreConformance:
 
     # Reading and writing
 
-    def test_rows_not_held_leave_out_alone(self):
-        store = self.make(LAYOUT)
-        store.write(table_keys(0, [3, 8]), random_rows(0, 2, seed=1))
-        out = blank(0, 4)
-        found = store.read(np.array([key(0, 8), key(0, 1), key(2, 3), key(0, 3)]), out)
-        assert found.tolist() == [True, False, False, True]
-        assert same_bits(out[[3, 0]], random_rows(0, 2, seed=1))
-        assert (out[1:3] == -7).all()
-
-    def test_every_bit_comes_back(self):
-        store = self.make(LAYOUT)
-        for table in TABLES:
-            keys = np.random.default_rng(table).permutation(1000)[:300] + key(table, 0)
-            store.write(keys, random_rows(table, 300, table))
-            out = blank(table, 300)
-            assert store.read(keys[::-1], out).all()
-            assert same_bits(out[::-1], random_rows(table, 300, table))
-
     def test_holds_a_copy(self):
         store = self.make(LAYOUT)
         rows = np.ones((1, 4), np.float32)
@@ -155,13 +137,6 @@ class StoreConformance:
         out = blank(0, 30)
         assert store.read(np.arange(20)[::2], out[10:20]).all()
         assert same_bits(out[10:20], rows) and (out[:10] == -7).all() and (out[20:] == -7).all()
-
-    def test_nothing_asked(self):
-        store = self.make(LAYOUT)
-        none = np.empty(0, np.int64)
-        store.write(none, blank(1, 0))
-        assert store.read(none, blank(1, 0)).shape == (0,)
-        assert len(store) == 0 and list(store.held()) == []
 
     # Refusals
 
@@ -222,39 +197,6 @@ class StoreConformance:
         other.write(np.array([1]), blank(0, 1))
         assert len(other) == len(held) + 1, "a store that has thawed takes new rows"
 
-    def test_rows_laid_over_count_more(self, tmp_path):
-        store, over = filled(self.make), [(table_keys(t, [97, 5000]), random_rows(t, 2, seed=5)) for t in TABLES[:2]]
-        held = contents(store)
-        facts = frozen.save(store, tmp_path)
-        for twice in (False, True):  # rows laid over are not in the frozen files, and are saved the next time
-            other = self.make(LAYOUT)
-            frozen.load(other, tmp_path, [] if twice else over)
-            for keys, rows in over:
-                held.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
-            assert contents(other) == held
-            frozen.save(other, tmp_path, facts)
-
-    def test_nothing_frozen(self, tmp_path):
-        frozen.save(self.make(LAYOUT), tmp_path)
-        store = filled(self.make)
-        frozen.load(store, tmp_path)
-        assert len(store) == 0 and contents(store) == {}
-
-    def test_frozen_is_what_was_held_then(self, tmp_path):
-        """Rows are overwritten, added and moved between the freeze and the writing of the files."""
-        store = filled(self.make)
-        since = frozen.save(store, tmp_path)
-        for seed in range(3):
-            store.write(table_keys(1, range(seed, 40)), random_rows(1, 40 - seed, seed))
-            held = contents(store)
-            state = store.freeze(tmp_path, since)
-            for table in TABLES:
-                store.write(table_keys(table, np.arange(200) * 97), random_rows(table, 200, seed + 20))
-            since = frozen.finish(state, tmp_path)
-            other = self.make(LAYOUT)
-            frozen.load(other, tmp_path)
-            assert contents(other) == held
-
     def test_one_folder_for_many_frozen_states(self, tmp_path):
         store, since, generations = filled(self.make), None, [0]
         for seed in range(8):
@@ -266,21 +208,6 @@ class StoreConformance:
             assert contents(other) == contents(store)
             assert other.generation == store.generation > generations[-1]
             generations.append(store.generation)
-
-    def test_a_frozen_state_that_is_given_up(self, tmp_path):
-        """The next one must not build on it."""
-        store = filled(self.make)
-        since = frozen.save(store, tmp_path)
-        files = _files(tmp_path)
-        store.write(np.array([0]), random_rows(0, 1, seed=4))
-        state = store.freeze(tmp_path, since)
-        store.write(np.array([97]), random_rows(0, 1, seed=5))
-        state.release()
-        assert _files(tmp_path) == files
-        frozen.save(store, tmp_path, since)
-        other = self.make(LAYOUT)
-        frozen.load(other, tmp_path)
-        assert contents(other) == contents(store)
 
     def test_the_older_state_outlives_a_failed_one(self, tmp_path, monkeypatch):
         store = filled(self.make)

@@ -111,7 +111,7 @@ def test_who_changes_too_much_waits_for_the_writer(monkeypatch):
         thread = threading.Thread(target=changes.wait_for_room, daemon=True)
         thread.start()
         thread.join(0.1)
-        assert thread.is_alive() and changes.most_aside == 120
+        assert thread.is_alive() and changes._aside_bytes == 120
         changes.take(flags, key_of, rows) if by == "take" else changes.forget(flags)
         thread.join(30)
         assert not thread.is_alive()

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store
+from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store, own_part
 from skirl.store.base import at_once
 from skirl.store.sharded import ShardedStore
-from skirl.store.specs import own_part
 from skirl.tools.units import Link
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -10,11 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from numba import config
+from numba import config, njit
 
 import skirl
 from skirl.core import positions
-from skirl.engine.kernels import tree
 from skirl.tools import kernel_cache
 from skirl.tools.kernel_cache import KernelCache, cache_for, kernel_folder, sources_of
 
@@ -65,26 +63,14 @@ def test_a_changed_constant_of_another_file_gives_new_bits(tmp_path):
     second, hits = bits()
     assert second != first and hits == 0
     assert second == bits(NUMBA_DISABLE_JIT="1")[0]
-    folders = [path.name.split("-")[0] for path in (tmp_path / "skirl/__pycache__/kernels").iterdir()]
-    assert folders.count("engine.kernels.summing") == 2
+    names = [path.name.split("-")[0] for path in (tmp_path / "skirl/__pycache__/kernels").iterdir()]
+    assert names.count("engine.kernels.summing.total") == 2
 
 
 def test_one_constant_changes_few_kernels():
     """A kernel's sources are the files that it imports, not the whole package: a change elsewhere recompiles nothing."""
     assert HOUSE / "engine/kernels/tree.py" in sources_of(HOUSE / "engine/kernels/cpu.py")
     assert HOUSE / "engine/kernels/tree.py" not in sources_of(HOUSE / "oracle/loops.py")
-
-
-def test_folders_long_unused_are_removed(tmp_path):
-    day = 86400
-    ages = {"a.b-1": 0, "a.b-2": 9, "a.b-3": 2, "a.b-4": 0.5, "a.b-5": 8, "a.b-6": 7, "a-7": 99}
-    for name, age in ages.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "kernel.nbc").touch()
-        then = tmp_path.stat().st_mtime - age * day
-        os.utime(tmp_path / name, (then, then))
-    kernel_cache._clear(tmp_path, "a.b")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-7", "a.b-1", "a.b-3", "a.b-4", "a.b-6"]
 
 
 @pytest.fixture
@@ -104,48 +90,40 @@ def test_without_any_folder_kernels_are_compiled_all_the_same(places, caplog):
     assert "set NUMBA_CACHE_DIR" in caplog.text
 
 
-def source_of(kernel):
-    return getattr(kernel, "py_func", kernel)
-
-
 def test_a_source_that_changed_since_the_process_began_is_not_kept(monkeypatch):
-    kernel = source_of(positions._keys)
+    kernel = getattr(positions._keys, "py_func", positions._keys)
     assert cache_for(kernel) is not None
     monkeypatch.setitem(kernel_cache._AT_START, HOUSE / "core/keys.py", (0, 0))  # it imports that
-    kernel_cache._folder_of.cache_clear()
+    kernel_cache._digest_of.cache_clear()
     try:
         assert cache_for(kernel) is None
     finally:
-        kernel_cache._folder_of.cache_clear()
+        kernel_cache._digest_of.cache_clear()
 
 
-def files_of(folder):
-    cache = KernelCache(source_of(tree.stretches_of), folder)
-    cache._impl.ensure_cache_path()
-    return cache._cache_file
+@compiled
+def test_each_signature_has_its_file_and_one_that_was_cut_off_or_is_old_is_made_anew(tmp_path, caplog):
+    def made():
+        @njit
+        def plus(x):
+            return x + 1
 
+        plus._cache = KernelCache(plus.py_func, tmp_path, "a.b", b"sources")
+        return plus
 
-def test_two_processes_that_keep_two_signatures_do_not_mix_them(tmp_path):
-    one, other = files_of(tmp_path), files_of(tmp_path)
-    assert one.load("float32") is None and other.load("float64") is None  # both start before either has finished
-    one.save("float32", b"single")
-    other.save("float64", b"double")
-    assert files_of(tmp_path).load("float32") == b"single"
-    assert files_of(tmp_path).load("float64") == b"double"
-
-
-def test_a_file_that_was_cut_off_is_written_anew(tmp_path, caplog):
-    files = files_of(tmp_path)
-    files.save("key", b"code")
-    (path,) = tmp_path.glob("*.nbc")
-    path.write_bytes(path.read_bytes()[:-3])
-    assert files.load("key") is None
-    assert str(tmp_path) in caplog.text
-    files.save("key", b"code")
-    files.end_turn()
-    assert files.load("key") == b"code"
-    path.write_bytes(pickle.dumps(("another key", b"other code")))
-    assert files.load("key") is None
+    first = made()
+    assert (first(1), first(1.0)) == (2, 2.0)
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) == 2
+    again = made()
+    assert (again(1), again(1.0)) == (2, 2.0) and sum(again._cache_hits.values()) == 2
+    old, cut = paths
+    os.utime(old, (0, 0))
+    cut.write_bytes(cut.read_bytes()[:-3])
+    again = made()
+    assert (again(1), again(1.0)) == (2, 2.0) and sum(again._cache_hits.values()) == 1
+    assert "cannot be read" in caplog.text
+    assert list(tmp_path.iterdir()) == [cut], "what is old goes when another one is compiled"
 
 
 RACE = """

@@ -4,9 +4,12 @@ Rows are streamed, and sorted by id, so that a file does not depend on cache, st
 """
 
 import json
+import math
 import secrets
+import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +21,12 @@ from skirl.core.keys import ROW_BITS, row_of, table_of
 from skirl.data.vocabulary.vocabulary import Origins
 from skirl.engine.access import bank_of, peek
 from skirl.nn.collection import TablePlace, collections_of, tables_of
-from skirl.tools.sealed_json import skirl_version
-from skirl.tools.tensor_file import bytes_of, tensors_written
-from skirl.tools.units import parse_bytes
+from skirl.tools.sealed_json import skirl_version, sync_folder, to_disk
 
 SUFFIXES = (".safetensors", ".pt", ".parquet")
 FORMAT = "skirl-rows"
 _PIECE = 1 << 16  # rows read and written at a time
+_NAMES = {"float32": "F32", "float64": "F64", "int64": "I64"}
 
 
 def export(
@@ -33,7 +35,6 @@ def export(
     table: str | None = None,
     *,
     untouched: bool = False,
-    limit: int | str = "16GiB",
 ) -> None:
     """Write the rows of one table, or of all, to a file. Inside a lookahead, rows are as the steps so far left them.
 
@@ -53,7 +54,6 @@ def export(
     - `table`: the table to write; None, the default, writes all.
     - `untouched`: for .safetensors: write `weight` of every row of the tables instead; rows that were never trained have
       their initial values. False by default, because a table may have billions of rows that were never used.
-    - `limit`: refuse to write a larger file, in bytes or as text. The default keeps a mistake from filling the disk.
 
     >>> import tempfile, skirl, torch
     >>> from safetensors.numpy import load_file
@@ -73,7 +73,7 @@ def export(
         raise ValueError(
             "Parquet holds the rows that were used: leave untouched out, or name a .safetensors or .pt file"
         )
-    write_rows(model, path, table, untouched=untouched, limit=limit)
+    write_rows(model, path, table, untouched=untouched)
 
 
 def write_rows(
@@ -86,22 +86,21 @@ def write_rows(
     prefix: str = "",
     dense: Mapping[str, torch.Tensor] | None = None,
     origins: Origins | None = None,
-    limit: int | str,
 ) -> None:
     if path.suffix == ".parquet":
         to_parquet(model, path, table, origins)
     elif state_dict or path.suffix == ".pt":
-        to_state_dict(model, path, table, prefix, dense or {}, limit)
+        to_state_dict(model, path, table, prefix, dense or {})
     else:
-        to_safetensors(model, path, table, untouched=untouched, limit=limit)
+        to_safetensors(model, path, table, untouched=untouched)
 
 
 def to_state_dict(
-    rows: nn.Module, out: Path, table: str | None, prefix: str, dense: Mapping[str, torch.Tensor], limit: int | str
+    rows: nn.Module, out: Path, table: str | None, prefix: str, dense: Mapping[str, torch.Tensor]
 ) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         draft = Path(folder) / "rows.safetensors"
-        to_safetensors(rows, draft, table, untouched=True, limit=limit)
+        to_safetensors(rows, draft, table, untouched=True)
         state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped into memory, not read
         state |= dict(dense)
         whole = Path(folder) / "whole"
@@ -141,9 +140,7 @@ def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins 
         draft.unlink(missing_ok=True)
 
 
-def to_safetensors(
-    model: nn.Module, path: str | Path, table: str | None, *, untouched: bool = False, limit: int | str
-) -> None:
+def to_safetensors(model: nn.Module, path: Path, table: str | None, *, untouched: bool = False) -> None:
     chosen = _chosen(model, table)
     keys = None if untouched else _touched(chosen)
     columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
@@ -154,12 +151,6 @@ def to_safetensors(
             columns[prefix + part] = (place.engine.dtype, (n, at.stop - at.start))
         if not untouched:
             columns[prefix + "ids"] = (np.dtype(np.int64), (n,))
-    size, most = bytes_of(columns), parse_bytes(limit) if isinstance(limit, str) else limit
-    if size > most:
-        raise ValueError(
-            f"the file would take {size:,} bytes, the limit is {most:,}: name one table, leave untouched rows out, or set "
-            f"limit={size}"
-        )
     tables = {
         name: {
             "rows": place.table.rows,
@@ -169,15 +160,47 @@ def to_safetensors(
         for name, place in chosen.items()
     }
     about = {"format": FORMAT, "skirl": skirl_version(), "tables": json.dumps(tables)}
-    with tensors_written(Path(path), columns, about) as writer:
+    with tensors_written(path, columns, about) as write:
         for name, place in chosen.items():
             prefix = "" if table is not None else f"{name}."
             for piece in _pieces(place, None if keys is None else keys[name]):
                 rows = _records(place, piece)
                 for part, at in _parts(place, untouched).items():
-                    writer.write(prefix + part, rows[:, at])
+                    write(prefix + part, rows[:, at])
                 if not untouched:
-                    writer.write(prefix + "ids", row_of(piece))
+                    write(prefix + "ids", row_of(piece))
+
+
+@contextmanager
+def tensors_written(
+    path: Path, columns: Mapping[str, tuple[np.dtype, tuple[int, ...]]], about: Mapping[str, str]
+) -> Iterator[Callable[[str, np.ndarray], None]]:
+    """Write a safetensors file in a block, which appends to each tensor by turns. It appears once the block has ended."""
+    header: dict[str, object] = {"__metadata__": dict(about)}
+    at: dict[str, int] = {}
+    end = 0
+    for name, (dtype, shape) in sorted(columns.items(), key=lambda item: -item[1][0].itemsize):  # keeps all aligned
+        at[name], end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(shape), "data_offsets": [at[name], end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.tmp")
+    try:
+        with draft.open("xb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+
+            def write(name: str, rows: np.ndarray) -> None:
+                data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+                file.seek(8 + len(text) + at[name])
+                file.write(data)
+                at[name] += len(data)
+
+            yield write
+            to_disk(file)
+        draft.replace(path)
+        sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

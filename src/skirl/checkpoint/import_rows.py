@@ -20,7 +20,7 @@ from skirl.checkpoint.save_run import save
 from skirl.checkpoint.votes import Votes
 from skirl.checkpoint.without_model import opened
 from skirl.core.keys import row_of, table_of
-from skirl.core.optim import FTRL, ROW_OPTIMIZERS, RowOptimizer, row_optimizer
+from skirl.core.optim import FTRL, ROW_OPTIMIZERS, row_optimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
 from skirl.nn.collection import EmbeddingBagCollection, TablePlace, collections_of, tables_of
@@ -128,25 +128,18 @@ def read_rows(
 
 
 def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
-    plan = []
-    for place in tables.values():
-        name = _name(tensors, place.table, names, len(tables) == 1)
-        if name is not None:
-            plan.append((place, name, _checked(tensors, place.table, name)))
+    named = {n: _name(tensors, place.table, names, len(tables) == 1) for n, place in tables.items()}
+    plan = [_planned(tensors, tables[n], name) for n, name in named.items() if name is not None]
     if not plan:
         raise ValueError(
             f"{tensors.where} has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
             "names={TABLE: NAME}"
         )
-    states = [
-        _state(tensors, place.table, base, place.optimizer) for place, _, base in plan
-    ]  # any refusal comes before the first rows are taken
-    found = {}
-    for (place, name, base), state in zip(plan, states, strict=True):
-        found[place.table.name] = _take(place, tensors, name, base, state)
-        if state.steps is not None:
-            place.engine.table_steps[place.number] = state.steps
-    return found
+    for source in plan:  # any refusal by form has come before the first rows are taken
+        _take(tensors, source)
+        if source.steps is not None:
+            source.place.engine.table_steps[source.place.number] = source.steps
+    return {source.place.table.name: source.total for source in plan}
 
 
 def _from_checkpoint(tables: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
@@ -239,12 +232,13 @@ class Tensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
 
-    def dtype(self, name: str) -> torch.dtype:
-        return self._tensors[name].dtype
-
-    def refuse_other_than_floats(self, name: str) -> None:
-        if (found := self.dtype(name)) not in _FLOATS:
-            raise ValueError(f"{name} is of {found} in {self.where}: make it a float32")
+    def check(self, name: str, shape: tuple[int, ...], of: tuple[torch.dtype, ...], then: str) -> None:
+        """Raise a ValueError that says what to do unless a tensor has this shape and one of these dtypes."""
+        if self.shape(name) != shape or self._tensors[name].dtype not in of:
+            raise ValueError(
+                f"{name} is {list(self.shape(name))} of {self._tensors[name].dtype} in {self.where}, and not {list(shape)} "
+                f"of {of[0]}: {then}"
+            )
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         part = self._tensors[name][start:stop].detach().cpu()
@@ -292,77 +286,64 @@ def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool)
     return next((name for name in [*exact, *ends] if name in tensors.names), None)
 
 
-def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
-    """Check a weight. Return the prefix of its tensors' names if `skirl.export` wrote ids, or None if it has all rows."""
-    base = name.removesuffix("weight")
-    has_ids = name.endswith("weight") and f"{base}ids" in tensors.names
-    shape = tensors.shape(name)
-    rows = table.rows
-    if has_ids:
-        rows, found = (shape or (0,))[0], tensors.shape(f"{base}ids")
-        if found != (rows,) or tensors.dtype(f"{base}ids") not in _WHOLE:
-            raise ValueError(
-                f"{base}ids is {list(found)} in {tensors.where}: make it the whole numbers of the {rows} rows of {name}"
-            )
-    if shape != (rows, table.dim):
-        raise ValueError(
-            f"{name} is {list(shape)} in {tensors.where}, table {table.name!r} is [{rows}, {table.dim}]: make the table "
-            "as large, or name the tensor that is meant by names={TABLE: NAME}"
-        )
-    tensors.refuse_other_than_floats(name)
-    return base if has_ids else None
+class _Planned(NamedTuple):
+    """What a source has of a table."""
 
-
-class _State(NamedTuple):
-    names: tuple[str, ...] = ()
-    steps: int | None = None
+    place: TablePlace
+    total: int
+    weight: str
+    ids: str | None
+    """None: all rows."""
+    state: dict[str, str]
+    """Parts of the optimizer's state, if it is that of this optimizer."""
+    steps: int | None
     """Number of updates that the table had. None: keep the model's count."""
 
 
-def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
-    """Return which optimizer state a source has. Raise if it would mean something else in this model."""
-    if base is None:
-        return _State(steps=0)  # every row is replaced, and its state starts from its initial value
-    by = tensors.table(base).get("optimizer", optimizer.name)
-    places = {name: part for name, part in optimizer.unpack(table.dim).items() if name != "weight"}
-    if by != optimizer.name or not all(base + name in tensors.names for name in places):
-        return _State()
-    for name, part in places.items():
-        expected = (tensors.shape(f"{base}ids")[0], part.stop - part.start)
-        if tensors.shape(base + name) != expected:
-            raise ValueError(
-                f"{base}{name} is {list(tensors.shape(base + name))} in {tensors.where}, but {optimizer.name} has "
-                f"{list(expected)}: leave it out, or set the optimizer that it belongs to"
-            )
-        tensors.refuse_other_than_floats(base + name)
-    steps = tensors.table(base).get("steps")
-    if steps is None and optimizer.counts_steps:
+def _planned(tensors: Tensors, place: TablePlace, name: str) -> _Planned:
+    """Check the tensors of a table. Raise if they do not fit it, or would mean something else in this model."""
+    table, rule = place.table, place.optimizer
+    as_large = "make the table as large, or name the tensor that is meant by names={TABLE: NAME}"
+    base = name.removesuffix("weight")
+    if not name.endswith("weight") or f"{base}ids" not in tensors.names:
+        tensors.check(name, (table.rows, table.dim), _FLOATS, as_large)
+        return _Planned(place, table.rows, name, None, {}, 0)  # every row is replaced, with its initial state
+    n = (tensors.shape(name) or (0,))[0]
+    tensors.check(f"{base}ids", (n,), _WHOLE, f"make it the rows of {name}")
+    tensors.check(name, (n, table.dim), _FLOATS, as_large)
+    stated = tensors.table(base)
+    parts = {part: at.stop - at.start for part, at in rule.unpack(table.dim).items() if part != "weight"}
+    state = {part: base + part for part in parts}
+    if stated.get("optimizer", rule.name) != rule.name or not tensors.names.issuperset(state.values()):
+        return _Planned(place, n, name, f"{base}ids", {}, None)
+    for part, width in parts.items():
+        tensors.check(state[part], (n, width), _FLOATS, f"leave it out, or set an optimizer other than {rule.name}")
+    steps = stated.get("steps")
+    if steps is None and rule.counts_steps:
         raise ValueError(
-            f"{tensors.where} has {optimizer.name}'s state of table {table.name!r}, but not its number of steps: export it "
-            f"again, name the file itself, or leave {', '.join(base + name for name in places)} out"
+            f"{tensors.where} has {rule.name}'s state of table {table.name!r}, but not its number of steps: export it "
+            f"again, name the file itself, or leave {', '.join(state.values())} out"
         )
-    return _State(tuple(places), None if steps is None else int(steps))
+    return _Planned(place, n, name, f"{base}ids", state, steps)
 
 
-def _take(place: TablePlace, tensors: Tensors, name: str, base: str | None, state: _State) -> int:
-    n = tensors.shape(name)[0]
-    for start in range(0, n, PIECE):
-        stop = min(n, start + PIECE)
-        values = {"weight": tensors.rows(name, start, stop)}
+def _take(tensors: Tensors, source: _Planned) -> None:
+    table, rule = source.place.table, source.place.optimizer
+    for start in range(0, source.total, PIECE):
+        stop = min(source.total, start + PIECE)
+        parts = {"weight": source.weight, **source.state}
+        values = {part: tensors.rows(name, start, stop) for part, name in parts.items()}
         rows = np.arange(start, stop)
-        if base is not None:
-            rows = tensors.rows(f"{base}ids", start, stop).astype(np.int64)
-            values |= {part: tensors.rows(base + part, start, stop) for part in state.names}
-            if rows.size and not (rows.min() >= 0 and rows.max() < place.table.rows):
+        if source.ids is not None:
+            rows = tensors.rows(source.ids, start, stop).astype(np.int64)
+            if rows.size and not (rows.min() >= 0 and rows.max() < table.rows):
                 raise ValueError(
-                    f"{base}ids in {tensors.where} has rows that table {place.table.name!r} does not have: make the table "
-                    "as large"
+                    f"{source.ids} in {tensors.where} has rows that table {table.name!r} does not have: make the table as "
+                    "large"
                 )
-        rule = place.optimizer
-        if isinstance(rule, FTRL) and state.names and not rule.follows(values["weight"], values["z"], values["n"]):
+        if isinstance(rule, FTRL) and source.state and not rule.follows(values["weight"], values["z"], values["n"]):
             raise ValueError(
-                f"{tensors.where} has rows of table {place.table.name!r} that do not follow from their state with {rule}: "
-                "set its lr, beta, l1 and l2 to those of the run, or leave the state out"
+                f"{tensors.where} has rows of table {table.name!r} that do not follow from their state with {rule}: set "
+                "its lr, beta, l1 and l2 to those of the run, or leave the state out"
             )
-        put_rows(place.engine, place.number, rows, values)
-    return n
+        put_rows(source.place.engine, source.place.number, rows, values)

@@ -1,6 +1,5 @@
 """Load a saved run into a model, optimizers and a lookahead made like those of the run that saved it."""
 
-import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -153,14 +152,6 @@ def _read(
             rows.check(header.parent / folder.ROWS)
         tensors = codec.read_dense(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
-        if len(body["definition"]) == len(collections) == 1:  # its place in the model may differ
-            rows_of = dict(zip(collections, rows_of.values()))
-            for part, of in [
-                (body, "definition"),
-                (run, "rows"),
-                *itertools.product(body["parts"], ("counters", "split")),
-            ]:
-                part[of] = dict(zip(collections, part[of].values()))
         _ = body["torch"], [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
         for rows in run["rows"].values():
             if (wrong := misfit(rows, _ROWS)) is not None:

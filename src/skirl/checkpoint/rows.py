@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from skirl.checkpoint.folder import ROWS
 from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement, Shard
 from skirl.engine.engine import Engine
-from skirl.store.base import Facts, FrozenPart, Record, SavedRows, Store
+from skirl.store.base import Facts, Frozen, FrozenPart, Record, SavedRows, Store
 from skirl.store.disk.frozen import check_files, check_rows, manifest_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
@@ -62,36 +63,20 @@ class FrozenCollection:
             cache.changes.forget(cache.flags)
 
 
-class AllFrozen:
-    def __init__(self, engines: Mapping[str, Engine], path: Path, since: dict[str, Any]) -> None:
-        if not _are_there(path / ROWS, since):
-            log.warning("%s has lost files that its last checkpoint wrote: all rows are written again", path)
-            since = {}
-        self._parts: dict[str, FrozenCollection] = {}
-        try:
-            for name, engine in engines.items():
-                self._parts[name] = FrozenCollection(engine, path, since.get(name, {}))
-        except BaseException:
-            self.release()
-            raise
-
-    def write(self) -> dict[str, Any]:
-        return {name: part.write() for name, part in self._parts.items()}
-
-    def release(self) -> None:
-        for part in self._parts.values():
-            part.release()
-
-
-def _are_there(rows: Path, since: dict[str, Any]) -> bool:
-    """Return whether the files on which the next checkpoint would build are still there."""
+def freeze_all(engines: Mapping[str, Engine], path: Path, since: dict[str, Any]) -> Frozen:
     try:
-        for part in since.values():
-            check_files(rows, part["store"])
-            check_files(rows, part["cache"])
+        for before in since.values():
+            check_files(path / ROWS, before["store"])
+            check_files(path / ROWS, before["cache"])
     except CheckpointError:
-        return False
-    return True
+        log.warning("%s has lost files that its last checkpoint wrote: all rows are written again", path)
+        since = {}
+    parts: dict[str, FrozenCollection] = {}
+    with ExitStack() as frozen:
+        for name, engine in engines.items():
+            parts[name] = FrozenCollection(engine, path, since.get(name, {}))
+            frozen.callback(parts[name].release)
+        return Frozen(lambda: {name: part.write() for name, part in parts.items()}, frozen.pop_all().close)
 
 
 class OwnRows(NamedTuple):

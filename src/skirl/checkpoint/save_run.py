@@ -14,11 +14,12 @@ from skirl.checkpoint import folder
 from skirl.checkpoint.codec import encode
 from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
-from skirl.checkpoint.rows import AllFrozen
+from skirl.checkpoint.rows import freeze_all
 from skirl.checkpoint.saving import Saving, refused, remember, settled, write
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
+from skirl.store.base import Frozen
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.sealed_json import CheckpointError, skirl_version
@@ -119,7 +120,7 @@ def _save(
         "split": {name: engine.capacity.saved for name, engine in engines.items()},
     }
     writing = partial(write, saving, votes, keep, part)
-    frozen: AllFrozen | None = None
+    frozen: Frozen | None = None
     try:
         (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
         if peers.rank == 0:
@@ -127,7 +128,7 @@ def _save(
         saving.number = max([0, *numbers(path)]) + 1
         with uninterrupted():
             try:
-                frozen = AllFrozen(engines, path, saving.files)
+                frozen = freeze_all(engines, path, saving.files)
                 body, more = _head(model, collections, run, peers.size) if peers.rank == 0 else ({}, {})
                 saving.run(partial(writing, frozen, body, tensors | more))
             except BaseException:

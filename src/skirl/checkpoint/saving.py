@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import codec, folder
-from skirl.checkpoint.rows import AllFrozen
 from skirl.checkpoint.votes import Votes
 from skirl.engine.engine import Engine
 from skirl.peers.base import PeerError, failed, said_of
+from skirl.store.base import Frozen
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
 from skirl.tools.sealed_json import write_sealed
 
@@ -102,7 +102,7 @@ def write(
     votes: Votes,
     keep: int,
     part: Mapping[str, Any],
-    frozen: AllFrozen | Exception,
+    frozen: Frozen | Exception,
     body: Mapping[str, Any],
     tensors: dict[str, Any],
 ) -> None:
@@ -127,7 +127,7 @@ def write(
         except Exception as error:
             wrong = error
     finally:
-        if isinstance(frozen, AllFrozen):
+        if isinstance(frozen, Frozen):
             frozen.release()
     named = {name: {"store": of["store"], "cache": of["cache"]} for name, of in rows.items()}
     verdict = _verdict(saving, wrong) | {"part": {**part, "rows": named}}

@@ -279,8 +279,6 @@ class Export:
     """Text to put before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
     dense: bool = False
     """Also write the dense parameters and buffers, by their names in the model."""
-    limit: str = "16GiB"
-    """Refuse to write a file larger than this."""
     force: bool = False
     """Replace the file if it exists."""
     json: bool = False
@@ -309,7 +307,7 @@ class Export:
             origins = Origins.of(data) if self.out.suffix == ".parquet" else None
             write_rows(
                 rows, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix,
-                dense=parameters if self.dense else None, origins=origins, limit=self.limit,
+                dense=parameters if self.dense else None, origins=origins,
             )  # fmt: skip
         written = {"checkpoint": str(checkpoint), "out": str(self.out), "bytes": self.out.stat().st_size}
         return {"command": "export", **written, "failed": None}

@@ -157,7 +157,7 @@ class Verify(Composed):
 
     def recipes(self) -> list[Recipe]:
         """One for each optimizer. On disk, each has a folder of its own if there are several."""
-        from skirl.store.specs import inside
+        from skirl.store import inside
 
         if self.optimizer != "all":
             return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]

@@ -24,8 +24,7 @@ from skirl.engine.rows import open_rows
 from skirl.engine.work import Counters, State, Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
-from skirl.store import Record, Store, open_store
-from skirl.store.specs import own_part
+from skirl.store import Record, Store, open_store, own_part
 from skirl.tools.os_errors import why
 
 log = logging.getLogger("skirl")

@@ -1,6 +1,6 @@
 """Advice from the curves: a cache and a depth."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from skirl.sizing.curve import LEAST, Point
@@ -58,26 +58,20 @@ class Advice:
         )
 
 
-def goal(used: int, conditions: Conditions) -> Callable[[Point], bool]:
-    """Return whether a cache is good enough, as a function: the link keeps up with the step or, if link or step is unknown,
-    it brings in few rows again."""
+def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, conditions: Conditions) -> Advice:
+    """Choose the smallest cache on the curves that is good enough, and the least depth that is near the least possible.
+
+    `used`: rows that batches use, in total.
+    """
 
     def fits(point: Point) -> bool:
+        """Return whether the link keeps up with the step or, if one is unknown, few rows are brought in again."""
         hides = conditions.step_that_hides(point)
         if hides is None or conditions.step is None:
             return point.moved <= FEW * used
         return hides <= conditions.step
 
-    return fits
-
-
-def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, conditions: Conditions) -> Advice:
-    """Choose the smallest cache on the curves that meets the `goal`, and the least depth that is near the least possible.
-
-    `used`: rows that batches use, in total.
-    """
     slow = conditions.link is not None and conditions.step is not None
-    fits = goal(used, conditions)
     deepest = curves["depth 200"]
     chosen = next((i for i, point in enumerate(deepest) if fits(point)), len(deepest) - 1)
     enough_cache = fits(deepest[chosen])

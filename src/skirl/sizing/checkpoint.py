@@ -24,12 +24,7 @@ def describe(path: Path, *, check: bool) -> dict[str, Any]:
     wrong: list[str] = []
     for header in folder.headers(path):
         try:
-            body = folder.read(header)
-        except CheckpointError as error:
-            wrong.append(str(error))
-            continue
-        try:
-            facts = _facts(header, body)
+            facts = _facts(header, body := folder.read(header))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             wrong.append(
                 str(error) if isinstance(error, CheckpointError) else f"{header} is incomplete or damaged ({error!r})"
@@ -39,12 +34,8 @@ def describe(path: Path, *, check: bool) -> dict[str, Any]:
             _whole(header, body, check)
         except CheckpointError as error:
             wrong.append(str(error))
-        whole = not wrong
-        return facts | {
-            "whole": whole,
-            "checked": "checksums" if check else "sizes",
-            "failed": wrong[0] if wrong else None,
-        }
+        failed = wrong[0] if wrong else None
+        return facts | {"whole": not wrong, "checked": "checksums" if check else "sizes", "failed": failed}
     raise CheckpointError(wrong[0])
 
 

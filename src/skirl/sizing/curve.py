@@ -1,7 +1,8 @@
 """Rows moved by cache size: the planner of training, run over a survey for each cache, policy and depth."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.simulate import planned
 from skirl.pipeline.window import FIRST_WINDOW
 from skirl.sizing.survey import Survey
+from skirl.tools.progress import progress_of
 
 KINDS: dict[str, tuple[Depth, str]] = {
     "least (whole run known)": ("epoch", "min"),
@@ -82,18 +84,12 @@ def point(survey: Survey, cache: int, plan: Plan) -> Point:
     return Point(cache, fetched, read, written)
 
 
-def curves(
-    survey: Survey, sizes: Sequence[int], prefetch: int, on_point: Callable[[str, int], None] = lambda name, cache: None
-) -> dict[str, list[Point]]:
-    """Return all curves over all sizes. `on_point` is called with each point before it is measured."""
+def curves(survey: Survey, sizes: Sequence[int], prefetch: int) -> dict[str, list[Point]]:
+    """Return all curves over all sizes."""
     lines: dict[str, list[Point]] = {name: [] for name in KINDS}
-    for name, cache in runs(sizes):
-        on_point(name, cache)
-        depth, policy = KINDS[name]
-        lines[name].append(point(survey, cache, Plan(depth, prefetch, policy)))
+    with progress_of("plan", len(sizes) * len(KINDS)) as progress:
+        for done, (cache, name) in enumerate(product(sizes, KINDS), start=1):
+            progress(done, lambda name=name, cache=cache: {"cache": f"{cache:,}", "policy": name})
+            depth, policy = KINDS[name]
+            lines[name].append(point(survey, cache, Plan(depth, prefetch, policy)))
     return lines
-
-
-def runs(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Return the points that `curves` measures, in order."""
-    return ((name, cache) for cache in sizes for name in KINDS)

@@ -11,7 +11,6 @@ from skirl.checkpoint.folder import OF_SWEEP
 from skirl.data.files.find import ENDINGS, BadFile, kind_of
 from skirl.sizing import checkpoint, files
 from skirl.store.disk.manifest import NAME as MANIFEST
-from skirl.tools.sealed_json import CheckpointError
 
 KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
 SWEEP = "sweep.json"
@@ -35,8 +34,11 @@ def look(path: Path, *, check: bool) -> dict[str, Any]:
 
 
 def _of_folder(path: Path, check: bool) -> dict[str, Any]:
-    if (path / OF_SWEEP).is_file() or (path / SWEEP).is_file():
-        return _run(path, "folder of a sweep") | (_sweep_checkpoint(path, check) if (path / OF_SWEEP).is_file() else {})
+    if (path / OF_SWEEP).is_file():
+        variants = sorted(of.name for of in path.iterdir() if checkpoints.numbers(of))
+        return {"kind": "checkpoints of a sweep", "variants": variants, "bytes": _bytes(path)}
+    if (path / SWEEP).is_file():
+        return _run(path, "folder of a sweep")
     if checkpoints.numbers(path) or (path / "checkpoint.json").is_file():
         return checkpoint.describe(path, check=check)
     if (path / MANIFEST).is_file():
@@ -84,11 +86,11 @@ def _kind(path: Path) -> str | None:
 
 def _run(path: Path, kind: str) -> dict[str, Any]:
     """Describe the folder of a run or a sweep, which `skirl report` reads."""
-    return {
-        "kind": kind,
-        "shown_by": f"skirl report {path}",
-        "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
-    }
+    return {"kind": kind, "shown_by": f"skirl report {path}", "bytes": _bytes(path)}
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _plan(path: Path) -> dict[str, Any] | None:
@@ -99,28 +101,6 @@ def _plan(path: Path) -> dict[str, Any] | None:
         return {"kind": PLANS[body["format"]], **facts, "bytes": path.stat().st_size}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _sweep_checkpoint(path: Path, check: bool) -> dict[str, Any]:
-    """Describe a sweep's checkpoint, and look whether that of each variant is whole."""
-    from skirl.checkpoint.folder import headers_with_steps
-
-    found, wrong = {}, None
-    try:
-        header = json.loads((path / OF_SWEEP).read_bytes())
-        for name, file in header["variants"].items():
-            try:
-                failed = checkpoint.describe(path / name / file, check=check)["failed"]
-            except CheckpointError as error:
-                failed = str(error)
-            found[name], wrong = "damaged" if failed else "in the race", wrong or failed
-        for name, why in header["left"].items():
-            saved = headers_with_steps(path / name)
-            found[name] = f"{why}, " + (f"saved at step {saved[0][0]:,}" if saved else "not saved")
-        facts = {"kind": "checkpoint of a sweep", "step": header["step"], "skirl": header["skirl"], "variants": found}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path / OF_SWEEP} is damaged ({error!r}): use another checkpoint") from None
-    return facts | {"whole": wrong is None, "checked": "checksums" if check else "sizes", "failed": wrong}
 
 
 def made(path: Path) -> str:

@@ -11,7 +11,7 @@ from skirl.core.tables import Schema
 from skirl.data.flags import DataFlags
 from skirl.engine.capacity import Capacity
 from skirl.sizing.advice import Advice, Conditions, advise
-from skirl.sizing.curve import Point, cache_sizes, capacities, curves, runs
+from skirl.sizing.curve import Point, cache_sizes, capacities, curves
 from skirl.sizing.survey import Survey
 from skirl.tools.progress import progress_of
 from skirl.tools.units import Link
@@ -40,16 +40,7 @@ def sized(
 
 
 def _measured(survey: Survey, optimizer: str, prefetch: int, link: Link | None, step: float | None) -> dict[str, Any]:
-    sizes = cache_sizes(survey)
-    count = len(list(runs(sizes)))
-    with progress_of("plan", count) as progress:
-        done = iter(range(1, count + 1))
-        found = curves(
-            survey,
-            sizes,
-            prefetch,
-            lambda name, cache: progress(next(done), lambda: {"cache": f"{cache:,}", "policy": name}),
-        )
+    found = curves(survey, cache_sizes(survey), prefetch)
     rule = row_optimizer(optimizer)()
     records = [4 * rule.width(bank.dim) for bank in survey.schema.banks]
     touched, used = sum(survey.touched), int(survey.used.sum())

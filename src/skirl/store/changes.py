@@ -40,18 +40,6 @@ def _count_owed(flags, places):
 
 
 @kernel
-def _set_aside(flags, places, key_of, rows, keys, out):
-    n = 0
-    for place in places:
-        if flags[place] & OWED:
-            flags[place] &= DIRTY
-            keys[n] = key_of[place]
-            for j in range(rows.shape[1]):
-                out[n, j] = rows[place, j]
-            n += 1
-
-
-@kernel
 def _mark(flags, places):
     for place in places:
         flags[place] |= DIRTY
@@ -116,14 +104,9 @@ _Kept = tuple[NDArray[np.int64], NDArray[Any] | Copy]
 
 def _copied(flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records, n: int) -> _Kept:
     """Copy the n owed records at `places`, with their keys. They are no longer owed."""
-    keys = np.empty(n, np.int64)
-    if isinstance(rows, np.ndarray):
-        out = np.empty((n, rows.shape[1]), rows.dtype)
-        _set_aside(flags, places, key_of, rows, keys, out)
-        return keys, out
-    chosen = np.empty(n, np.int32)
+    keys, chosen = np.empty(n, np.int64), np.empty(n, np.int32)
     _choose(flags, places, key_of, keys, chosen)
-    return keys, rows.copy(chosen)
+    return keys, rows.take(chosen, 0) if isinstance(rows, np.ndarray) else rows.copy(chosen)
 
 
 class Changes:
@@ -140,7 +123,6 @@ class Changes:
         self._aside: list[_Kept] = []
         self._aside_bytes = 0
         self.waited = 0.0
-        self.most_aside = 0
 
     def wait_for_room(self) -> None:
         """Wait until more records may be set aside. The caller must not hold anything that the writer needs."""
@@ -157,7 +139,6 @@ class Changes:
                 keys, out = _copied(flags, places, key_of, rows, n)
                 self._aside.append((keys, out))
                 self._aside_bytes += keys.nbytes + out.nbytes
-                self.most_aside = max(self.most_aside, self._aside_bytes)
             _mark(flags, places)
 
     def freeze(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], *, everything: bool = False) -> int:

@@ -139,21 +139,14 @@ class ShardedStore(Store):
         self._check_open()
         self._check_placed()
         parts = None if since is None else own_parts(since, self.placement.digest)
-        frozen: list[Frozen] = []
-
-        def release() -> None:
-            with ExitStack() as releasing:
-                for one in frozen:
-                    releasing.callback(one.release)
-
-        try:
+        writes = []
+        with ExitStack() as frozen:
             for number, store in enumerate(self.stores):
-                frozen.append(store.freeze(folder, None if parts is None else parts[number]))
-        except BaseException:
-            release()
-            raise
-        self._take_point()
-        writes = [one.write for one in frozen]
+                one = store.freeze(folder, None if parts is None else parts[number])
+                frozen.callback(one.release)
+                writes.append(one.write)
+            self._take_point()
+            release = frozen.pop_all().close
         return Frozen(lambda: joined(all_at_once(self._pool, writes), self.placement.digest), release)
 
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:

@@ -264,7 +264,7 @@ def store_of(store: "str | Callable[[str], str | Store]", name: str) -> "str | S
     >>> store_of("disk:rows", "lr=0.1,dim=4")
     'disk:rows/lr=0.1+dim=4'
     """
-    from skirl.store.specs import inside
+    from skirl.store import inside
 
     if not isinstance(store, str):
         return store(name)

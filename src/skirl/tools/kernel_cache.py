@@ -1,11 +1,11 @@
-"""Compiled kernels on disk, in folders named after what they were compiled from; one process compiles, others wait."""
+"""Compiled kernels on disk, each in a file named after what it was compiled from; one process compiles, others wait."""
 
 import fcntl
 import hashlib
 import logging
 import os
+import pickle
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -18,8 +18,8 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
-from numba.core import config
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+from numba.core import config, serialize
+from numba.core.compiler import CompileResult
 from numba.misc.appdirs import AppDirs
 
 log = logging.getLogger("skirl")
@@ -27,13 +27,9 @@ log = logging.getLogger("skirl")
 PATIENCE = 60.0
 """Seconds to wait for another process: ten times what the largest kernel takes. Then it is compiled here as well."""
 PAUSE = 0.01
-
-
 PACKAGE = Path(__file__).parents[1]
-KEPT = 4
-"""Folders of one module that stay, however old: other checkouts and environments may use them."""
-YOUNG = 86400.0
-"""Seconds after its last use during which a folder stays in any case: a running process may use it."""
+KEPT = 30 * 86400.0
+"""Seconds after which a file may go, once another kernel of its module is compiled."""
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import) skirl([.\w]*)", re.MULTILINE)
 _VERSIONS = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
@@ -79,6 +75,17 @@ def sources_of(path: Path) -> set[Path]:
 
 
 @cache
+def _digest_of(path: Path) -> bytes | None:
+    """Return a digest of a module's sources, or None if one has changed since this process began."""
+    digest = hashlib.sha256(repr(_VERSIONS).encode())
+    for source in sorted(sources_of(path)):
+        if _stamp(source) != _AT_START[source]:
+            return None
+        digest.update(f"\n{source.relative_to(PACKAGE)} ".encode() + _source(source)[0])
+    return digest.digest()
+
+
+@cache
 def kernel_folder() -> Path | None:
     """Return the folder for compiled kernels, or None.
 
@@ -98,55 +105,55 @@ def kernel_folder() -> Path | None:
     return None
 
 
-@cache
-def _folder_of(path: Path) -> Path | None:
-    """Return the folder of a module's kernels, or None if its sources have changed since this process began."""
-    sources = sorted(sources_of(path))
-    top = kernel_folder()
-    if top is None or any(_stamp(source) != _AT_START[source] for source in sources):
-        return None
-    digest = hashlib.sha256(repr(_VERSIONS).encode())
-    for source in sources:
-        digest.update(f"\n{source.relative_to(PACKAGE)} ".encode() + _source(source)[0])
-    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-    folder = top / f"{name}-{digest.hexdigest()[:16]}"
-    try:
-        os.utime(folder)
-    except FileNotFoundError:
-        folder.mkdir(exist_ok=True)
-        _clear(top, name)
-    except OSError:  # another user's
-        pass
-    return folder
+class KernelCache:
+    """What Numba asks for the compiled code of a function. Its own cache knows no sources but the function's, and numbers
+    files, so that two processes can give two signatures the same number."""
 
-
-def _clear(top: Path, name: str) -> None:
-    """Remove a module's folders that have not been used for long."""
-    used = sorted(((_stamp(folder)[0] / 1e9, folder) for folder in top.glob(f"{name}-*")), reverse=True)
-    for last, folder in used[KEPT:]:
-        if last < time.time() - YOUNG:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Files(IndexDataCacheFile):
-    """One file per signature. In Numba's index, two processes can give two signatures the same number.
-
-    A process that finds no file has its turn to compile it until `end_turn`, or until it ends; others wait for that.
-    """
-
-    def __init__(self, folder: Path, base: str) -> None:
-        super().__init__(str(folder), base, None)
-        self._base = base
+    def __init__(self, function: Callable[..., Any], folder: Path, module: str, digest: bytes) -> None:
+        self.cache_path = folder
+        self._function, self._module, self._digest = function, module, digest
         self._turns: list[tuple[Path, int]] = []
 
-    def load(self, key: Any) -> Any:
-        found = self._load(key)
+    def load_overload(self, sig: Any, target: Any) -> CompileResult | None:
+        """If there is none, this process has its turn to compile it until it is saved. Others wait for that."""
+        target.refresh()
+        path = self._path(sig, target.codegen())
+        found = self._read(path)
         if found is None:
-            self._take_turn(Path(self._cache_path) / f"{self._name(key)}.turn")
-            found = self._load(key)  # another process may have compiled it
-            if found is not None:
-                self.end_turn()
-        return found
+            self._take_turn(path.with_suffix(".turn"))
+            if (found := self._read(path)) is not None:  # another process has compiled it
+                self._end_turn()
+        return None if found is None else CompileResult._rebuild(target, *found)
+
+    def save_overload(self, sig: Any, result: Any) -> None:
+        path = self._path(sig, result.codegen)
+        draft = path.with_suffix(f".{os.getpid()}")
+        try:
+            if not result.library.has_dynamic_globals:
+                draft.write_bytes(serialize.dumps(result._reduce()))
+                os.replace(draft, path)
+                for old in self.cache_path.glob(f"{self._module}.*"):
+                    if time.time() - _stamp(old)[0] / 1e9 > KEPT:
+                        old.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a compiled kernel is not kept on disk: %s", error)
+            draft.unlink(missing_ok=True)
+        finally:
+            self._end_turn()
+
+    def _path(self, sig: Any, codegen: Any) -> Path:
+        key = repr((sig, codegen.magic_tuple(), _content(self._function))).encode()
+        name = self._function.__qualname__.replace("<locals>", "")
+        return self.cache_path / f"{self._module}.{name}-{hashlib.sha256(self._digest + key).hexdigest()[:32]}.nbc"
+
+    def _read(self, path: Path) -> Any:
+        try:
+            return pickle.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # it was cut off
+            log.warning("the compiled kernel %s cannot be read, and is compiled again: %r", path, error)
+            return None
 
     def _take_turn(self, path: Path) -> None:
         try:
@@ -163,73 +170,16 @@ class _Files(IndexDataCacheFile):
                     time.sleep(PAUSE)
             log.warning("another process has held %s for %.0f s: the kernel is compiled here as well", path, PATIENCE)
 
-    def end_turn(self) -> None:
+    def _end_turn(self) -> None:
         while self._turns:
             path, file = self._turns.pop()
             path.unlink(missing_ok=True)  # those who wait have it open, and look for the kernel first
             os.close(file)
 
-    def _load(self, key: Any) -> Any:
-        try:
-            kept, data = self._load_data(self._name(key))
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # it was cut off
-            log.warning("a compiled kernel in %s cannot be read, and is compiled again: %r", self._cache_path, error)
-            return None
-        return data if kept == key else None
-
-    def save(self, key: Any, data: Any) -> None:
-        self._save_data(self._name(key), (key, data))
-
-    def flush(self) -> None:
-        for path in Path(self._cache_path).glob(f"{self._base}.*.nbc"):
-            path.unlink(missing_ok=True)
-
-    def _name(self, key: Any) -> str:
-        return f"{self._base}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
-
-
-class _Impl(CompileResultCacheImpl):
-    """The answers to Numba's cache about the place of a function."""
-
-    def __init__(self, function: Callable[..., Any], folder: Path) -> None:
-        self._lineno = function.__code__.co_firstlineno
-        self._py_file = function.__code__.co_filename
-        self._folder = folder
-        self._locator = self
-        self._filename_base = f"{function.__qualname__.replace('<locals>', '')}-{self._lineno}"
-
-    def ensure_cache_path(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-
-
-class KernelCache(FunctionCache):
-    """Numba's cache of one function, in a folder of ours."""
-
-    def __init__(self, function: Callable[..., Any], folder: Path) -> None:
-        self._name = repr(function)
-        self._py_func = function
-        self._impl = _Impl(function, folder)
-        self._cache_path = str(folder)
-        self._cache_file = _Files(folder, self._impl.filename_base)
-        self.enable()
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        """Return a key that is the same in each process, also where a kernel calls others of the function around it."""
-        return sig, codegen.magic_tuple(), repr(_content(self._py_func))
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        try:
-            super().save_overload(sig, data)
-        except OSError as error:
-            log.warning("a compiled kernel is not kept on disk: %s", error)
-        finally:
-            self._cache_file.end_turn()
-
 
 def _content(value: Any) -> Any:
-    """Return what a function computes by, apart from its module: its code, and what it has from functions around it."""
+    """Return what a function computes by, apart from its module: its code, and what it has from functions around it. It is
+    the same in each process."""
     function = getattr(value, "py_func", value)
     code = getattr(function, "__code__", None)
     if code is None:
@@ -241,6 +191,8 @@ def _content(value: Any) -> Any:
 
 def cache_for(function: Callable[..., Any]) -> KernelCache | None:
     """Return a kernel's cache; None if its source is not in the package, or has changed since this process began."""
-    path = Path(function.__code__.co_filename)
-    folder = _folder_of(path) if path in _AT_START else None
-    return None if folder is None else KernelCache(function, folder)
+    path, folder = Path(function.__code__.co_filename), kernel_folder()
+    digest = _digest_of(path) if path in _AT_START else None
+    if folder is None or digest is None:
+        return None
+    return KernelCache(function, folder, ".".join(path.relative_to(PACKAGE).with_suffix("").parts), digest)

@@ -44,12 +44,6 @@ def peak_bytes() -> int:
     return most if platform.system() == "Darwin" else most << 10  # Linux counts in KiB
 
 
-def own_bytes() -> int:
-    """Return the bytes of memory that are this process's own, without mapped files."""
-    text = _found("/proc/self/status", "RssAnon:")
-    return peak_bytes() if text is None else int(text.split()[0]) << 10
-
-
 def free_bytes() -> int:
     """Return the bytes that this process can still get: free memory of the system or, if less, of its control group."""
     if (text := _found("/proc/meminfo", "MemAvailable:")) is not None:  # cached file pages count as free

@@ -54,6 +54,11 @@ class Threads:
     """
 
     def __init__(self) -> None:
+        self._begin()
+        # A child has not its parent's threads, and locks may be held for ever there.
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.lock = threading.Lock()
         self.count = 0
@@ -74,15 +79,6 @@ def _work(queue: "SimpleQueue[Callable[[], None]]") -> None:
 
 
 _threads = Threads()
-
-
-def _forget() -> None:
-    """Start over in a forked child: the parent's threads do not exist here, and its locks may be held for ever."""
-    global _threads
-    _threads = Threads()
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 def partition(n: int, parts: int, work: NDArray[Any] | None = None) -> list[int]:

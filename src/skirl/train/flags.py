@@ -79,10 +79,10 @@ class CacheFlags:
     weights: disk:a,disk:b*2."""
 
     def __post_init__(self) -> None:
-        from skirl.store.specs import shards
+        from skirl.store import shards
 
         if any(store.startswith("rpc:") for store, _ in shards(self.store)):
-            from skirl.store.remote.wire import hush
+            from skirl.store.remote.meeting import hush
 
             hush()
         self.parsed()

@@ -1,6 +1,6 @@
 """Train rows on disk that take many times the memory that the process may use, and compare a sample with the reference.
 
-    python -m tests.store.disk.larger FOLDER --gigabytes 20 --limit 1024
+    python -m tests.store.disk.larger FOLDER [GIGABYTES [MIB]]
 
 The system enforces the limit (RLIMIT_DATA): allocating beyond it gives a MemoryError. It counts private writable
 memory, touched or not, including stacks and the heap. It counts neither the page cache, which the system can take back,
@@ -12,140 +12,107 @@ its own history, and the plain reference can compute a sample of rows alone, fro
 end.
 """
 
-import argparse
 import json
 import resource
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+
+import skirl
+from skirl.core.reference import Reference
+from skirl.store import DiskStore, Record
+
 MIB = 1 << 20
-DIM = 64
+GIGABYTES, LIMIT = [*sys.argv[2:], *("0.4", "1024")[len(sys.argv[2:]) :]]
+DIM, BATCH, FRESH = 64, 8192, 8192 * 15 // 16
 RECORD = 4 * (DIM + 1)
+TOUCHED = int(float(GIGABYTES) * 1e9) // RECORD
+ROWS = TOUCHED * 4 // 3 | 1
+STEPS = -(-TOUCHED // FRESH)
+TABLE, OPTIMIZER = skirl.Table("row", rows=ROWS, dim=DIM), skirl.RowwiseAdagrad(lr=0.1)
 
 
-def status(name: str) -> int:
-    """Return a figure in bytes from the process's status, as Linux reports it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+def numbers(step: int) -> np.ndarray:
+    """Return a batch's rows, numbered by first touch: of 16, 15 were not used before, and one was."""
+    first = step * FRESH
+    new = np.arange(first, min(first + FRESH, TOUCHED))
+    return np.concatenate([new, np.random.default_rng((1, step)).integers(0, new[-1] + 1, BATCH - FRESH)])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--gigabytes", type=float, default=0.4, help="of rows that are touched, with their state")
-    parser.add_argument("--limit", type=int, default=1024, help="MiB of private memory that the process may have")
-    parser.add_argument("--batch", type=int, default=8192)
-    given = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_DATA, (given.limit * MIB, given.limit * MIB))
-    threading.stack_size(MIB)  # a stack counts in full: 8 MiB for each of some 20 threads, by default
-    given.folder.mkdir(parents=True)
-    try:
-        print(json.dumps(measure(given)))
-    finally:
-        shutil.rmtree(given.folder)
+def ids(of: np.ndarray) -> np.ndarray:
+    """Spread numbers over the table, one to one as long as the factor, which is prime, does not divide the rows."""
+    return of * 2_654_435_761 % ROWS
 
 
-def measure(given: argparse.Namespace) -> dict[str, object]:
-    import numpy as np
-    import torch
+def gradients(step: int, n: int) -> np.ndarray:
+    draws = np.random.default_rng((2, step)).integers(-8, 9, (n, 1))
+    return draws.astype(np.float32) / 16 * np.linspace(-1, 1, DIM, dtype=np.float32)
 
-    import skirl
-    from skirl.core.reference import Reference
-    from skirl.store import DiskStore, Record
 
-    @dataclass(frozen=True)
-    class Stream:
-        """Of every 16 ids in a batch, 15 are of rows not used before, spread over the table; one was used before."""
+class Stream:
+    def __iter__(self) -> Iterator[skirl.KeyedJagged]:
+        for step in range(STEPS):
+            yield skirl.KeyedJagged.one_hot(["row"], torch.from_numpy(ids(numbers(step)))[:, None])
 
-        touched: int
-        batch: int
 
-        @property
-        def rows(self) -> int:
-            """Number of rows of the table: a third more than are touched."""
-            return self.touched * 4 // 3 | 1
+def opened(folder: Path) -> DiskStore:
+    return DiskStore(folder / "rows", {0: Record(DIM + 1)}, rows={0: ROWS})
 
-        @property
-        def fresh(self) -> int:
-            return self.batch * 15 // 16
 
-        @property
-        def steps(self) -> int:
-            return -(-self.touched // self.fresh)
-
-        def numbers(self, step: int) -> np.ndarray:
-            """Return the indices of the touched rows, in the order of first touch."""
-            rng = np.random.default_rng((1, step))
-            first = step * self.fresh
-            new = np.arange(first, min(first + self.fresh, self.touched))
-            return np.concatenate([new, rng.integers(0, new[-1] + 1, self.batch - self.fresh)])
-
-        def ids(self, numbers: np.ndarray) -> np.ndarray:
-            """Map numbers to ids, a bijection as long as the factor, which is prime, does not divide the rows."""
-            return numbers * 2_654_435_761 % self.rows
-
-        def gradients(self, step: int, n: int) -> np.ndarray:
-            rng = np.random.default_rng((2, step))
-            return rng.integers(-8, 9, (n, 1)).astype(np.float32) / 16 * np.linspace(-1, 1, DIM, dtype=np.float32)
-
-        def __iter__(self) -> Iterator[skirl.KeyedJagged]:
-            for step in range(self.steps):
-                yield skirl.KeyedJagged.one_hot(["row"], torch.from_numpy(self.ids(self.numbers(step)))[:, None])
-
-    def embeddings(stream: Stream, store: str | DiskStore) -> skirl.EmbeddingBagCollection:
-        tables = [skirl.Table("row", rows=stream.rows, dim=DIM)]
-        return skirl.EmbeddingBagCollection(tables, optimizer=optimizer, cache=4 * stream.batch, store=store, seed=5)
-
-    def train(stream: Stream, store: DiskStore) -> tuple[int, skirl.EmbeddingBagCollection]:
-        model, peak = embeddings(stream, store), 0
-        with skirl.lookahead(stream, model, sparse=lambda ids: ids, depth=8) as batches:
-            for ids in batches:
-                out = model(ids)["row"]
-                out.backward(torch.from_numpy(stream.gradients(batches.step - 1, len(out))))
-                peak = max(peak, status("VmData"))
-        model.flush()
-        return peak, model
-
-    torch.set_num_threads(1)
-    optimizer = skirl.RowwiseAdagrad(lr=0.1)
-    tables = {0: Record(DIM + 1)}
-    stream = Stream(int(given.gigabytes * 1e9) // RECORD, given.batch)
-    store = DiskStore(given.folder / "rows", tables, rows={0: stream.rows})
-    peak, model = train(stream, store)
-    held, fetched = len(store), model.engine.counters.fetched
-    index = sum(log.index.nbytes for log in store._logs)
-    on_disk = store.bytes_on_disk
-    model.close()
-    with DiskStore(given.folder / "rows", tables, rows={0: stream.rows}) as again:
-        assert again.check() == held
-        every = max(1, held // 20_000)
-        reference = Reference([skirl.Table("row", rows=stream.rows, dim=DIM)], optimizer, seed=5)
-        for step in range(stream.steps):
-            numbers = stream.numbers(step)
-            mine = np.flatnonzero(numbers % every == 3 % every)
-            if mine.size:
-                reference.forward({"row": (stream.ids(numbers[mine]).tolist(), range(mine.size + 1), None)})
-                reference.backward({"row": stream.gradients(step, len(numbers))[mine]})
-        sample = np.array(sorted(reference.rows))
-        found = np.empty((sample.size, DIM + 1), np.float32)
-        assert again.read(sample, found).all()
-        expected = np.stack([reference.rows[key] for key in sample.tolist()])
-        differing = int((found.view(np.uint32) != expected.view(np.uint32)).any(1).sum())
-    return {
+def train(folder: Path) -> dict[str, object]:
+    store, peak = opened(folder), 0
+    model = skirl.EmbeddingBagCollection([TABLE], optimizer=OPTIMIZER, cache=4 * BATCH, store=store, seed=5)
+    with skirl.lookahead(Stream(), model, sparse=lambda batch: batch, depth=8) as batches:
+        for batch in batches:
+            out = model(batch)["row"]
+            out.backward(torch.from_numpy(gradients(batches.step - 1, len(out))))
+            status = Path("/proc/self/status").read_text().splitlines()
+            peak = max(peak, next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData")))
+    model.flush()
+    held = len(store)
+    found = {
         "rows": held,
         "gigabytes": round(held * RECORD / 1e9, 2),
-        "limit_mib": given.limit,
+        "limit_mib": int(LIMIT),
         "private_mib_at_most": peak // MIB,
-        "index_bytes_a_row": round(index / held, 2),
-        "disk_bytes_to_payload": round(on_disk / (held * RECORD), 3),
-        "rows_fetched": fetched,
-        "rows_compared": int(sample.size),
-        "rows_differing": differing,
+        "index_bytes_a_row": round(sum(log.index.nbytes for log in store._logs) / held, 2),
+        "disk_bytes_to_payload": round(store.bytes_on_disk / (held * RECORD), 3),
+        "rows_fetched": model.engine.counters.fetched,
     }
+    model.close()
+    return found
+
+
+def compared(folder: Path, held: int) -> dict[str, int]:
+    every, reference = max(1, held // 20_000), Reference([TABLE], OPTIMIZER, seed=5)
+    for step in range(STEPS):
+        of = numbers(step)
+        mine = np.flatnonzero(of % every == 3 % every)
+        if mine.size:
+            reference.forward({"row": (ids(of[mine]).tolist(), range(mine.size + 1), None)})
+            reference.backward({"row": gradients(step, len(of))[mine]})
+    sample = np.array(sorted(reference.rows))
+    found = np.empty((sample.size, DIM + 1), np.float32)
+    with opened(folder) as again:
+        assert again.check() == held and again.read(sample, found).all()
+    expected = np.stack([reference.rows[key] for key in sample.tolist()])
+    differing = (found.view(np.uint32) != expected.view(np.uint32)).any(1).sum()
+    return {"rows_compared": int(sample.size), "rows_differing": int(differing)}
 
 
 if __name__ == "__main__":
-    main()
+    resource.setrlimit(resource.RLIMIT_DATA, (int(LIMIT) * MIB,) * 2)
+    threading.stack_size(MIB)  # a stack counts in full: 8 MiB for each of some 20 threads, by default
+    torch.set_num_threads(1)
+    where = Path(sys.argv[1])
+    where.mkdir(parents=True)
+    try:
+        result = train(where)
+        print(json.dumps(result | compared(where, int(str(result["rows"])))))
+    finally:
+        shutil.rmtree(where)

@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from skirl.store import Record, open_store
-from skirl.store.remote import part, rpc
-from skirl.store.remote.meeting import Meeting
+from skirl.store.remote import rpc
+from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.node import Node
 from skirl.store.remote.store import _connected, leave
-from skirl.store.remote.wire import Address, NodeError
 
 
 class Nodes:
     """Some nodes, each at an address, that serve requests meanwhile."""
 
-    def __init__(self, count: int, *, rows: str = "memory", patience: float = 20.0, limit: int | None = None) -> None:
+    def __init__(self, count: int, *, rows: str = "memory", patience: float = 20.0) -> None:
         self.errors: list[BaseException] = []
-        self._more = {"limit": limit, "patience": patience, "body": body}
+        self._patience = patience
         self.addresses = [Address("127.0.0.1", port) for port in free_ports(count)]
         self._rows = rows
         self.nodes = [self._node(i) for i in range(count)]
@@ -31,8 +30,8 @@ class Nodes:
         return ",".join(f"rpc://{address}" for address in self.addresses)
 
     def _node(self, i: int) -> Node:
-        meeting = Meeting(self.addresses[i], keep=True, seconds=self._more["patience"])
-        return Node(meeting, rows=self._rows.replace("{}", str(i)), **self._more)
+        meeting = Meeting(self.addresses[i], keep=True, seconds=self._patience)
+        return Node(meeting, rows=self._rows.replace("{}", str(i)), patience=self._patience)
 
     def _start(self) -> None:
         self._stop = threading.Event()
@@ -75,11 +74,6 @@ def served(count: int, **more) -> Iterator[Nodes]:
     finally:
         leave()
         nodes.stop()
-
-
-def body(pipe, numbers, task) -> None:
-    """Run a part whose system calls its owner can make fail."""
-    part.run(pipe, numbers, task, (*part.FUNCTIONS, failing))
 
 
 _real = {"fsync": os.fsync}

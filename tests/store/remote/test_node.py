@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from skirl.core.placement import Placement, Shard
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
 from skirl.store.base import Facts, FrozenPart, SavedRows
-from skirl.store.remote import rpc
-from skirl.store.remote.store import RemoteStore
-from skirl.store.remote.wire import NodeError
+from skirl.store.remote.meeting import NodeError
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, filled
 from tests.store.remote.nodes import Nodes, in_process, leave, served
@@ -91,34 +88,6 @@ def test_no_node_at_all(monkeypatch):
         open_store("rpc://127.0.0.1:9", LAYOUT)
 
 
-# Calls
-
-
-def test_a_call_that_is_too_large_is_refused_before_anything_is_allocated(nodes: Nodes):
-    layout = Layout({0: Record(1 << 20)})
-    store = open_store(f"rpc://{nodes.addresses[0]}", layout)
-    assert isinstance(store, RemoteStore)
-    keys = torch.arange(300)
-    with pytest.raises(ValueError, match=r"300 rows of .* are 1,258,291,200 bytes, a call carries 268,435,456: cut"):
-        store._node.call("get", store._number, 0, keys)
-    for wrong in (torch.zeros(3), torch.zeros((3, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "keys"):
-        with pytest.raises(TypeError, match="pass some int64 of one dimension"):
-            store._node.call("get", store._number, 0, wrong)
-    with pytest.raises(ValueError, match="table without records"):
-        store._node.call("get", store._number, 0, keys[:1] + (1 << 48))
-    with pytest.raises(ValueError, match="kind 7 of records: this store has 1"):
-        store._node.call("get", store._number, 7, keys)
-    store.close()
-
-
-def test_a_node_calls_no_function_that_is_not_the_stores(nodes: Nodes):
-    store = filled_on(nodes)
-    with pytest.raises(rpc.Failed, match="AttributeError: On WorkerInfo"):
-        rpc.end(rpc.begin(store.stores[0]._node.name, os._exit, (3,), 5.0))
-    assert one_row(store).shape == (1, 4), "it lives"
-    store.close()
-
-
 # Ownership of rows
 
 
@@ -136,15 +105,6 @@ def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: No
 def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
     for _ in range(2):
         assert in_process(nodes, "killed", "/rank-2") == "killed"
-
-
-def test_a_node_has_no_more_memory_than_it_may_take():
-    with served(1, limit=1) as nodes:
-        store = open_store(nodes.spec, LAYOUT)
-        with pytest.raises(NodeError, match=r"127.0.0.1:\d+ has 1 bytes for rows, .* start it with a higher --memory"):
-            store.write(np.array([0]), np.zeros((1, 4), np.float32))
-        text = nodes.nodes[0].metrics()
-        assert 'skirl_node_rows{owner="0",run="1"} 0' in text and "skirl_node_parts 1" in text
 
 
 # Frozen rows of nodes are like those of any store
@@ -185,19 +145,6 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
             own.close()
             local.close()
         assert found == model
-        frozen.save(whole, tmp_path / "local")
-        own = open_store(there.spec, LAYOUT)
-        frozen.load(own, tmp_path / "local")  # each node takes its own rows, from files that have the rows of all
-        assert contents(own) == contents(whole)
-        own.close()
-        for of in facts:  # all of a part: each node takes what it wrote
-            own, local = open_store(there.spec, LAYOUT), open_store(there.spec, LAYOUT)
-            frozen.thaw(own, rows, of)
-            again = frozen.save(own, tmp_path / "again")
-            frozen.thaw(local, tmp_path / "again", again)
-            assert contents(own) == contents(local)
-            own.close()
-            local.close()
 
 
 def _dtype(keys: np.ndarray) -> str:

@@ -111,10 +111,10 @@ def check_files(folder: Path, facts: Facts) -> None:
         manifests.check_sizes(folder, entry.files())
 
 
-def check_rows(folder: Path, facts: Facts) -> None:
-    """Raise a CheckpointError if a record of frozen rows is not as it was written."""
+def check_rows(folder: Path, facts: Facts, layout: Layout | None = None) -> None:
+    """Raise a CheckpointError if a record of frozen rows is not as it was written, or not of the layout."""
     with named(folder, folder):
-        deque(rows_of(OsFiles(), FrozenPart(facts), manifest_of(folder, facts).layout, folder), maxlen=0)
+        deque(rows_of(OsFiles(), FrozenPart(facts), layout or manifest_of(folder, facts).layout, folder), maxlen=0)
 
 
 def keys_of(folder: Path, facts: Facts) -> list[NDArray[np.int64]]:

@@ -185,11 +185,3 @@ def gather(
 
 
 _readers = Threads()
-
-
-def _forget() -> None:
-    global _readers
-    _readers = Threads()
-
-
-os.register_at_fork(after_in_child=_forget)

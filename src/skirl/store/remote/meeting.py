@@ -1,15 +1,58 @@
-"""The meeting point that a node keeps at its address: a TCPStore with notes, through which owners ask for their part.
-
-Each note is JSON under its key. Rows do not pass through it.
+"""Addresses of nodes, and the meeting point that a node keeps at its own: a TCPStore with notes, through which owners ask
+for their part. Each note is JSON under its key. Rows do not pass through it.
 """
 
 import json
+import os
+import re
 import socket
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from skirl.store.remote.wire import Address, NodeError
+_SPEC = re.compile(
+    r"rpc://(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})(/rank-(?P<owner>[0-9]{1,9}))?"
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a meeting point, as seen by one owner."""
+
+    host: str
+    port: int
+    owner: int = 0
+
+    @classmethod
+    def parse(cls, spec: str) -> "Address":
+        match = _SPEC.fullmatch(spec)
+        if match is None or not 0 < int(match["port"]) < 1 << 16:
+            raise ValueError(f"store is {spec!r}: write it rpc://HOST:PORT, such as rpc://127.0.0.1:29400")
+        return cls(match["host"].strip("[]"), int(match["port"]), int(match["owner"] or 0))
+
+    @classmethod
+    def meeting(cls, text: str) -> "Address":
+        try:
+            return cls.parse(f"rpc://{text}")
+        except ValueError:
+            raise ValueError(f"meet is {text!r}: write it HOST:PORT, such as 127.0.0.1:29400") from None
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def hush() -> None:
+    """Keep PyTorch from printing a warning for each connection that ends. It has to be called before torch is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+class NodeError(RuntimeError):
+    """A memory node does not answer, or refuses a call. The message names the node and says what to do."""
 
 
 class Meeting:

@@ -3,15 +3,13 @@
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from skirl.store.remote import part as parts
-from skirl.store.remote.meeting import Meeting
+from skirl.store.remote.meeting import Address, Meeting
 from skirl.store.remote.part import PROBE, PartFacts
-from skirl.store.remote.wire import Address
 
 log = logging.getLogger("skirl")
 
@@ -19,16 +17,6 @@ TICK = 0.05
 """Seconds between two looks for requests."""
 GRACE = 30.0
 """Seconds that all parts together have to close their stores."""
-METRICS = (
-    ("rows", parts.ROWS, "gauge", "rows held"),
-    ("memory_bytes", parts.MEMORY, "gauge", "memory of the process of a part"),
-    ("gets_total", parts.GETS, "counter", "calls that read rows"),
-    ("puts_total", parts.PUTS, "counter", "calls that wrote rows"),
-    ("rows_read_total", parts.ROWS_OUT, "counter", "rows read"),
-    ("rows_written_total", parts.ROWS_IN, "counter", "rows written"),
-    ("bytes_read_total", parts.BYTES_OUT, "counter", "bytes of rows read"),
-    ("bytes_written_total", parts.BYTES_IN, "counter", "bytes of rows written"),
-)
 
 
 @dataclass
@@ -36,9 +24,8 @@ class Served:
     task: PartFacts
     process: Any
     pipe: Any
-    numbers: Any
-    waiting: list[dict[str, Any]] = field(default_factory=list)
-    """Requests of other runs for the same part, kept until it is known whether its owner is alive."""
+    waiting: dict[str, Any] | None = None
+    """The newest request of another run for the same part, kept until it is known whether its owner is alive."""
     probed: float = 0.0
     """When its part was told that one waits: it ends, unless its owner answers."""
 
@@ -46,19 +33,11 @@ class Served:
 class Node:
     """The node that keeps a meeting point. Call its methods from one thread only."""
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        *,
-        rows: str = "memory",
-        limit: int | None = None,
-        patience: float = 60.0,
-        body: Callable[..., None] = parts.run,
-    ) -> None:
+    def __init__(self, meeting: Meeting, *, rows: str, patience: float) -> None:
         self.served: dict[int, Served] = {}
-        self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
+        self._meeting, self._rows, self._patience = meeting, rows, patience
         self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["skirl.store.remote.warm"])
+        self._context.set_forkserver_preload([parts.__name__])
 
     def tick(self) -> None:
         """Handle new requests, and parts that have joined or ended."""
@@ -74,14 +53,15 @@ class Node:
         elif (there := self.served.get(ask["owner"])) is None:
             self._start(ask)
         else:
-            there.waiting.append(ask)
-            if len(there.waiting) == 1:
+            if there.waiting is not None:
+                self._answer(there.waiting["run"], f"run {ask['run']} is newer: end this one")
+            else:
                 there.probed = time.monotonic()
                 with suppress(OSError):
                     there.pipe.send("probe")
+            there.waiting = ask
 
     def _start(self, ask: dict[str, Any]) -> None:
-        numbers = self._context.RawArray("q", parts.NUMBERS)
         pipe, other_end = self._context.Pipe()
         task = PartFacts(
             node=self._meeting.address,
@@ -91,21 +71,18 @@ class Node:
             run=ask["run"],
             owner=ask["owner"],
             rows=self._rows,
-            limit=self._limit,
             patience=self._patience,
         )
         process = self._context.Process(
-            target=self._body, args=(other_end, numbers, task), name=f"skirl part of owner {task.owner}"
+            target=parts.run, args=(other_end, task), name=f"skirl part of owner {task.owner}"
         )
         process.start()
         other_end.close()
-        self.served[task.owner] = Served(task, process, pipe, numbers)
+        self.served[task.owner] = Served(task, process, pipe)
         log.info("%s serves owner %d in run %d", self._meeting.address, task.owner, task.run)
 
     def _look(self, served: Served) -> None:
         """Handle what a part has sent, and end it if its process has ended or does not answer."""
-        total = sum(other.numbers[parts.MEMORY] for other in self.served.values())
-        served.numbers[parts.OTHERS] = total - served.numbers[parts.MEMORY]
         gone = False
         try:
             while served.pipe.poll():
@@ -115,27 +92,23 @@ class Node:
                 elif what == "failed":
                     self._answer(served.task.run, f"{self._meeting.address} has no part for this run: {of}")
                     log.warning("%s: owner %d has no part: %s", self._meeting.address, served.task.owner, of)
-                elif what == "alive":
-                    self._refuse(served)
+                elif what == "alive" and served.waiting is not None:
+                    refusal = (
+                        f"the rows of trainer {served.task.owner} at {self._meeting.address} belong to run "
+                        f"{served.task.run}, which is alive: end it first, or name another node"
+                    )
+                    self._answer(served.waiting["run"], refusal)
+                    served.waiting = None
         except (OSError, EOFError):
             gone = True
         late = (
             served.waiting and time.monotonic() - served.probed > PROBE + 1
-        )  # it does not even say if its owner is alive
+        )  # it does not even say if its owner lives
         if gone or late or not served.process.is_alive():
             self._end(served)
 
-    def _refuse(self, served: Served) -> None:
-        for ask in served.waiting:
-            self._answer(
-                ask["run"],
-                f"the rows of trainer {served.task.owner} at {self._meeting.address} belong to run {served.task.run}, which "
-                "is alive: end it first, or name another node",
-            )
-        served.waiting = []
-
     def _end(self, served: Served) -> None:
-        """End a part. The newest run that waits for it gets a new one."""
+        """End a part. A run that waits for it gets a new one."""
         with suppress(OSError):
             served.pipe.close()
         served.process.join(0.2)
@@ -145,25 +118,11 @@ class Node:
         task = served.task
         del self.served[task.owner]
         log.info("%s has ended the part of owner %d in run %d", self._meeting.address, task.owner, task.run)
-        if served.waiting:
-            *older, newest = sorted(served.waiting, key=lambda ask: ask["run"])
-            for ask in older:
-                self._answer(ask["run"], f"run {newest['run']} is newer: end this one")
-            self._start(newest)
+        if served.waiting is not None:
+            self._start(served.waiting)
 
     def _answer(self, run: int, refusal: str | None) -> None:
         self._meeting.leave(f"answer/{run}", {"refused": refusal})
-
-    def metrics(self) -> str:
-        served = sorted(self.served.copy().values(), key=lambda each: each.task.owner)
-        lines = []
-        for name, at, kind, meaning in METRICS:
-            lines += [f"# HELP skirl_node_{name} {meaning}", f"# TYPE skirl_node_{name} {kind}"]
-            lines += [
-                f'skirl_node_{name}{{owner="{each.task.owner}",run="{each.task.run}"}} {each.numbers[at]}'
-                for each in served
-            ]
-        return "\n".join([*lines, "# TYPE skirl_node_parts gauge", f"skirl_node_parts {len(served)}", ""])
 
     def drain(self) -> None:
         for served in self.served.values():
@@ -177,5 +136,5 @@ class Node:
     def kill(self) -> None:
         for served in list(self.served.values()):
             served.process.kill()
-            served.waiting = []
+            served.waiting = None
             self._end(served)

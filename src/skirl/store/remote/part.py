@@ -1,14 +1,13 @@
 """The part of one owner on a node, in a process: it joins the group of its owner's run, answers calls, and ends with it.
 
-The owner calls the functions of `FUNCTIONS`, and no others. None of them raises: an error comes back as ("error", result
-of `said`), so that no traceback crosses the network.
+Its owner calls `call` and `alive`, which do not raise: an error comes back as ("error", result of `said`), so that no
+traceback crosses the network.
 """
 
 import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,16 +21,14 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import Shard
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, SavedRows, Store
-from skirl.store.disk.frozen import named, rows_of
-from skirl.store.disk.os_files import OsFiles
+from skirl.store.disk.frozen import check_rows
 from skirl.store.disk.store import DiskStore
 from skirl.store.memory import MemoryStore
 from skirl.store.remote import rpc
-from skirl.store.remote.meeting import Meeting
-from skirl.store.remote.wire import Address, NodeError, said
-from skirl.tools.machine import own_bytes
+from skirl.store.remote.meeting import Address, Meeting, NodeError
+from skirl.store.remote.rpc import said
 
-VERSION = 4
+VERSION = 5
 """Version of the protocol between nodes and owners."""
 LOOK = 5.0
 """Seconds between two checks that the owner is alive."""
@@ -39,11 +36,6 @@ PROBE = 2.0
 """Seconds that an owner has to show that it is alive, once another run requests its part."""
 LINGER = 0.5
 """Most seconds that a part waits for its owner to leave first."""
-MOST_BYTES = 256 << 20
-ROWS, GETS, PUTS, ROWS_OUT, ROWS_IN, BYTES_OUT, BYTES_IN, MEMORY, OTHERS = range(9)
-"""Indices in the array of numbers that a part shares with its node: counts, and bytes of memory of this part and of all
-other parts of the node."""
-NUMBERS = 9
 Answer = tuple[str, Any]
 
 
@@ -58,7 +50,6 @@ class PartFacts:
     run: int
     owner: int
     rows: str
-    limit: int | None
     patience: float
 
 
@@ -81,17 +72,13 @@ class Held:
 
 
 class Part:
-    def __init__(self, task: PartFacts, numbers: Any) -> None:
-        self._task, self._numbers, self._node = task, numbers, str(task.node)
+    def __init__(self, task: PartFacts) -> None:
+        self._task, self._node = task, str(task.node)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._held: dict[int, Held] = {}
-        self._jobs: dict[int, tuple[threading.Thread, list[Answer]]] = {}
-        self._begun = 0
         self._calls = 0
         self._quiet = threading.Condition(self._lock)
-        self._free = 0
-        """Bytes of rows that need no look at the memory in use."""
         self.draining = False
         self.left = threading.Event()
         """Set once the owner needs nothing more."""
@@ -102,29 +89,6 @@ class Part:
         if held is None:
             raise NodeError(f"{self._node} has no store {number} of run {self._task.run}: open it first")
         return held
-
-    def _count(self, calls: int, rows: int, nbytes: int, n: int, size: int) -> None:
-        with self._lock:
-            for at, more in ((calls, 1), (rows, n), (nbytes, size)):
-                self._numbers[at] += more
-
-    def _room(self, more: int) -> None:
-        """Raise a NodeError if `more` further bytes do not fit. Memory is measured only once every 32 MB of rows."""
-        limit = self._task.limit
-        if limit is None:
-            return
-        with self._lock:
-            self._free -= more
-            if self._free >= 0:
-                return
-            used = own_bytes() + self._numbers[OTHERS]
-            left = limit - used - more
-            if left < 0:
-                raise NodeError(
-                    f"{self._node} has {limit:,} bytes for rows, {used:,} are taken and {more:,} more do not fit: start it "
-                    "with a higher --memory, or start more nodes"
-                )
-            self._free = min(left, 32 << 20)
 
     # What the owner may call
 
@@ -153,41 +117,17 @@ class Part:
 
     def get(self, number: int, kind: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the rows that are held, in the order of `keys`, and a mask of the keys that are. None: all are held."""
-        held = self._of(number)
-        record, of = self._checked(held, kind, keys)
-        rows = torch.empty((len(of), record.width), dtype=getattr(torch, record.dtype))
-        out, there = rows.numpy(), np.zeros(len(of), np.bool_)
-        held.store._read(kind, of, out, there)
-        n = int(np.count_nonzero(there))
-        self._count(GETS, ROWS_OUT, BYTES_OUT, n, n * record.nbytes)
-        if n == len(of):
+        store = self._of(number).store
+        record = store.layout.kinds[kind]
+        rows = torch.empty((len(keys), record.width), dtype=getattr(torch, record.dtype))
+        there = store.read(keys.numpy(), rows.numpy())
+        if there.all():
             return rows, None
-        return torch.from_numpy(out[there]) if n else None, torch.from_numpy(there)
+        held = torch.from_numpy(there)
+        return rows[held] if there.any() else None, held
 
-    def put(self, number: int, kind: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
-        held = self._of(number)
-        record, of = self._checked(held, kind, keys)
-        values = rows.numpy()
-        if held.store.layout.kind(of, values) != kind:
-            raise ValueError(f"rows are {values.dtype} {list(values.shape)}, and of {record} by their number")
-        self._room(values.nbytes)
-        held.store._write(kind, of, values)
-        self._count(PUTS, ROWS_IN, BYTES_IN, len(of), values.nbytes)
-
-    def _checked(self, held: Held, kind: int, keys: torch.Tensor) -> tuple[Any, NDArray[np.int64]]:
-        """Check the keys of a call before anything is allocated. Return their record and the keys."""
-        layout = held.store.layout
-        if type(kind) is not int or not 0 <= kind < len(layout.kinds):
-            raise ValueError(f"kind {kind} of records: this store has {len(layout.kinds)}")
-        if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.ndim != 1 or not len(keys):
-            raise TypeError(f"keys are {getattr(keys, 'dtype', type(keys).__name__)}: pass some int64 of one dimension")
-        record = layout.kinds[kind]
-        if (size := len(keys) * record.nbytes) > MOST_BYTES:
-            raise ValueError(f"{len(keys)} rows of {record} are {size:,} bytes, a call carries {MOST_BYTES:,}: cut it")
-        of = keys.numpy()
-        if (stranger := layout.stranger(of, record)) >= 0:
-            raise ValueError(f"key {int(of[stranger])} is of a table without records {record}: open the store with it")
-        return record, of
+    def put(self, number: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        self._of(number).store.write(keys.numpy(), rows.numpy())
 
     def describe(self, number: int, about: dict[str, str] | None = None) -> Facts:
         store = self._of(number).store
@@ -221,10 +161,9 @@ class Part:
 
     def check(self, number: int, folder: str, parts: list[Facts]) -> None:
         """Read all rows that `thaw` will read, and raise a CheckpointError if one is damaged."""
-        layout, where = self._of(number).store.layout, Path(folder)
-        with named(where, where):
-            for facts in parts:
-                deque(rows_of(OsFiles(), FrozenPart(facts), layout, where), maxlen=0)
+        layout = self._of(number).store.layout
+        for facts in parts:
+            check_rows(Path(folder), facts, layout)
 
     def thaw(self, number: int, folder: str, parts: list[tuple[Facts, Any]], identity: str, generation: int) -> Facts:
         """Each part comes with what `Shard.of` takes, which says which of its rows to take."""
@@ -235,30 +174,6 @@ class Part:
 
     def bye(self) -> None:
         self.left.set()
-
-    # Calls that may take long: one call begins a job and others ask for its outcome, so that each call is short.
-
-    def begin(self, method: str, *args: Any) -> int:
-        """Begin a call in a thread, and return the number under which `outcome` knows it."""
-        outcome: list[Answer] = []
-        thread = threading.Thread(target=lambda: outcome.append(self.answer(method, args)), daemon=True)
-        with self._lock:
-            self._begun += 1
-            self._jobs[self._begun] = thread, outcome
-            job = self._begun
-        thread.start()
-        return job
-
-    def outcome(self, job: int) -> Answer | None:
-        """Return the answer to a call that was begun, or None while it runs."""
-        with self._lock:
-            thread, outcome = self._jobs[job]
-        thread.join(0.5)
-        if thread.is_alive():
-            return None
-        with self._lock:
-            del self._jobs[job]
-        return outcome[0]
 
     # For its process
 
@@ -278,13 +193,6 @@ class Part:
         except Exception as error:
             return "error", said(error)
 
-    def measure(self) -> None:
-        """Update the numbers that no call does."""
-        with self._lock:
-            stores = [each.store for each in self._held.values()]
-        self._numbers[ROWS] = sum(len(store) for store in stores if not store.closed)
-        self._numbers[MEMORY] = own_bytes()
-
     def drain(self) -> None:
         """Accept no more calls, finish those in progress, and close the stores."""
         with self._lock:
@@ -302,17 +210,13 @@ def _point(store: Store) -> Facts:
     return {"identity": store.identity, "generation": store.generation}
 
 
-METHODS = (
-    "open", "close", "get", "put", "describe", "held", "freeze", "write", "release", "check", "thaw", "bye",
-    "begin", "outcome",
-)  # fmt: skip
 _part: Part | None = None
 
 
 def call(method: str, *args: Any) -> Answer:
-    """Call one of `METHODS`. Return ("ok", result) or ("error", result of `said`)."""
-    if _part is None or method not in METHODS or (method == "begin" and args[0] not in METHODS):
-        return "error", said(NodeError(f"this process serves no {method!r}: install the same version of skirl"))
+    """Call a method of this process's part. Return ("ok", result) or ("error", result of `said`)."""
+    if _part is None:
+        return "error", said(NodeError("this process is no part of a node: install the same version of skirl"))
     return _part.answer(method, args)
 
 
@@ -320,17 +224,12 @@ def alive() -> bool:
     return True
 
 
-FUNCTIONS = (call, alive)
-"""All functions that one process may call in another."""
-
-
-def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, ...] = FUNCTIONS) -> None:
+def run(pipe: Connection, task: PartFacts) -> None:
     global _part
     for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    _part = Part(task, numbers)
-    rpc.only(functions)
+    _part = Part(task)
     try:
         meeting = Meeting(task.address, seconds=task.patience)
         name = part_name(task.rank, task.group)
@@ -349,7 +248,6 @@ def _watch(pipe: Connection, task: PartFacts, part: Part) -> None:
     """Answer the node until the owner leaves or is gone."""
     looked = heard = time.monotonic()
     while not part.left.wait(0.05):
-        part.measure()
         if pipe.poll():
             if pipe.recv() == "drain":
                 break

@@ -3,14 +3,12 @@
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.store.remote.wire import Address, NodeError, hush
+from skirl.store.remote.meeting import Address, Meeting, hush
 
 
 @dataclass
@@ -27,48 +25,14 @@ class Serve:
     """HOST:PORT of this machine where trainers meet it. A loopback address admits only this machine."""
     rows: str = "memory"
     """Where rows are kept: memory, or disk:FOLDER."""
-    memory: str | None = None
-    """The most memory that the rows of this node may take, such as 100GB; no limit if not given."""
-    metrics: str | None = None
-    """HOST:PORT, or a port of 127.0.0.1, that serves /metrics for Prometheus; none if not given."""
-    patience: float | None = None
-    """Seconds that a call may take; $SKIRL_PATIENCE or 60 if not given."""
 
     def __post_init__(self) -> None:
         Address.meeting(self.meet)
         if self.rows != "memory" and not (self.rows.startswith("disk:") and self.rows != "disk:"):
             raise ValueError(f"rows is {self.rows!r}: set it to memory or disk:FOLDER")
-        if self.patience is not None and not self.patience > 0:
-            raise ValueError(f"patience is {self.patience}: set it to seconds above 0")
-        self._limit()
-        self._metrics()
-
-    def _limit(self) -> int | None:
-        from skirl.tools.units import parse_bytes
-
-        if self.memory is None:
-            return None
-        try:
-            limit = parse_bytes(self.memory)
-        except ValueError as error:
-            raise ValueError(f"memory is {error}") from None
-        if limit < 1:
-            raise ValueError(f"memory is {self.memory!r}: set it above 0")
-        return limit
-
-    def _metrics(self) -> tuple[str, int] | None:
-        if self.metrics is None:
-            return None
-        text = self.metrics if ":" in self.metrics else f"127.0.0.1:{self.metrics}"
-        try:
-            address = Address.meeting(text)
-        except ValueError:
-            raise ValueError(f"metrics is {self.metrics!r}: write it HOST:PORT, or a port such as 9400") from None
-        return address.host, address.port
 
     def run(self) -> dict[str, Any]:
         hush()
-        from skirl.store.remote.meeting import Meeting
         from skirl.store.remote.node import TICK, Node
         from skirl.store.remote.store import PATIENCE
         from skirl.tools.units import patience_of
@@ -78,15 +42,13 @@ class Serve:
             n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGTERM, signal.SIGINT)
         }
         try:
-            patience = self.patience or patience_of(os.environ, PATIENCE)
+            patience = patience_of(os.environ, PATIENCE)
             address = Address.meeting(self.meet)
             if self.rows != "memory":
                 self._folder()
             meeting = Meeting(address, keep=True, seconds=patience)
-            node = Node(meeting, rows=self.rows, limit=self._limit(), patience=patience)
+            node = Node(meeting, rows=self.rows, patience=patience)
             try:
-                where = self._metrics()
-                side = None if where is None else _serve_metrics(where, node.metrics)
                 reach = (
                     "only this machine reaches it"
                     if address.loopback
@@ -97,8 +59,6 @@ class Serve:
                     node.tick()
                     time.sleep(TICK)
                 node.drain()
-                if side is not None:
-                    side.shutdown()
             finally:
                 node.kill()
         finally:
@@ -114,34 +74,3 @@ class Serve:
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         return {"node": result["node"], "ended by": result["ended_by"]}
-
-
-def _serve_metrics(address: tuple[str, int], text: Callable[[], str]) -> Any:
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            if self.path != "/metrics":
-                self.send_error(404)
-                return
-            body = text().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing: a line per request would be too much."""
-
-    try:
-        server = ThreadingHTTPServer(address, Handler)
-    except OSError as error:
-        raise NodeError(
-            f"metrics cannot be served at {address[0]}:{address[1]} ({error.strerror}): set metrics to a free port"
-        ) from None
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, name="skirl metrics", daemon=True).start()
-    return server

@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote import part, rpc
-from skirl.store.remote.meeting import Meeting
-from skirl.store.remote.wire import Address, NodeError, raised
+from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.tools.units import patience_of
 
 log = logging.getLogger("skirl")
 
 PATIENCE = 60.0
 """Seconds that a call may take, unless SKIRL_PATIENCE is set."""
+LOOK = 0.5
+"""Seconds after which a part is asked whether it is alive, while a call takes long."""
 PIECE_BYTES = 16 << 20
 """Most bytes of rows that a call carries. Several calls are in flight at once."""
 
@@ -90,14 +91,9 @@ class Connection:
     def calls(self, method: str, args: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Make several calls at once, wait for all of them even if one fails, and return their results."""
         began, results, wrong = time.monotonic(), list[Any](), None
-        for future in [self._begin(method, *each) for each in args]:
+        for future in [self._begin(method, each, self.patience) for each in args]:
             try:
-                kind, value = rpc.end(future)
-                if kind == "error":
-                    raise raised(value, str(self.address))
-                results.append(value)
-            except rpc.Failed as error:
-                wrong = wrong or self._failed(method, error, time.monotonic() - began)
+                results.append(self._result(method, future, began))
             except Exception as error:
                 wrong = wrong or error
         if wrong is not None:
@@ -105,23 +101,35 @@ class Connection:
         return results
 
     def job(self, method: str, *args: Any) -> Any:
-        """Call a method that may take long, by calls that are short."""
-        job = self.call("begin", method, *args)
-        while (outcome := self.call("outcome", job)) is None:
-            pass
-        if outcome[0] == "error":
-            raise raised(outcome[1], str(self.address))
-        return outcome[1]
+        """Call a method that may take as long as it likes while its part answers other calls."""
+        began, done = time.monotonic(), threading.Event()
+        future = self._begin(method, args, rpc.FOREVER)
+        future.add_done_callback(lambda _: done.set())
+        try:
+            while not done.wait(LOOK):
+                rpc.end(rpc.begin(self.name, part.alive, (), self.patience))
+        except rpc.Failed as error:
+            raise self._failed(method, error, time.monotonic() - began) from None
+        return self._result(method, future, began)
 
-    def _begin(self, method: str, *args: Any) -> Any:
+    def _begin(self, method: str, args: tuple[Any, ...], seconds: float) -> Any:
         if self.failure is not None:
             raise NodeError(self.failure)
         if self.closed:
             raise NodeError(f"this process has left the node at {self.address}: make new embeddings")
         try:
-            return rpc.begin(self.name, part.call, (method, *args), self.patience)
+            return rpc.begin(self.name, part.call, (method, *args), seconds)
         except rpc.Failed as error:
             raise self._failed(method, error, 0.0) from None
+
+    def _result(self, method: str, future: Any, began: float) -> Any:
+        try:
+            kind, value = rpc.end(future)
+        except rpc.Failed as error:
+            raise self._failed(method, error, time.monotonic() - began) from None
+        if kind == "error":
+            raise rpc.raised(value, str(self.address))
+        return value
 
     def _failed(self, method: str, error: rpc.Failed, seconds: float) -> NodeError:
         """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
@@ -204,17 +212,12 @@ class RemoteStore(Store):
             n = at.stop - at.start
             mask = np.ones(n, np.bool_) if held is None else held.numpy()
             values = np.empty((0, out.shape[1]), out.dtype) if rows is None else rows.numpy()
-            if values.dtype != out.dtype or len(mask) != n or values.shape != (np.count_nonzero(mask), out.shape[1]):
-                raise NodeError(
-                    f"the node at {self._node.address} gave {values.dtype} {list(values.shape)} for {n} rows of {out.dtype} "
-                    f"[{out.shape[1]}]: install the same version of skirl on all machines"
-                )
             found[at] = mask
             out[at][slice(None) if held is None else mask] = values
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         pieces = self._pieces(kind, keys.size)
-        self._node.calls("put", [(self._number, kind, _tensor(keys[at]), _tensor(rows[at])) for at in pieces])
+        self._node.calls("put", [(self._number, _tensor(keys[at]), _tensor(rows[at])) for at in pieces])
 
     def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
