@@ -51,7 +51,6 @@ def lookahead(
     policy: str = "min",
     ramp: bool = True,
     window_bytes: int | None = None,
-    plan_threads: int = 1,
     patience: float = 600.0,
     trace: str | Path | None = None,
 ) -> "Lookahead":
@@ -77,7 +76,6 @@ def lookahead(
     - `policy`: which rows leave: "min", which fetches the fewest, or "lru", "lfu", "ttl" for comparison.
     - `ramp`: begin with a window of 8 batches that grows, so that training starts at once; False waits for the whole window.
     - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit if `depth` is a number.
-    - `plan_threads`: threads of the oracle, in addition to those of torch. One plans millions of ids a second.
     - `patience`: seconds that a loader or a store may take for one batch before it counts as hanging. Ten minutes by
       default, since a slow one must not end a run.
     - `trace`: file for the timeline of the stages, which chrome://tracing and Perfetto can show. None writes none: it
@@ -92,7 +90,7 @@ def lookahead(
     >>> batches.step, embeddings.engine.counters.new, embeddings.engine.counters.fetched
     (10, 5, 1)
     """
-    plan = Plan(depth, prefetch, policy, ramp, window_bytes, plan_threads)
+    plan = Plan(depth, prefetch, policy, ramp, window_bytes)
     return Lookahead(
         loader, model, plan, sparse=sparse, accumulate=accumulate, shards=shards, patience=patience, trace=trace
     )
