@@ -181,7 +181,7 @@ class Ready:
         self.none, self.live = np.empty(0, np.float32), np.ones(1, np.bool_)
         self.pool, self.update = cpu.pool, cpu.update_kernel(optimizer.rule)
         if not arena.plain:
-            self.pool = choice.pool_for(piece.dim, width, self.out, False)
+            self.pool = choice.pool_for(piece.dim, width, self.out.dtype, False)
             self.update = choice.update_for(piece.dim, self.cache.dtype, optimizer.rule)
 
     def forward(self) -> None:

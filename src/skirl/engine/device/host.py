@@ -8,7 +8,7 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
 from skirl.core.inverse import Shared, taken
-from skirl.engine.buffers import HostBuffer, Reused, Staging, empty
+from skirl.engine.buffers import Reused, empty
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
 from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.tree import Parts
@@ -36,60 +36,57 @@ class Host(Device):
 
 
 class HostRows(BankRows):
-    """One bank in host memory. Both an arrival and the rows that leave are buffers; the store reads into the former."""
+    """One bank in host memory. Both an arrival and the rows that leave are records; the store reads into the former."""
 
     def __init__(self, facts: BankFacts, buffers: Reused) -> None:
         super().__init__(facts)
         self.array = np.empty((0, facts.width), facts.dtype)
-        self.staging = Staging(facts.width, facts.dtype)
+        self._staging = Reused(facts.dtype)
         self._buffers = buffers
-        self._pending: dict[int, HostBuffer] = {}
+        self._pending: dict[int, torch.Tensor] = {}
+        """By step: rows that left, as long as they may be forwarded."""
 
     def allocate(self, slots: int, staging_rows: int) -> Rows:
         if self.facts.half:
             raise ValueError(
                 f"rows of {self.facts.half} can only be trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
-        self.staging.most = staging_rows * self.facts.width * self.facts.dtype.itemsize
         # The array begins on a cache line. Pages are backed when first written.
         self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
         return self.array
 
     def forget_moves(self) -> None:
         self._pending.clear()
-        self.staging.reset()
 
-    def arriving(self, work: Work) -> HostBuffer:
-        return self.staging.of(len(work.steps[self.facts.number].fetch_keys))
+    def arriving(self, work: Work) -> torch.Tensor:
+        return self._staging.take(len(work.steps[self.facts.number].fetch_keys), self.facts.width)
 
-    def room(self, arrival: HostBuffer) -> np.ndarray:
-        return arrival.rows
+    def room(self, arrival: torch.Tensor) -> np.ndarray:
+        return arrival.numpy()
 
-    def shipped(self, arrival: HostBuffer, work: Work) -> None:
+    def shipped(self, arrival: torch.Tensor, work: Work) -> None:
         pass
 
-    def load(self, work: Work, arrival: HostBuffer) -> HostBuffer:
-        step, pending, staging = work.steps[self.facts.number], self._pending, self.staging
+    def load(self, work: Work, arrival: torch.Tensor) -> torch.Tensor:
+        step, pending = work.steps[self.facts.number], self._pending
         for number in [n for n in pending if n < step.hold_from]:
-            staging.release(pending.pop(number))
-        leaving = staging.of(len(step.evict_keys))
-        self._run(cpu.take, len(leaving.rows), self.array, step.evict_slots, leaving.rows)
+            del pending[number]
+        leaving = self._staging.take(len(step.evict_keys), self.facts.width)
+        self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving.numpy())
         pending[step.number] = leaving
-        staging.retain(leaving)  # one owner is the write-back, the other a possible forward
         for number in np.unique(step.forward_step):
             which = step.forward_step == number
-            rows = pending[int(number)].rows[step.forward_index[which]]
+            rows = pending[int(number)].numpy()[step.forward_index[which]]
             cpu.put(self.array, step.forward_slots[which], rows, 0, len(rows))
-        self._run(cpu.put, len(arrival.rows), self.array, step.fetch_slots, arrival.rows)
+        self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival.numpy())
         self._make(step.new_keys, step.new_slots)
-        staging.release(arrival)
         return leaving
 
-    def landed(self, leaving: HostBuffer) -> np.ndarray:
-        return leaving.rows
+    def landed(self, leaving: torch.Tensor) -> np.ndarray:
+        return leaving.numpy()
 
-    def written(self, leaving: HostBuffer) -> None:
-        self.staging.release(leaving)
+    def written(self, leaving: torch.Tensor) -> None:
+        pass
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
@@ -124,7 +121,7 @@ class HostRows(BankRows):
         scale: np.ndarray,
         into: np.ndarray,
     ) -> None:
-        kernel = choice.pool_for(self.facts.dim, rows.shape[1], into, not len(offsets))
+        kernel = choice.pool_for(self.facts.dim, rows.shape[1], self.facts.dtype, not len(offsets))
         self._run(kernel, len(into), rows, self.facts.dim, place, offsets, features, scale, into)
 
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
@@ -155,7 +152,7 @@ class HostRows(BankRows):
         slots = work.steps[self.facts.number].slots
         out = self._buffers.take(len(slots), self.facts.dim)
         into, none = out.numpy(), np.empty(0, self.facts.dtype)
-        kernel = choice.pool_for(self.facts.dim, self.array.shape[1], into, True)
+        kernel = choice.pool_for(self.facts.dim, self.array.shape[1], self.facts.dtype, True)
         self._run(kernel, len(out), self.array, self.facts.dim, slots, slots[:0], 1, none, into)
         return out
 

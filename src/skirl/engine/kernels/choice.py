@@ -15,18 +15,11 @@ log = logging.getLogger("skirl")
 
 WIDEST = 256
 """Most floats of a row that still fit in registers."""
-CACHE_LINE = 64
-STREAMED = 32 << 20
-"""Size in bytes from which an output is written past the caches: its reader would not find it there anyway."""
 
 
-def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
-    wide = _wide() if _fits(dim, out.dtype) else None
-    if wide is None:
-        return cpu.pool
-    across = width % 16 != 0
-    make = wide.gather_kernel if one else wide.pool_kernel
-    return make(dim, across, out.nbytes >= STREAMED and out.ctypes.data % CACHE_LINE == 0 and dim % 16 == 0)
+def pool_for(dim: int, width: int, dtype: np.dtype, one: bool) -> Kernel:
+    wide = _wide() if _fits(dim, dtype) else None
+    return cpu.pool if wide is None else wide.pool_kernel(dim, width % 16 != 0, one)
 
 
 def update_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
