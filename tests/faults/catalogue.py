@@ -67,13 +67,13 @@ ORACLE = [
 
 MOVES = [
     Fault("fetched rows never enter the cache", "engine.device.host:HostRows.load",
-          "len(arrival.rows), self.array", "len(arrival.rows), self.array.copy()"),
+          "len(arrival), self.array", "len(arrival), self.array.copy()"),
     Fault("write-back from a slot that was overwritten", "engine.device.host:HostRows.load",
-          "self._run(cpu.take, len(leaving.rows), self.array, step.evict_slots, leaving.rows)\n"
+          "self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving.numpy())\n"
           "pending[step.number] = leaving",
           "pending[step.number] = leaving\n"
-          "self._run(cpu.put, len(arrival.rows), self.array, step.fetch_slots, arrival.rows)\n"
-          "self._run(cpu.take, len(leaving.rows), self.array, step.evict_slots, leaving.rows)"),
+          "self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival.numpy())\n"
+          "self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving.numpy())"),
     Fault("a hold is released one step too early", "engine.device.host:HostRows.load",
           "n < step.hold_from", "n <= step.hold_from"),
     Fault("initial values depend on the slot", "engine.device.host:HostRows._make",
@@ -98,8 +98,6 @@ MOVES = [
           "self.done", "self.done + 1"),
     Fault("a rollback reaches one step too far", "pipeline.pipeline:Pipeline.next",
           "flight.number + 1", "flight.number"),
-    Fault("rows that left are let go of one step too early", "engine.device.host:HostRows.load",
-          "n < step.hold_from", "n <= step.hold_from"),
     Fault("rows go under the keys of another bank's order", "engine.cache:Cache.record",
           "_fill(self.key_of, keys, slots)", "_fill(self.key_of, keys[::-1], slots)"),
     Fault("a slot that a row left is still found", "engine.cache:Cache.record",
