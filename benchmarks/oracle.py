@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from common import main, result
-from skirl.core.keys import MAX_ROWS
+from skirl.core.keys import MAX_ROWS, Positions
 from skirl.core.placement import Placement
-from skirl.core.positions import Positions
 from skirl.core.tables import Schema, Table
 from skirl.data.synthetic import Synthetic
 from skirl.oracle.bank import BankPlanner

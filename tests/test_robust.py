@@ -21,7 +21,7 @@ from skirl.core.ids import BadIds
 from skirl.engine.capacity import DoesNotFit
 from skirl.engine.engine import Damaged
 from skirl.engine.kernels import cpu
-from skirl.pipeline.loader_watch import StageStuck
+from skirl.pipeline.stages import StageStuck
 from tests.hooked import hooked
 from tests.loops import (
     FEATURES,

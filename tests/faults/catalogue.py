@@ -133,7 +133,7 @@ TRAINING = [
           "row[f] + b * step[f]", "row[f if b else 0] + b * step[f]"),
     Fault("tables without a gradient count updates", "engine.rows:Rows.apply",
           "engine.table_steps += raised", "self.table_steps += 1"),
-    Fault("a feature without gradient gets one of zeros", "nn.lookup:Cut.backward",
+    Fault("a feature without gradient gets one of zeros", "nn.output:Cut.backward",
           "part.zero_()", "part.zero_()\nctx.ticket.live[column] = True"),
     Fault("shards are added one after the other", "engine.kernels.tree:meets_below",
           "near < far and near < near ^ far", "True"),

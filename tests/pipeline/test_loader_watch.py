@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from skirl.pipeline.loader_watch import StageStuck, Watch
+from skirl.pipeline.reader import Watch
+from skirl.pipeline.stages import StageStuck
 from skirl.tools.interrupts import uninterrupted
 from tests.loops import our_threads, wait_for
 

@@ -10,7 +10,7 @@ import torch
 from skirl.core.batch import Sparse
 from skirl.core.inverse import BadIds as BadIds
 from skirl.core.inverse import Inverse, Shared, fill_bags, inverse_of
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import Ids
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tree import leaves
 from skirl.engine.kernels.tree import Parts
 from skirl.oracle.halves import Reads

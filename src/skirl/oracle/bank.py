@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.keys import key_of, table_of
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions, key_of, table_of
 from skirl.core.tables import Schema
-from skirl.oracle import loops
+from skirl.oracle import loops, policies
 from skirl.oracle.distinct import BatchRows, Finder
-from skirl.oracle.policies import base as policies
-from skirl.oracle.row_states import EVICTED, RowStates
+from skirl.oracle.row_states import EVICTED, RowStates, Uses
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.oracle.uses import Uses
 
 
 @dataclass(slots=True)

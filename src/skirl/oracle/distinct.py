@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.keys import ROW_BITS
+from skirl.core.keys import ROW_BITS, Positions
 from skirl.core.placement import Placement, site_in
-from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
 from skirl.tools.jit import kernel

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from skirl.oracle.policies import base as policies
+from skirl.oracle import policies
 
 Depth = int | Literal["auto", "epoch"]
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.loops import NEVER

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from skirl.core.keys import Positions
 from skirl.core.placement import Placement
-from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.halves import Asking, Reads, Requests, joined, row_type
 from skirl.oracle.options import Plan, Vote, due

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.loops import NEVER

@@ -19,10 +19,9 @@ from skirl.oracle.route import Route
 from skirl.peers.base import said_of
 from skirl.pipeline.agree import ShardsInLoop
 from skirl.pipeline.epoch import Epoch
-from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.passes import InLoop, Pass
 from skirl.pipeline.pipeline import Pipeline
-from skirl.pipeline.reader import DataPosition, Reader
+from skirl.pipeline.reader import DataPosition, Reader, Watch
 from skirl.pipeline.stages import StageHook, Times, keep_rows
 from skirl.pipeline.timeline import Timeline
 from skirl.tools import rng_state

@@ -9,9 +9,8 @@ from skirl.engine.work import Flight
 from skirl.nn.collection import Collection
 from skirl.pipeline.agree import ShardsInLoop
 from skirl.pipeline.epoch import Epoch
-from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.pipeline import Pipeline
-from skirl.pipeline.reader import DataPosition, Reader
+from skirl.pipeline.reader import DataPosition, Reader, Watch
 from skirl.pipeline.stages import Times
 from skirl.pipeline.timeline import LOOP
 from skirl.tools.interrupts import Hold, uninterrupted

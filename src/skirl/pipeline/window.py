@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from skirl.core.ids import BadIds, Ids
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Flight, Work

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numba import config, njit
 
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from skirl.engine.kernels import choice, cpu, wide
+from skirl.engine import kernels
+from skirl.engine.kernels import cpu, wide
 from skirl.tools import lanes
 from tests.cases import cases
 from tests.processes import interpreter
@@ -95,7 +96,7 @@ def test_updated_bits_are_those_of_the_plain_loop(data, how):
     lo = data.draw(st.integers(0, len(distinct)))
     caches = []
     rule = optimizer.rule
-    for kernel in (cpu.update_kernel(rule), choice.update_for(dim, np.dtype(np.float32), rule)):
+    for kernel in (cpu.update_kernel(rule), kernels.update_for(dim, np.dtype(np.float32), rule)):
         caches.append(drawn.cache.copy())
         kernel(
             caches[-1], dim, drawn.slot_of[distinct], distinct.astype(np.int64), start, positions, bag_of,
@@ -106,21 +107,21 @@ def test_updated_bits_are_those_of_the_plain_loop(data, how):
 
 def test_other_rows_take_the_plain_loops(monkeypatch):
     single, double = np.dtype(np.float32), np.dtype(np.float64)
-    assert choice.pool_for(16, 17, single, True) is not cpu.pool
-    assert choice.pool_for(16, 17, double, True) is cpu.pool
+    assert kernels.pool_for(16, 17, single, True) is not cpu.pool
+    assert kernels.pool_for(16, 17, double, True) is cpu.pool
     for dim, dtype in ((1, single), (18, single), (24, single), (272, single), (16, double)):
-        assert choice.update_for(dim, dtype, SGD().rule) is cpu.update_kernel(SGD().rule)
+        assert kernels.update_for(dim, dtype, SGD().rule) is cpu.update_kernel(SGD().rule)
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
-    assert choice.pool_for(16, 17, single, True) is cpu.pool
+    assert kernels.pool_for(16, 17, single, True) is cpu.pool
 
 
 UPDATE = """
 import numpy as np
-from skirl.engine.kernels import choice
+from skirl.engine import kernels
 from skirl.core.optim import SGD, padded
 rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300, 301], np.int32)  # one row is hot
 place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
-choice.update_for(16, cache.dtype, SGD().rule)(
+kernels.update_for(16, cache.dtype, SGD().rule)(
     cache, 16, rows, keys, start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_),
     padded([(np.inf, 0, 1)], np.float32), 0, 2)
 assert cache[:, 0].tolist() == [-299, 0]
@@ -140,9 +141,9 @@ def test_the_next_process_compiles_nothing(tmp_path):
 
 @pytest.fixture
 def asked_anew():
-    choice._wide.cache_clear()
+    kernels._wide.cache_clear()
     yield
-    choice._wide.cache_clear()
+    kernels._wide.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_where_vectors_cannot_be_built_rows_take_the_plain_loops(broken, monkeyp
         monkeypatch.setattr(lanes, "_every_operation", lambda rows: None)
     single = np.dtype(np.float32)
     for _ in range(2):
-        assert choice.pool_for(16, 17, single, True) is cpu.pool
-        assert choice.update_for(16, single, SGD().rule) is cpu.update_kernel(SGD().rule)
+        assert kernels.pool_for(16, 17, single, True) is cpu.pool
+        assert kernels.update_for(16, single, SGD().rule) is cpu.update_kernel(SGD().rule)
     (record,) = caplog.records
     assert "rows take the plain loops" in record.message and record.levelname == "WARNING"

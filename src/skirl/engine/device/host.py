@@ -8,9 +8,10 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
 from skirl.core.inverse import Shared, taken
+from skirl.engine import kernels
 from skirl.engine.buffers import Reused, empty
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
-from skirl.engine.kernels import choice, cpu
+from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.base import Rows
@@ -121,7 +122,7 @@ class HostRows(BankRows):
         scale: np.ndarray,
         into: np.ndarray,
     ) -> None:
-        kernel = choice.pool_for(self.facts.dim, rows.shape[1], self.facts.dtype, not len(offsets))
+        kernel = kernels.pool_for(self.facts.dim, rows.shape[1], self.facts.dtype, not len(offsets))
         self._run(kernel, len(into), rows, self.facts.dim, place, offsets, features, scale, into)
 
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
@@ -142,7 +143,7 @@ class HostRows(BankRows):
 
     def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray) -> None:
         facts, step = self.facts, work.steps[self.facts.number]
-        kernel = choice.update_for(facts.dim, facts.dtype, facts.rule)
+        kernel = kernels.update_for(facts.dim, facts.dtype, facts.rule)
         self._run(
             kernel, len(step.rows), self.array, facts.dim, step.rows, step.keys, *groups, scalars,
             work=groups[0],
@@ -152,7 +153,7 @@ class HostRows(BankRows):
         slots = work.steps[self.facts.number].slots
         out = self._buffers.take(len(slots), self.facts.dim)
         into, none = out.numpy(), np.empty(0, self.facts.dtype)
-        kernel = choice.pool_for(self.facts.dim, self.array.shape[1], self.facts.dtype, True)
+        kernel = kernels.pool_for(self.facts.dim, self.array.shape[1], self.facts.dtype, True)
         self._run(kernel, len(out), self.array, self.facts.dim, slots, slots[:0], 1, none, into)
         return out
 
@@ -183,7 +184,7 @@ class HostRows(BankRows):
         values = self._buffers.take(rows, self.facts.dim)
         counted = np.empty(rows, np.bool_)
         self._run(
-            choice.sums_for(self.facts.dim, self.facts.dtype), rows, *groups, bags, scale, grads.numpy(), live,
+            kernels.sums_for(self.facts.dim, self.facts.dtype), rows, *groups, bags, scale, grads.numpy(), live,
             parts.ends, parts.leaves, values.numpy(), counted, work=groups[0],
         )  # fmt: skip
         return Sums(values, torch.from_numpy(counted))
