@@ -59,9 +59,9 @@ ORACLE = [
           "if had:", "if True:"),
     Fault("the window is smaller than promised", "oracle.options:is_full",
           "2 * planned", "planned"),
-    Fault("next uses of an epoch are off by one", "pipeline.epoch:_scan",
+    Fault("next uses of an epoch are off by one", "oracle.epoch:_scan",
           "dense[handle] = number + 1", "dense[handle] = number + 1 + number % 2"),
-    Fault("a warm cache does not know the epoch's first uses", "pipeline.window:Window._first_uses",
+    Fault("a warm cache does not know the epoch's first uses", "engine.window:Window._first_uses",
           "residents is None or not self._epochs", "True"),
 ]  # fmt: skip
 
@@ -276,7 +276,7 @@ TRAINERS = [
           "counts[i] > 0", "counts[i] > 1"),
     Fault("requests are taken for those of another rank", "oracle.halves:joined",
           "[part.rows for part in asked]", "[part.rows for part in asked[::-1]]"),
-    Fault("one owner writes nothing back", "pipeline.window:Window._next",
+    Fault("one owner writes nothing back", "engine.window:Window._next",
           "flight, steps = planned",
           "flight, steps = planned\n"
           "for step in steps if self._route.rank else []:\n"

@@ -13,8 +13,8 @@ import pytest
 from numba import config
 
 import skirl
-from skirl.core import positions
 from skirl.engine.kernels import tree
+from skirl.oracle import seen
 from skirl.tools import kernel_cache
 from skirl.tools.kernel_cache import KernelCache, cache_for, kernel_folder, sources_of
 
@@ -109,7 +109,7 @@ def source_of(kernel):
 
 
 def test_a_source_that_changed_since_the_process_began_is_not_kept(monkeypatch):
-    kernel = source_of(positions._keys)
+    kernel = source_of(seen._set)
     assert cache_for(kernel) is not None
     monkeypatch.setitem(kernel_cache._AT_START, HOUSE / "core/keys.py", (0, 0))  # it imports that
     kernel_cache._folder_of.cache_clear()

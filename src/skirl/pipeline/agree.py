@@ -1,7 +1,6 @@
 """What trainers agree on about a batch, and the shards of a step."""
 
 import hashlib
-import logging
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,8 @@ from torch import nn
 
 from skirl.nn.collection import collections_of
 from skirl.nn.dense_sums import DenseSums, check_sharded
-from skirl.oracle.route import Route
 from skirl.peers.base import Peers
 from skirl.tools import rng_state
-
-log = logging.getLogger("skirl")
-LOOKED_AT = 4
-"""Batches after which trainers that all read the same data are warned."""
-FEWEST = 64
-"""Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 
 
 def check_weights(model: nn.Module, peers: Peers) -> None:
@@ -69,16 +61,6 @@ def leave(peers: Peers, step: int, micro: int | None) -> None:
                 f"rank {peers.rank} left its loop after step {step:,} and rank {rank} after step {theirs:,}: leave loops "
                 "after the same step on all trainers"
             )
-
-
-def tell_of_same_data(route: Route) -> None:
-    """Warn once if all trainers read the same data. Call this after each batch."""
-    if route.alike and route.number == LOOKED_AT and route.requests >= FEWEST and route.rank == 0:
-        log.warning(
-            "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
-            "skirl.ShardSampler or stream.sharded",
-            LOOKED_AT,
-        )
 
 
 class ShardsInLoop:

@@ -14,11 +14,11 @@ from skirl.core.ids import Ids
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection, collections_of, refuse_copies
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.route import Route
 from skirl.peers.base import said_of
 from skirl.pipeline.agree import ShardsInLoop
-from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.passes import InLoop, Pass
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import DataPosition, Reader, Watch

@@ -7,8 +7,8 @@ from typing import Any
 
 from skirl.engine.work import Flight
 from skirl.nn.collection import Collection
+from skirl.oracle.epoch import Epoch
 from skirl.pipeline.agree import ShardsInLoop
-from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import DataPosition, Reader, Watch
 from skirl.pipeline.stages import Times

@@ -20,9 +20,9 @@ from skirl.core.batch import Sparse
 from skirl.core.id_hash import hashes_of
 from skirl.core.ids import BadIds, Ids, Resolver, capture
 from skirl.core.keys import Positions
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Vote
 from skirl.oracle.route import Route
-from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.stages import StageStuck, Times, seconds
 from skirl.pipeline.timeline import LOOP
 from skirl.tools import rng_state

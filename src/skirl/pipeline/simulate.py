@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from skirl.core.tables import Schema
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.pipeline.epoch import Epoch
 
 Keys = list[np.ndarray]
 """The keys of one batch, bank after bank."""

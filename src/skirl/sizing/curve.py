@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from skirl.engine.capacity import CacheSplit, Capacity
+from skirl.engine.window import FIRST_WINDOW
 from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.simulate import planned
-from skirl.pipeline.window import FIRST_WINDOW
 from skirl.sizing.survey import Survey
 
 KINDS: dict[str, tuple[Depth, str]] = {
