@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.tables import Schema
 from skirl.oracle.options import Plan
-from skirl.pipeline.simulate import Totals, planned, simulate
+from skirl.pipeline.simulate import simulate
 from tests.oracle import brute
 
 ROWS = 40
@@ -39,19 +39,3 @@ def test_holding_more_evicted_rows_changes_no_count_but_forwarding(trace, batch,
     with_rows = simulate(SCHEMA, batches, [batch + spare], Plan(depth), hold_rows=[hold])
     assert without.forwarded <= with_rows.forwarded <= with_rows.fetched
     assert (without.fetched, without.new, without.written) == (with_rows.fetched, with_rows.new, with_rows.written)
-
-
-def test_totals_are_sums_over_steps_and_banks():
-    schema = Schema.of([Table("a", 50, 4), Table("b", 50, 8)])
-    rng = np.random.default_rng(1)
-    batches = [[rng.integers(0, 50, 8), (1 << 48) + rng.integers(0, 50, 8)] for _ in range(40)]
-    steps = list(planned(schema, batches, [20, 10], Plan(4)))
-    assert [bank.number for step in steps for bank in step] == [n for n in range(40) for _ in range(2)]
-    banks = [bank for step in steps for bank in step]
-    assert simulate(schema, batches, [20, 10], Plan(4)) == Totals(
-        steps=40,
-        fetched=sum(len(b.fetch_keys) + len(b.forward_keys) for b in banks),
-        forwarded=sum(len(b.forward_keys) for b in banks),
-        new=len(np.unique(np.concatenate([part for batch in batches for part in batch]))),
-        written=sum(len(b.evict_keys) for b in banks),
-    )
