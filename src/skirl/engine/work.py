@@ -12,7 +12,7 @@ from skirl.core.ids import Ids
 from skirl.core.keys import Positions
 from skirl.core.tree import leaves
 from skirl.engine.kernels.tree import Parts
-from skirl.oracle.halves import Reads
+from skirl.oracle.route import Reads
 from skirl.oracle.step import Step
 
 

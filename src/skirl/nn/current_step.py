@@ -149,11 +149,24 @@ class CurrentStep:
             return
         grad, of_bags = (None if g is None else g.reshape(-1, g.shape[-1]).contiguous() for g in (grad, of_bags))
         if ticket.ids.folded is not None:
-            _keep_shared(self.engine, ticket.work, ticket.bank, ticket.micro, grad, of_bags)
+            self._keep_shared(ticket, grad, of_bags)
         else:
             assert grad is not None
             ticket.work.keep(ticket.bank, ticket.micro, grad, self.engine.device.empty)
         ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
+
+    def _keep_shared(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None) -> None:
+        """Keep the gradient of a micro-batch whose samples share bags: that of the output, [batch * features, dim], and
+        that of the shared bags themselves, [shared bags, dim], if the loop used them."""
+        engine, shared, bank = self.engine, ticket.ids.folded, ticket.bank
+        assert shared is not None
+        into = ticket.work.room(bank, ticket.micro, engine.schema.banks[bank].dim, engine.device.empty)
+        folded = into[shared.samples :]
+        if grad is not None and shared.plain.any():
+            into[: shared.samples].copy_(grad)
+        engine.banks[bank].fold(shared, grad, folded)
+        if of_bags is not None:
+            folded += of_bags
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
@@ -193,22 +206,6 @@ class CurrentStep:
         for place, grad in work.grads.items():
             work.grads[place] = grad * inverse if len(work.micros) == 1 else grad.mul_(inverse)
         return True
-
-
-def _keep_shared(
-    engine: Engine, work: Work, bank: int, micro: int, grad: torch.Tensor | None, of_bags: torch.Tensor | None
-) -> None:
-    """Keep the gradient of a micro-batch whose samples share bags: that of the output, [batch * features, dim], and
-    that of the shared bags themselves, [shared bags, dim], if the loop used them."""
-    shared, rows, dim = work.micros[micro].banks[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
-    assert shared is not None
-    into = work.room(bank, micro, dim, engine.device.empty)
-    folded = into[shared.samples :]
-    if grad is not None and shared.plain.any():
-        into[: shared.samples].copy_(grad)
-    rows.fold(shared, grad, folded)
-    if of_bags is not None:
-        folded += of_bags
 
 
 class Ticket:

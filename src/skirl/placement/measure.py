@@ -11,7 +11,7 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
 from skirl.engine import kernels
-from skirl.engine.buffers import empty
+from skirl.engine.device.host import empty
 from skirl.engine.kernels import cpu
 from skirl.placement.costs import Kernel
 from skirl.placement.problem import Placed, Problem

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.engine.buffers import rounded
+from skirl.engine.device.base import rounded
 from skirl.engine.kernels.tree import TreePlan, stretches_of
 from skirl.engine.work import Work
-from skirl.oracle.halves import Reads
+from skirl.oracle.route import Reads
 from skirl.oracle.step import Step
 from skirl.tools.jit import kernel
 
