@@ -152,7 +152,10 @@ class CurrentStep:
             self._keep_shared(ticket, grad, of_bags)
         else:
             assert grad is not None
-            ticket.work.keep(ticket.bank, ticket.micro, grad, self.engine.device.empty)
+            if len(ticket.work.micros) > 1:  # whoever made it may reuse its memory
+                into = ticket.work.room(ticket.bank, ticket.micro, grad.shape[-1], self.engine.device.empty)
+                grad = into.copy_(grad)
+            ticket.work.grads[ticket.bank, ticket.micro] = grad
         ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
 
     def _keep_shared(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.keys import Positions
+from skirl.core.keys import Positions, key_of
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.loops import NEVER
@@ -68,8 +68,8 @@ class _BankSpool:
     def add(self, batch: Positions) -> None:
         assert self._rows is not None
         distinct = self._finder.find(batch)
-        keys = np.empty(distinct.total, np.int64)
-        _name(self._finder.tables, distinct.found, distinct.low, distinct.first, keys)
+        parts = zip(self._finder.tables, distinct.low, np.diff(distinct.first))
+        keys = np.concatenate([key_of(table, distinct.found[low : low + rows]) for table, low, rows in parts])
         self.file.write(self._handles(keys).data)
         self._starts.append(self._starts[-1] + len(keys))
 
@@ -133,13 +133,6 @@ def _spooling() -> Iterator[None]:
             f"{why(error, place)}: set TMPDIR to a folder with room, or use depth='auto'",
             error.errno,
         ) from error
-
-
-@kernel
-def _name(tables, found, low, first, keys):
-    for t in range(len(tables)):
-        for i in range(first[t], first[t + 1]):
-            keys[i] = tables[t] << ROW_BITS | found[low[t] + i - first[t]]
 
 
 @kernel

@@ -17,7 +17,6 @@ from skirl.engine.kernels.tree import TreePlan, stretches_of
 from skirl.engine.work import Work
 from skirl.oracle.route import Reads
 from skirl.oracle.step import Step
-from skirl.tools.jit import kernel
 
 T = TypeVar("T")
 
@@ -238,45 +237,14 @@ def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
     shared = ids.folded
     assert shared is not None
     begin, end = np.zeros((2, shared.rows), np.int32)
-    each = shared.bag.size
-    copy_to, fold, fold_begin = np.empty(each, np.int32), np.empty(each, np.int32), np.empty(shared.bags + 1, np.int32)
-    _lay(ids.offsets, shared.first, shared.plain, shared.batch, begin, end)
-    _group(shared.bag, shared.columns, shared.features, copy_to, fold_begin, fold)
-    copy = np.ascontiguousarray(shared.bag).reshape(-1)
+    for first, row, step, bags in zip(shared.first, *shared.rows_of_bags()):
+        at = row + step * np.arange(bags)
+        begin[at], end[at] = ids.offsets[first : first + bags], ids.offsets[first + 1 : first + bags + 1]
+    copy = shared.bag.reshape(-1)
+    copy_to = (shared.features * np.arange(shared.batch)[:, None] + shared.columns).astype(np.int32).reshape(-1)
+    fold = copy_to[np.argsort(copy, kind="stable")]
+    fold_begin = np.concatenate([[0], np.cumsum(np.bincount(copy, minlength=shared.bags))]).astype(np.int32)
     return dict(zip(LAID, (begin, end, copy, copy_to, fold, fold_begin), strict=True))
-
-
-@kernel
-def _lay(offsets, first, plain, batch, begin, end):
-    """Write each row's positions. Shared bags come after the samples' rows."""
-    features = len(plain)
-    behind = batch * features
-    for f in range(features):
-        for b in range(first[f + 1] - first[f]):
-            row = b * features + f
-            if not plain[f]:
-                row = behind
-                behind += 1
-            begin[row], end[row] = offsets[first[f] + b], offsets[first[f] + b + 1]
-
-
-@kernel
-def _group(bag, columns, features, row_of, begin, rows):
-    """Write the row of each sample and shared feature, and these rows by bag: a counting sort."""
-    begin[:] = 0
-    samples, shared = bag.shape
-    for sample in range(samples):
-        for i in range(shared):
-            row_of[sample * shared + i] = sample * features + columns[i]
-            begin[bag[sample, i] + 1] += 1
-    for b in range(1, len(begin)):
-        begin[b] += begin[b - 1]
-    at = begin[:-1].copy()
-    for sample in range(samples):
-        for i in range(shared):
-            b = bag[sample, i]
-            rows[at[b]] = sample * features + columns[i]
-            at[b] += 1
 
 
 @dataclass(eq=False)
