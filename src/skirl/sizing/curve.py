@@ -7,8 +7,8 @@ import numpy as np
 
 from skirl.engine.capacity import CacheSplit, Capacity
 from skirl.engine.window import FIRST_WINDOW
+from skirl.oracle.epoch import planned
 from skirl.oracle.options import Depth, Plan
-from skirl.pipeline.simulate import planned
 from skirl.sizing.survey import Survey
 
 KINDS: dict[str, tuple[Depth, str]] = {
