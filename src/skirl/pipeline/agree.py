@@ -45,24 +45,6 @@ def _digest(weight: torch.Tensor) -> int:
     return int.from_bytes(hashlib.blake2b(raw.tobytes(), digest_size=8).digest(), "little")
 
 
-def leave(peers: Peers, step: int, micro: int | None) -> None:
-    """End a loop on all trainers after the same step. Each tells the others its step; one within a step ends the job."""
-    if micro is not None:
-        why = (
-            f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,} while other trainers go on with that "
-            "step: leave the loop only when batches.ends_step is true, after the same step on all trainers"
-        )
-        peers.fail(why)
-        raise RuntimeError(why)
-    come = peers.channel("lookups").exchange([np.array([step])] * peers.size, "the end of a loop")
-    for rank, (theirs,) in enumerate(come):
-        if theirs != step:
-            raise RuntimeError(
-                f"rank {peers.rank} left its loop after step {step:,} and rank {rank} after step {theirs:,}: leave loops "
-                "after the same step on all trainers"
-            )
-
-
 class ShardsInLoop:
     """Random numbers and dense gradients of steps with shards, as micro-batches enter the loop and leave it."""
 
@@ -86,9 +68,24 @@ class ShardsInLoop:
         rng_state.swap_in(self._seed, step, self._first + micro)
 
     def left(self, step: int, micro: int | None) -> None:
-        """End the loop, on all trainers after the same step."""
-        if self.peers.size > 1:
-            leave(self.peers, step, micro)
+        """End the loop on all trainers after the same step: each tells the others its own; within a step it ends the job."""
+        peers = self.peers
+        if peers.size == 1:
+            return
+        if micro is not None:
+            why = (
+                f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,} while other trainers go on with "
+                "that step: leave the loop only when batches.ends_step is true, after the same step on all trainers"
+            )
+            peers.fail(why)
+            raise RuntimeError(why)
+        come = peers.channel("lookups").exchange([np.array([step])] * peers.size, "the end of a loop")
+        for rank, (theirs,) in enumerate(come):
+            if theirs != step:
+                raise RuntimeError(
+                    f"rank {peers.rank} left its loop after step {step:,} and rank {rank} after step {theirs:,}: leave "
+                    "loops after the same step on all trainers"
+                )
 
     def leave(self) -> None:
         """Let the micro-batch leave the loop. What comes next, such as reading the loader, draws the run's own numbers."""
