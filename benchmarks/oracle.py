@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from common import main, result
-from skirl.core.keys import MAX_ROWS
+from skirl.core.keys import MAX_ROWS, Positions
 from skirl.core.placement import Placement
-from skirl.core.positions import Positions
 from skirl.core.tables import Schema, Table
 from skirl.data.synthetic import Synthetic
 from skirl.oracle.bank import BankPlanner
@@ -36,8 +35,6 @@ class Oracle:
     """Samples in a batch, each with one id per table."""
     depth: int = 200
     """Batches in the window."""
-    threads: int = 1
-    """Threads that plan."""
     ids: Literal["rows", "hashed64"] = "rows"
     """rows: rows of tables of the data set's size; hashed64: the same ids, hashed into tables of 2**48 rows each."""
     cache: int = 500_000
@@ -54,12 +51,10 @@ class Oracle:
         rows = {"rows": lambda table: table.rows, "hashed64": lambda table: MAX_ROWS}[self.ids]
         schema = Schema.of([Table(table.name, rows(table), 16) for table in data.tables(16)])
         figures = self._alone(schema, data) if self.trainers == 1 else self._divided(schema, data)
-        return result(
-            "oracle", self, "batch depth threads ids cache steps trainers", tables=len(schema.tables), **figures
-        )
+        return result("oracle", self, "batch depth ids cache steps trainers", tables=len(schema.tables), **figures)
 
     def _alone(self, schema: Schema, data: Synthetic) -> dict[str, Any]:
-        planner = BankPlanner(schema, 0, self.cache, depth=self.depth, seen=Seen(schema), threads=self.threads)
+        planner = BankPlanner(schema, 0, self.cache, depth=self.depth, seen=Seen(schema))
         took, ids = 0.0, 0
         for number, positions in enumerate(self._positions(data)):
             began = time.perf_counter()

@@ -211,16 +211,14 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> SidesBatch:
 def _grouping(given: SidesBatch, tables: list[Table]) -> Callable[[], Any]:
     """Return a call of what the planner does instead of FBGEMM's sort: find the distinct rows, group positions by them."""
 
-    batch, whole = given.micro.banks[0].positions, np.array([0, len(tables)])
+    batch = given.micro.banks[0].positions
     finder = Finder(Schema.of(tables), 0)
     rows, ids = given.step.rows, len(batch)
 
     def group() -> None:
         distinct = finder.find(batch)
         out = (np.empty(ids, np.int32), np.empty(len(rows) + 1, np.int32), np.empty(ids, np.int32))
-        loops.group(
-            whole, distinct.parts, distinct.part_at, distinct.at, distinct.first, distinct.row_of, rows, *out, 0, 1
-        )
+        loops.group(distinct.parts, distinct.part_at, distinct.at, distinct.first, distinct.row_of, rows, *out)
 
     return group
 

@@ -11,7 +11,7 @@ A trace is a .npy file; `zipf` draws one: id i with a chance proportional to 1 /
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,20 @@ from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
 from skirl.nn.collection import EmbeddingBagCollection
+from skirl.oracle.epoch import planned
 from skirl.oracle.options import Plan
 from skirl.pipeline.lookahead import lookahead
-from skirl.pipeline.simulate import Totals, simulate
 from train import RepeatedBatches
+
+
+class Totals(NamedTuple):
+    """The rows that a run moves, under the names of the engine's counters."""
+
+    steps: int
+    fetched: int
+    forwarded: int
+    new: int
+    written: int
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,10 @@ class Traffic:
     def _count(self, batches: np.ndarray, rows: int, plan: Plan, hold_rows: list[int] | None = None) -> Totals:
         """Count with the planner alone. The only table is number 0, so a row is its own key."""
         schema = Schema.of([Table("id", rows, 1)])
-        return simulate(schema, [[batch] for batch in batches], [min(self.capacity, rows)], plan, hold_rows=hold_rows)
+        capacities = [min(self.capacity, rows)]
+        steps = [step for (step,) in planned(schema, [[one] for one in batches], capacities, plan, hold_rows=hold_rows)]
+        each = ((s.fetches, len(s.forward_keys), len(s.new_keys), len(s.evict_keys)) for s in steps)
+        return Totals(len(steps), *map(sum, zip(*each)))
 
 
 def drawn(accesses: int, rows: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from skirl.core.initial import first_rows
 from skirl.core.keys import key_of
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
+from skirl.engine.window import Window
 from skirl.engine.work import State, Work
 from skirl.models import DLRM
 from skirl.models.dlrm import Embeddings
@@ -199,18 +200,14 @@ class _NoCache(alone.StepByStep):
     """Steps that fetch every row of a batch that is not new."""
 
     def step(self, ids: Ids) -> Work:
-        engine, resolver = self._engine, self._engine.resolver
-        micro = resolver.resolve(resolver.check(ids))
-        most = [max(ids.count for ids in micro.banks)]
-        if not engine.caches:
-            engine.allocate(engine.capacity.decide([most], most, in_flight=4, number=0))
-        work = self._next(micro)
+        engine = self._engine
+        self._window = self._window or Window([engine], alone._PLAN)
+        work = self._planned(self._window, ids)
         work.steps = [_everything(work.steps[0])]
         engine.fetch(work)
         engine.banks[0].written(engine.banks[0].load(work, work.fetched[0]))  # nothing was evicted
         work.to(State.RESIDENT)
-        self._steps += 1
-        self._begun.executed(self._steps)
+        self._window.executed(work.number + 1)
         return work
 
 

@@ -17,8 +17,8 @@ from skirl.core.tables import Schema
 from skirl.engine.capacity import Capacity
 from skirl.engine.device.gpu import GpuRows
 from skirl.engine.engine import Leaving
+from skirl.engine.window import FIRST_WINDOW
 from skirl.engine.work import Work
-from skirl.pipeline.window import FIRST_WINDOW
 from tests.engine.device.delayed import DelayedStreams
 from tests.engine.device.lazy import World
 from tests.hooked import hooked

@@ -18,7 +18,7 @@ import pytest
 
 from skirl.cli import COMMANDS, CONFIGURED, main
 from skirl.core import optim
-from skirl.oracle.policies import base as policies
+from skirl.oracle import policies
 from skirl.tools.flags import flags_of, option
 
 ROOT = Path(__file__).parents[1]

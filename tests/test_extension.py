@@ -15,8 +15,8 @@ from skirl.core import optim
 from skirl.core.reference import Reference
 from skirl.core.tables import Schema
 from skirl.data import Synthetic
+from skirl.oracle import policies
 from skirl.oracle.bank import BankPlanner
-from skirl.oracle.policies import base as policies
 from skirl.oracle.seen import Seen
 from tests.cases import cases
 from tests.oracle.execute import Cache

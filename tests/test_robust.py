@@ -21,7 +21,7 @@ from skirl.core.ids import BadIds
 from skirl.engine.capacity import DoesNotFit
 from skirl.engine.engine import Damaged
 from skirl.engine.kernels import cpu
-from skirl.pipeline.loader_watch import StageStuck
+from skirl.pipeline.stages import StageStuck
 from tests.hooked import hooked
 from tests.loops import (
     FEATURES,
@@ -292,6 +292,19 @@ def test_a_hanging_kernel_of_the_planner(data, monkeypatch):
     hang.go.set()
     with pytest.raises(Damaged, match="the plan stage did not stop"):
         embeddings(data.batches[0].sparse)
+
+
+def test_a_thread_that_cannot_start_takes_the_others_down(data, monkeypatch):
+    begin = threading.Thread.start
+
+    def all_but_one(thread):
+        if thread.name == "skirl-write":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", all_but_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        run(collection(), data.batches)
 
 
 # Full queues: slow does not mean stuck.

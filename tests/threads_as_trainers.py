@@ -50,7 +50,7 @@ class InProcess(Peers):
     def __init__(self, job: _Job, rank: int) -> None:
         super().__init__(rank, job.size, job.patience)
         self._job = job
-        self._channels = {name: _BetweenThreads(job, name, rank) for name in CHANNELS}
+        self.channels.update((name, _BetweenThreads(job, name, rank)) for name in CHANNELS)
 
     @classmethod
     def job(cls, size: int, *, patience: float = 20.0, hook: PeersHook | None = None) -> "list[InProcess]":
@@ -87,10 +87,6 @@ class InProcess(Peers):
         if errors:
             raise next((error for error in errors if not isinstance(error, PeerError)), errors[0])
         return results
-
-    @property
-    def channels(self) -> dict[str, Channel]:
-        return {**self._channels}
 
     @property
     def over(self) -> str | None:

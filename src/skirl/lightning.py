@@ -17,8 +17,7 @@ except ImportError as missing:
 
 from skirl.checkpoint import folder, load, save
 from skirl.nn.collection import collections_of
-from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.pipeline.passes import Pass
+from skirl.pipeline.lookahead import Lookahead, Pass, lookahead
 from skirl.tools.sealed_json import CheckpointError
 
 __all__ = ["Rows"]

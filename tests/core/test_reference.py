@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
 from skirl.core.initial import Constant, Uniform
-from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer
+from skirl.core.optim import SGD, Adagrad, Adam
 from skirl.core.reference import Reference, tree_sum
 from skirl.core.tables import Table
 
@@ -83,36 +82,3 @@ def test_gradients_for_another_number_of_forwards_are_refused():
     reference = Reference([Table("t", 10, 2)], SGD())
     with pytest.raises(ValueError, match="1 micro-batches of gradients for 0 forwards"):
         reference.backward({"t": ones(1, 2)})
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # raised by torch.optim.Adagrad itself
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
-@pytest.mark.parametrize(
-    ("optimizer", "make"),
-    [
-        (SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-        (Adagrad(lr=0.1, lr_decay=0.1), lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1)),
-        (Adam(lr=0.1), lambda p: torch.optim.SparseAdam(p, lr=0.1)),
-    ],
-    ids=["sgd", "adagrad", "adam"],
-)
-def test_100_steps_of_embedding_bag(optimizer: RowOptimizer, make, pooling):
-    rng = np.random.default_rng(0)
-    reference = Reference([Table("t", 20, 3, pooling=pooling)], optimizer, dtype=np.float64)
-    reference.forward({"t": (range(20), range(21), None)})
-    start = np.stack([reference.rows[i][:3] for i in range(20)])
-    module = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(start), freeze=False, mode=pooling, sparse=True)
-    dense = make(module.parameters())
-    for _ in range(100):
-        offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 4, 6))])
-        ids = rng.integers(0, 20, offsets[-1])
-        grad = rng.standard_normal((6, 3))
-        out = reference.forward({"t": (ids.tolist(), offsets.tolist(), None)})["t"]
-        expected = module(torch.from_numpy(ids), torch.from_numpy(offsets[:-1]))
-        np.testing.assert_allclose(out, expected.detach().numpy(), rtol=0, atol=1e-12)
-        reference.backward({"t": grad})
-        dense.zero_grad()
-        expected.backward(torch.from_numpy(grad))
-        dense.step()
-    ours = np.stack([reference.rows[i][:3] for i in range(20)])
-    np.testing.assert_allclose(ours, module.weight.detach().numpy(), rtol=0, atol=1e-12)

@@ -59,21 +59,21 @@ ORACLE = [
           "if had:", "if True:"),
     Fault("the window is smaller than promised", "oracle.options:is_full",
           "2 * planned", "planned"),
-    Fault("next uses of an epoch are off by one", "pipeline.epoch:_scan",
+    Fault("next uses of an epoch are off by one", "oracle.epoch:_scan",
           "dense[handle] = number + 1", "dense[handle] = number + 1 + number % 2"),
-    Fault("a warm cache does not know the epoch's first uses", "pipeline.window:Window._first_uses",
+    Fault("a warm cache does not know the epoch's first uses", "engine.window:Window._first_uses",
           "residents is None or not self._epochs", "True"),
 ]  # fmt: skip
 
 MOVES = [
     Fault("fetched rows never enter the cache", "engine.device.host:HostRows.load",
-          "len(arrival.rows), self.array", "len(arrival.rows), self.array.copy()"),
+          "len(arrival), self.array", "len(arrival), self.array.copy()"),
     Fault("write-back from a slot that was overwritten", "engine.device.host:HostRows.load",
-          "self._run(cpu.take, len(leaving.rows), self.array, step.evict_slots, leaving.rows)\n"
+          "self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving.numpy())\n"
           "pending[step.number] = leaving",
           "pending[step.number] = leaving\n"
-          "self._run(cpu.put, len(arrival.rows), self.array, step.fetch_slots, arrival.rows)\n"
-          "self._run(cpu.take, len(leaving.rows), self.array, step.evict_slots, leaving.rows)"),
+          "self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival.numpy())\n"
+          "self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving.numpy())"),
     Fault("a hold is released one step too early", "engine.device.host:HostRows.load",
           "n < step.hold_from", "n <= step.hold_from"),
     Fault("initial values depend on the slot", "engine.device.host:HostRows._make",
@@ -98,8 +98,6 @@ MOVES = [
           "self.done", "self.done + 1"),
     Fault("a rollback reaches one step too far", "pipeline.pipeline:Pipeline.next",
           "flight.number + 1", "flight.number"),
-    Fault("a buffer is free while one owner is left", "engine.buffers:Pool.release",
-          "not buffer.owners", "buffer.owners < 2"),
     Fault("rows go under the keys of another bank's order", "engine.cache:Cache.record",
           "_fill(self.key_of, keys, slots)", "_fill(self.key_of, keys[::-1], slots)"),
     Fault("a slot that a row left is still found", "engine.cache:Cache.record",
@@ -135,7 +133,7 @@ TRAINING = [
           "row[f] + b * step[f]", "row[f if b else 0] + b * step[f]"),
     Fault("tables without a gradient count updates", "engine.rows:Rows.apply",
           "engine.table_steps += raised", "self.table_steps += 1"),
-    Fault("a feature without gradient gets one of zeros", "nn.lookup:Cut.backward",
+    Fault("a feature without gradient gets one of zeros", "nn.output:Cut.backward",
           "part.zero_()", "part.zero_()\nctx.ticket.live[column] = True"),
     Fault("shards are added one after the other", "engine.kernels.tree:meets_below",
           "near < far and near < near ^ far", "True"),
@@ -274,11 +272,11 @@ TRAINERS = [
           "old if old is not None and old.shape == now.shape else now)[-1]"),
     Fault("the last gradient that came is dropped", "engine.rows:apply",
           "~((first == 0) & torch.signbit(first))", "~((first == 0) & torch.signbit(first)) & (torch.arange(len(come)) + 1 < len(come))"),
-    Fault("a request for one row of a table is dropped", "oracle.halves:_parts",
+    Fault("a request for one row of a table is dropped", "oracle.route:_parts",
           "counts[i] > 0", "counts[i] > 1"),
-    Fault("requests are taken for those of another rank", "oracle.halves:joined",
+    Fault("requests are taken for those of another rank", "oracle.route:joined",
           "[part.rows for part in asked]", "[part.rows for part in asked[::-1]]"),
-    Fault("one owner writes nothing back", "pipeline.window:Window._next",
+    Fault("one owner writes nothing back", "engine.window:Window._next",
           "flight, steps = planned",
           "flight, steps = planned\n"
           "for step in steps if self._route.rank else []:\n"

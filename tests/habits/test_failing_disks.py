@@ -219,7 +219,7 @@ def test_a_full_store_ends_training_for_its_rows_would_be_lost(disk, monkeypatch
 
 
 def test_a_full_temporary_folder_under_the_whole_epoch(monkeypatch, capsys):
-    from skirl.pipeline import epoch
+    from skirl.oracle import epoch
 
     monkeypatch.setattr(epoch.tempfile, "TemporaryFile", lambda **how: open("/dev/full", "w+b", buffering=0))  # noqa: SIM115
     assert main([*TRAIN, "--depth", "epoch"]) == 1

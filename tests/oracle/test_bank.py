@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
-from skirl.oracle.policies.base import POLICIES
+from skirl.oracle.policies import POLICIES
 from skirl.oracle.row_states import EVICTED
 from skirl.oracle.seen import Seen
 from tests.cases import cases

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
-from skirl.oracle.halves import Asking, Requests, joined
 from skirl.oracle.options import Vote
-from skirl.oracle.route import BATCH, Letter, Letters
+from skirl.oracle.route import BATCH, Asking, Letter, Letters, Requests, joined
 from tests.cases import cases
 from tests.oracle.trainers import BANKS, SCHEMA, TABLES, asked, positions, random_ids
 

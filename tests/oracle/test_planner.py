@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.tables import Schema
 from skirl.oracle.bank import Resident
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.pipeline.epoch import Epoch
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.execute import Cache

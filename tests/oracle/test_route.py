@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.placement import Placement
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.route import FailedElsewhere
 from skirl.oracle.seen import Seen
-from skirl.pipeline.epoch import Epoch
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.execute import Cache

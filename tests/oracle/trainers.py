@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from skirl import Table
+from skirl.core.keys import Positions
 from skirl.core.placement import Placement
-from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners

@@ -56,7 +56,7 @@ def summed(peers, shards: int, accumulate: int, steps: list[list[list[np.ndarray
             grads = [None if grad is None else torch.from_numpy(np.array(grad)) for grad in step[leaf][some]]
             if any(grad is not None for grad in grads):
                 block.take(leaf, grads)
-        mean = sums.start(WEIGHTS[some], block.totals()).wait()
+        mean = sums.mean(WEIGHTS[some], block.totals())
         found.append([bits(grad) for grad in mean])
         kept.append(mean)
     assert [[bits(grad) for grad in mean] for mean in kept] == found, "a later step changed what an earlier one gave"
@@ -76,25 +76,6 @@ def test_bits_are_those_of_the_tree(size, height, accumulate, seed):
     assert InProcess.run(size, lambda peers: summed(peers, shards, accumulate, steps)) == [want] * size
 
 
-def test_work_goes_on_while_a_sum_travels():
-    """Trainers use another channel between the beginning and the end, and no autograd graph is kept."""
-
-    def work(peers):
-        sums = OfAllTrainers(peers, 2)
-        weight = torch.ones(2, requires_grad=True)
-        found = []
-        for step in (1.0, 2.0):
-            [grad] = torch.autograd.grad((weight**2).sum() * (peers.rank + step), [weight], create_graph=True)
-            summing = sums.start([weight], [(sums.mine.start, [grad])])
-            come = peers.channel("lookups").exchange([np.full(1, peers.rank)] * peers.size, "something else")
-            [mean] = summing.wait()
-            assert mean is not None
-            found.append((mean.tolist(), [int(part[0]) for part in come]))
-        return found
-
-    assert InProcess.run(2, work) == [[([3.0, 3.0], [0, 1]), ([5.0, 5.0], [0, 1])]] * 2
-
-
 def test_what_a_trainer_receives():
     """From each other trainer: the sums of its subtrees, for one piece, and then the means of another piece."""
     numbers = sum(weight.numel() for weight in WEIGHTS if weight.dtype == torch.float32)
@@ -106,7 +87,7 @@ def test_what_a_trainer_receives():
         block = BlockSum(sums.mine, add_lists)
         for leaf in sums.mine:
             block.take(leaf, [grad.clone() for grad in grads])
-        sums.start(grads, block.totals()).wait()
+        sums.mean(grads, block.totals())
         return [count // 4 for count in peers.channel("dense").counters.bytes_received]
 
     # Of 4 shards, the trainers have 0; 1; and 2 and 3, which are one subtree each.

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from skirl.peers.base import PeerError
+from skirl.peers.base import HEAD, PeerError, pack, unpack
 from tests.cases import cases
 from tests.peers.talk import expected, talk
 from tests.threads_as_trainers import InProcess
@@ -24,18 +25,6 @@ def test_what_comes_is_what_was_sent(size, seed):
     shaken = lambda rank, doing: time.sleep(shake.random() / 2e3)  # noqa: E731
     found = InProcess.run(size, lambda peers: talk(peers, seed), hook=shaken)
     assert found == [expected(rank, size, seed) for rank in range(size)]
-
-
-def test_counters_count_what_others_get_and_nothing_of_its_own():
-    def work(peers):
-        channel = peers.channel("rows")
-        send = torch.zeros(3 * peers.size, 8)
-        channel.begin_swap(send, [3] * peers.size, [3] * peers.size).wait()
-        return channel.counters
-
-    first, _ = InProcess.run(2, work)
-    assert first.calls == 1
-    assert (first.bytes_sent, first.bytes_received) == ([0, 96], [0, 96])
 
 
 @pytest.mark.parametrize(
@@ -85,3 +74,33 @@ def test_a_channel_is_named_and_has_one_thread():
     with pytest.raises(RuntimeError, match="two threads talk over channel ids at once"):
         ids.exchange([np.zeros(1)] * 2)
     peers.fail("the test is over")
+
+
+KINDS = st.sampled_from(["<i8", "<i4", "|u1", "|b1", "<f4", "<f8", "<u2"])
+ARRAYS = st.lists(KINDS.flatmap(lambda kind: arrays(kind, st.integers(0, 20))), max_size=4)
+
+
+@cases(20)
+@given(ARRAYS)
+def test_packed_arrays_come_back(parts):
+    back = unpack(pack(*parts))
+    assert [(part.dtype, part.tobytes()) for part in back] == [(part.dtype, part.tobytes()) for part in parts]
+    assert all(part.flags.aligned for part in back)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("dtype", b"|O", "no kind of numbers"), ("dtype", b"i4,i4", "no kind of numbers"), ("dtype", b"{", "no kind"),
+     ("bytes", -8, "-8 bytes"), ("bytes", 7, "7 bytes are not a whole number"), ("bytes", 1 << 60, "are left")],
+)  # fmt: skip
+def test_a_message_with_a_wrong_head_is_refused(name, value, said):
+    raw = pack(np.zeros(3))
+    raw[: HEAD.itemsize].view(HEAD)[name] = value
+    with pytest.raises(ValueError, match=said):
+        unpack(raw)
+
+
+def test_a_message_cut_short_is_refused():
+    raw = pack(np.zeros(4), np.zeros(4))
+    with pytest.raises(ValueError, match="are no array"):
+        unpack(raw[: HEAD.itemsize + 32 + 9])

@@ -30,16 +30,6 @@ def data():
     return stream(STEPS)
 
 
-@pytest.mark.parametrize(
-    "options", [{"depth": 1000}, {"depth": 1000, "ramp": False}, {"prefetch": 0}, {"prefetch": 50}]
-)
-def test_more_ahead_than_there_is(data, options):
-    embeddings = collection()
-    with skirl.lookahead(data[0], embeddings, **options) as batches:
-        assert loop(batches, embeddings) == STEPS
-    Replay(data[1]).check(embeddings, STEPS)
-
-
 def test_a_used_up_iterator_is_refused(data):
     embeddings = collection()
     with skirl.lookahead(iter(data[0]), embeddings) as batches:

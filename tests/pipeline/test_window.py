@@ -7,8 +7,8 @@ import torch
 
 from skirl import Batch, KeyedJagged
 from skirl.core.ids import capture
+from skirl.engine.window import FIRST_WINDOW, Window
 from skirl.oracle.options import Plan
-from skirl.pipeline.window import FIRST_WINDOW, Window
 from tests.loops import collection, stream
 
 

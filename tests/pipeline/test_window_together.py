@@ -12,10 +12,10 @@ from skirl import KeyedJagged
 from skirl.core.ids import BadIds, Ids, capture
 from skirl.core.placement import Placement
 from skirl.engine.capacity import DoesNotFit
+from skirl.engine.window import Window
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
 from skirl.oracle.route import FailedElsewhere, SharedRoute
-from skirl.pipeline.window import Window
 from tests.loops import FEATURES, collection
 
 ByFeature = dict[str, list[int]]

@@ -12,7 +12,7 @@ import pytest
 from numba import config, njit
 
 import skirl
-from skirl.core import positions
+from skirl.oracle import seen
 from skirl.tools import kernel_cache
 from skirl.tools.kernel_cache import KernelCache, cache_for, kernel_folder, sources_of
 
@@ -91,7 +91,7 @@ def test_without_any_folder_kernels_are_compiled_all_the_same(places, caplog):
 
 
 def test_a_source_that_changed_since_the_process_began_is_not_kept(monkeypatch):
-    kernel = getattr(positions._keys, "py_func", positions._keys)
+    kernel = getattr(seen._set, "py_func", seen._set)
     assert cache_for(kernel) is not None
     monkeypatch.setitem(kernel_cache._AT_START, HOUSE / "core/keys.py", (0, 0))  # it imports that
     kernel_cache._digest_of.cache_clear()

@@ -16,8 +16,8 @@ from tests.cases import cases
 
 
 @cases(100)
-@given(st.integers(0, 50), st.integers(1, 6), st.booleans(), st.booleans(), st.data())
-def test_every_index_is_visited_once(n, count, weighted, busy, data):
+@given(st.integers(0, 50), st.integers(1, 6), st.booleans(), st.data())
+def test_every_index_is_visited_once(n, count, weighted, data):
     work = None
     if weighted:
         sizes = data.draw(st.lists(st.integers(0, 20), min_size=n, max_size=n))
@@ -27,32 +27,8 @@ def test_every_index_is_visited_once(n, count, weighted, busy, data):
     def visit(visits, lo, hi):
         visits[lo:hi] += 1
 
-    done = []
-    run(visit, n, visits, threads=count, work=work, meanwhile=(lambda: done.append(1)) if busy else None)
-    assert (visits == 1).all() and len(done) == busy
-
-
-def test_the_caller_does_something_else_meanwhile():
-    meet, here = threading.Barrier(3, timeout=120), threading.current_thread()
-    seen = []
-
-    def part(lo, hi):
-        seen.append(threading.current_thread())
-        meet.wait()
-
-    run(part, 2, threads=3, meanwhile=meet.wait)
-    assert len(set(seen)) == 2 and here not in seen
-
-
-def test_what_fails_meanwhile_waits_for_the_parts():
-    ended = []
-
-    def fails():
-        raise ValueError("meanwhile")
-
-    with pytest.raises(ValueError, match="meanwhile"):
-        run(lambda lo, hi: (time.sleep(0.05), ended.append(lo)), 2, threads=3, meanwhile=fails)
-    assert sorted(ended) == [0, 1]
+    run(visit, n, visits, threads=count, work=work)
+    assert (visits == 1).all()
 
 
 def test_an_error_surfaces_with_its_traceback_after_all_parts_ended():

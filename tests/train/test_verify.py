@@ -69,8 +69,8 @@ def a_fetched_row_with_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> Callabl
     def faulty(self, work):
         fetch(self, work)
         (step,), (arrival,) = work.steps, work.fetched
-        if step.number >= 9 and len(arrival.rows) and not hit:
-            arrival.rows.view(np.uint32)[0, 1] ^= 1
+        if step.number >= 9 and len(arrival) and not hit:
+            arrival.numpy().view(np.uint32)[0, 1] ^= 1
             hit.append(place(step.number + 1, int(step.fetch_keys[0])))
 
     monkeypatch.setattr(Engine, "fetch", faulty)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from skirl.core.given import Given
-from skirl.core.initial import Initial
+from skirl.core.initial import Given, Initial
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead

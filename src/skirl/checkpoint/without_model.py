@@ -14,8 +14,8 @@ from skirl.checkpoint.codec import decode
 from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.votes import Votes, take_newest
 from skirl.core import initial
-from skirl.core.given import Given
 from skirl.core.groups import Groups
+from skirl.core.initial import Given
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema, Table
 from skirl.engine.device.base import HALVES

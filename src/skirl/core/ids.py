@@ -10,7 +10,7 @@ import torch
 from skirl.core.batch import Sparse
 from skirl.core.inverse import BadIds as BadIds
 from skirl.core.inverse import Inverse, Shared, fill_bags, inverse_of
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
@@ -156,7 +156,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
         array = _array(weights.detach(), "weights", (torch.float32, torch.float64, torch.float16, torch.bfloat16), copy)
         if len(array) != len(values):
             raise BadIds(f"{len(array)} weights for {len(values)} ids: pass one for each id")
-    if offsets[0] != 0 or offsets[-1] != len(values) or not _ascending(offsets):
+    if offsets[0] != 0 or offsets[-1] != len(values) or (offsets[1:] < offsets[:-1]).any():
         raise BadIds(
             f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}: "
             "pass offsets that never fall, or lengths of 0 or more whose sum is the number of ids"
@@ -284,14 +284,6 @@ def _complaint(ids: Ids, schema: Schema, position: int) -> str:
         f"feature {name!r}, sample {sample}: id {ids.values[position]} is outside table {table.name!r}, "
         f"which has rows 0 to {table.rows - 1}: map ids to these, or make the table as large"
     )
-
-
-@kernel
-def _ascending(offsets):
-    falls = 0
-    for i in range(1, len(offsets)):
-        falls += offsets[i] < offsets[i - 1]
-    return falls == 0
 
 
 @kernel

@@ -84,13 +84,18 @@ class Shared:
         return row, step, np.diff(self.first)
 
     def divide(self, offsets: np.ndarray) -> None:
-        plain, once = np.zeros(self.samples + 1, np.int32), np.zeros(self.bags + 1, np.int32)
-        _divide(offsets, self.first, self.plain, self.batch, plain, once)
+        lengths, none = np.split(np.diff(offsets), self.first[1:-1]), np.zeros(self.batch, np.int32)
+        plain = _starts([of if each is None else none for of, each in zip(lengths, self.inverse)])
+        once = _starts([of for of, each in zip(lengths, self.inverse) if each is not None])
         at = [slice(low, high) for low, high in pairwise(offsets[self.first].tolist())]
         self.parts = (
             ([of for of, each in zip(at, self.inverse) if each is None], plain),
             ([of for of, each in zip(at, self.inverse) if each is not None], once),
         )
+
+
+def _starts(lengths: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
 
 
 @kernel
@@ -115,24 +120,6 @@ def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, s
             bags += 1
             offsets[bags] = n
     return odd == 0
-
-
-@kernel
-def _divide(offsets, first, is_plain, batch, of_plain, of_shared):
-    """Fill the offsets of plain features' bags, empty where a feature is shared, and those of shared bags."""
-    plain = shared = at = 0
-    for f in range(len(is_plain)):
-        if not is_plain[f]:
-            of_plain[f * batch + 1 : (f + 1) * batch + 1] = plain
-        for bag in range(first[f], first[f + 1]):
-            count = offsets[bag + 1] - offsets[bag]
-            if is_plain[f]:
-                plain += count
-                of_plain[f * batch + bag - first[f] + 1] = plain
-            else:
-                shared += count
-                at += 1
-                of_shared[at] = shared
 
 
 class BadIds(ValueError): ...
@@ -299,24 +286,11 @@ def _array(name: str, tensor: torch.Tensor) -> np.ndarray:
         )
     if tensor.dim() != 1:
         raise ValueError(f"the inverse of feature {name!r} has shape {list(tensor.shape)}: pass one dimension")
-    array = np.empty(len(tensor), np.int32)
-    _narrowed(tensor.detach().cpu().numpy(), array)
-    return array
+    given = tensor.detach().cpu().numpy()
+    return np.where((given >= 0) & (given < 1 << 31), given, -1).astype(np.int32)
 
 
-@kernel
-def _narrowed(given, out):
-    """Narrow to int32, with -1 for numbers that do not fit."""
-    for i in range(len(given)):
-        out[i] = given[i] if 0 <= given[i] < 2147483648 else -1
-
-
-@kernel
-def _look(inverse, stride):
+def _look(inverse: np.ndarray, stride: int) -> tuple[int, bool]:
     """Return the first sample whose bag does not exist, or -1, and whether every sample i has bag i."""
-    wrong, own = -1, True
-    for i in range(len(inverse)):
-        if wrong < 0 and (inverse[i] < 0 or inverse[i] >= stride):
-            wrong = i
-        own = own and inverse[i] == i
-    return wrong, own
+    wrong = (inverse < 0) | (inverse >= stride)
+    return int(wrong.argmax()) if wrong.any() else -1, np.array_equal(inverse, np.arange(len(inverse)))

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from skirl.core.given import Given
-from skirl.core.initial import Constant, Initial, Normal, Uniform
+from skirl.core.initial import Constant, Given, Initial, Normal, Uniform
 from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Table

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from skirl.core.given import Given
-from skirl.core.initial import Constant, Initial, Normal, Uniform
+from skirl.core.initial import Constant, Given, Initial, Normal, Uniform
 from skirl.core.keys import MAX_ROWS, MAX_TABLES, ROW_BITS
 
 Pooling = Literal["sum", "mean"]

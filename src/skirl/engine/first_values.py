@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.given import Given
-from skirl.core.initial import Constant
+from skirl.core.initial import Constant, Given
 from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema
 from skirl.oracle.seen import MOST_IN_BITS, Seen

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from skirl.core.ids import Ids
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tree import leaves
 from skirl.engine.kernels.tree import Parts
-from skirl.oracle.halves import Reads
+from skirl.oracle.route import Reads
 from skirl.oracle.step import Step
 
 
@@ -118,26 +118,16 @@ class Work:
     def place(self, bank: int) -> np.ndarray:
         return self.reads[bank].place if self.reads else self.steps[bank].slots
 
-    def keep(self, bank: int, micro: int, grad: torch.Tensor, empty: Callable[[int, int], torch.Tensor]) -> None:
-        """Keep a micro-batch's gradient: a copy if there are several, so that whoever made it may reuse its memory."""
-        if len(self.micros) > 1:
-            grad = self._beside(bank, micro, grad.shape[-1], empty).copy_(grad)
-        self.grads[bank, micro] = grad
-
     def room(self, bank: int, micro: int, dim: int, empty: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-        """Return the memory for a micro-batch's gradient, with room for that of its shared bags at the end."""
-        alone = len(self.micros) == 1
-        into = empty(self.micros[micro].banks[bank].bags, dim) if alone else self._beside(bank, micro, dim, empty)
-        self.grads[bank, micro] = into
-        return into
-
-    def _beside(self, bank: int, micro: int, dim: int, empty: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-        """Return a micro-batch's part of the memory that all of them share."""
+        """Return the memory for a micro-batch's gradient, with room for that of its shared bags at the end. If there are
+        several micro-batches, all are in one piece."""
         bags = [m.banks[bank].bags for m in self.micros]
-        if bank not in self.joint:
+        if len(bags) > 1 and bank not in self.joint:
             self.joint[bank] = empty(sum(bags), dim)
         begin = sum(bags[:micro])
-        return self.joint[bank][begin : begin + bags[micro]]
+        into = self.joint[bank][begin : begin + bags[micro]] if len(bags) > 1 else empty(bags[0], dim)
+        self.grads[bank, micro] = into
+        return into
 
     def positions(self, bank: int, micro: int) -> slice:
         begin = sum(m.banks[bank].count for m in self.micros[:micro])

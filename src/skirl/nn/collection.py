@@ -19,9 +19,8 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import State
 from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
-from skirl.nn.lookup import FoundRows, Lookup, shaped
 from skirl.nn.optimizers import Anchor
-from skirl.nn.output import Output, uncompiled
+from skirl.nn.output import FoundRows, Lookup, Output, shaped, uncompiled
 from skirl.nn.same_batch import SameBatch
 from skirl.store import Store
 from skirl.tools.hash_index import distinct

@@ -8,15 +8,12 @@ from torch import Tensor
 
 from skirl.core.groups import TorchHandle
 from skirl.core.ids import Ids
-from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine
+from skirl.engine.window import Window
 from skirl.engine.work import Work
 from skirl.nn.optimizers import DenseGradients, unscaled
 from skirl.nn.same_batch import SameBatch
-from skirl.oracle.bank import BatchTooLarge
 from skirl.oracle.options import Plan
-from skirl.oracle.planner import Planner, bank_planners
-from skirl.tools.hash_index import distinct
 from skirl.tools.interrupts import uninterrupted
 
 
@@ -152,11 +149,27 @@ class CurrentStep:
             return
         grad, of_bags = (None if g is None else g.reshape(-1, g.shape[-1]).contiguous() for g in (grad, of_bags))
         if ticket.ids.folded is not None:
-            _keep_shared(self.engine, ticket.work, ticket.bank, ticket.micro, grad, of_bags)
+            self._keep_shared(ticket, grad, of_bags)
         else:
             assert grad is not None
-            ticket.work.keep(ticket.bank, ticket.micro, grad, self.engine.device.empty)
+            if len(ticket.work.micros) > 1:  # whoever made it may reuse its memory
+                into = ticket.work.room(ticket.bank, ticket.micro, grad.shape[-1], self.engine.device.empty)
+                grad = into.copy_(grad)
+            ticket.work.grads[ticket.bank, ticket.micro] = grad
         ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
+
+    def _keep_shared(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None) -> None:
+        """Keep the gradient of a micro-batch whose samples share bags: that of the output, [batch * features, dim], and
+        that of the shared bags themselves, [shared bags, dim], if the loop used them."""
+        engine, shared, bank = self.engine, ticket.ids.folded, ticket.bank
+        assert shared is not None
+        into = ticket.work.room(bank, ticket.micro, engine.schema.banks[bank].dim, engine.device.empty)
+        folded = into[shared.samples :]
+        if grad is not None and shared.plain.any():
+            into[: shared.samples].copy_(grad)
+        engine.banks[bank].fold(shared, grad, folded)
+        if of_bags is not None:
+            folded += of_bags
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
@@ -198,22 +211,6 @@ class CurrentStep:
         return True
 
 
-def _keep_shared(
-    engine: Engine, work: Work, bank: int, micro: int, grad: torch.Tensor | None, of_bags: torch.Tensor | None
-) -> None:
-    """Keep the gradient of a micro-batch whose samples share bags: that of the output, [batch * features, dim], and
-    that of the shared bags themselves, [shared bags, dim], if the loop used them."""
-    shared, rows, dim = work.micros[micro].banks[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
-    assert shared is not None
-    into = work.room(bank, micro, dim, engine.device.empty)
-    folded = into[shared.samples :]
-    if grad is not None and shared.plain.any():
-        into[: shared.samples].copy_(grad)
-    rows.fold(shared, grad, folded)
-    if of_bags is not None:
-        folded += of_bags
-
-
 class Ticket:
     """One bank of one micro-batch on its way through autograd: which features' gradients came back."""
 
@@ -237,81 +234,50 @@ class Ticket:
 
 
 _PLAN = Plan(depth=1, prefetch=0)
-_IN_FLIGHT = 4
 
 
 class StepByStep:
-    """The steps of one collection without a lookahead. They share a plan until something invalidates it."""
+    """The steps of one collection without a lookahead. They share a window until something invalidates it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._planner: Planner[Ids] | None = None
-        self._steps = 0
+        self._window: Window | None = None
+        self._done = 0
 
     def forget(self) -> None:
-        self._planner = None
+        self._window = None
 
     def step(self, ids: Ids) -> Work:
         engine = self._engine
-        micro = engine.resolver.resolve(engine.resolver.check(ids))
-        if not engine.caches:
-            engine.allocate(self._decide(micro))
-            engine.capacity.by_one = True  # a lookahead will split by its window
+        if self._window is None:
+            self._window, self._done = Window([engine], _PLAN, numbered=False), 0
+            engine.forget_moves()
         with uninterrupted() as hold:
             try:
-                work = self._planned(micro)
+                work = self._planned(self._window, ids)
                 with hold.released():  # a store may hang
                     engine.fetch(work)
                 leaving = engine.load(work)
-                self._steps += 1
-                self._begun.executed(self._steps)
+                self._done = work.number + 1
+                self._window.executed(self._done)
                 hold.most = 2  # the first Ctrl-C waits for the write, the second abandons the rows
                 engine.write(leaving)
                 hold.most = None
             except BaseException:
-                if self._planner is not None:
-                    self._planner.rollback(self._steps)  # the step did not happen
-                self._planner = None
+                self._window.rollback(self._done)  # the step did not happen
+                self._window = None
                 raise
         return work
 
-    def _planned(self, micro: Ids) -> Work:
-        try:
-            return self._next(micro)
-        except BatchTooLarge:  # for one bank: with the cache split anew among banks it may fit
-            self._begun.rollback(self._steps)
-            self._planner = None
-            if len(self._engine.schema.banks) == 1:
-                raise self._engine.capacity.refusal([_needs(micro)], in_flight=_IN_FLIGHT, number=None) from None
-            by_one = self._engine.capacity.by_one
-            split = self._decide(micro)
+    def _planned(self, window: Window, ids: Ids) -> Work:
+        capacity = self._engine.capacity
+        by_one = capacity.by_one or capacity.split is None  # a lookahead will split by its window
+        window.enter([ids])
+        flight = window.next()
+        if flight is None:  # it fits if the cache is split anew among banks
             self._engine.drop_caches()
-            self._engine.allocate(split)
-            self._engine.capacity.by_one = by_one
-            return self._next(micro)
-
-    def _next(self, micro: Ids) -> Work:
-        if self._planner is None:
-            engine, self._steps = self._engine, 0
-            residents = [cache.resident() for cache in engine.caches]
-            slots = [len(cache) for cache in engine.caches]
-            banks = bank_planners(engine.schema, slots, _PLAN, engine.seen, residents=residents)
-            self._planner = Planner(banks, _PLAN)
-            engine.forget_moves()
-        self._planner.add(micro, micro.positions, 0)
-        planned = self._planner.next()
-        assert planned is not None
-        return Work([micro], self._steps, planned[1])
-
-    @property
-    def _begun(self) -> Planner[Ids]:
-        assert self._planner is not None
-        return self._planner
-
-    def _decide(self, micro: Ids) -> CacheSplit:
-        needs = _needs(micro)
-        return self._engine.capacity.decide([needs], needs, in_flight=_IN_FLIGHT, number=None)
-
-
-def _needs(micro: Ids) -> list[int]:
-    return [len(distinct(ids.positions.keys())[0]) for ids in micro.banks]
+            window.begin_anew()
+            flight = window.next()
+            assert flight is not None
+        capacity.by_one = by_one
+        return flight.works[0]

@@ -15,7 +15,7 @@ from skirl.core.groups import TorchHandle
 from skirl.core.tree import BlockSum, add_lists, leaves, tree_sum
 from skirl.nn.collection import collections_of
 from skirl.peers.base import Peers
-from skirl.peers.dense import OfAllTrainers, Summing
+from skirl.peers.dense import OfAllTrainers
 
 _open: "WeakSet[DenseSums]" = WeakSet()
 
@@ -40,8 +40,6 @@ class DenseSums:
         self._others = None if peers is None or peers.size == 1 else OfAllTrainers(peers, shards, accumulate)
         self._weights: list[nn.Parameter] = []
         self._hooks: dict[nn.Parameter, Any] = {}
-        self._missing: set[nn.Parameter] = set()
-        self._summing: Summing | None = None
         block = range(1 + leaves(shards * accumulate, shards)[-1]) if self._others is None else self._others.mine
         self._sums: BlockSum[list[Tensor | None]] = BlockSum(block, add_lists)
         self._thread = 0
@@ -65,7 +63,7 @@ class DenseSums:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
-        self._micro = self._summing = None
+        self._micro = None
         self._sums.totals()
 
     def begin(self, micro: int) -> None:
@@ -74,7 +72,6 @@ class DenseSums:
             self._find_weights()
         self._micro, self._returned, self._looked_up = micro, False, 0
         self._reached.clear()
-        self._missing = {weight for weight in self._weights if weight.requires_grad}
 
     def leave(self) -> None:
         if self._micro is not None and not self._ends_step:
@@ -96,28 +93,12 @@ class DenseSums:
 
     def _accumulated(self, weight: Tensor) -> None:
         if self._micro is not None:
-            if (self._returned and "model" not in self._reached) or self._summing is not None:
+            if self._returned and "model" not in self._reached:
                 raise RuntimeError(
                     "a second backward has reached dense weights in one shard of a step, whose gradients were summed after "
                     "the first: sum the losses, and call backward once for each batch of the lookahead"
                 )
             self._reach("model")
-            self._missing.discard(weight)
-            if not self._missing and self._may_begin():
-                self._begin()
-
-    def _may_begin(self) -> bool:
-        """Whether dense gradients may travel while rows are summed. On a GPU they stay behind the rows: what all ranks
-        give to its streams has to come in one order."""
-        return self._others is not None and self._ends_step and all(
-            weight.is_cpu and len(weight._post_accumulate_grad_hooks or ()) == 1  # no other one changes the gradient
-            for weight in self._hooks
-        )  # fmt: skip
-
-    def _begin(self) -> None:
-        assert self._others is not None
-        self._take()
-        self._summing = self._others.start(self._weights, self._sums.totals())
 
     def _reach(self, what: str) -> None:
         if self._micro is not None:
@@ -176,20 +157,14 @@ class DenseSums:
             self._take()
             mean = self._mean_here(self._sums.totals())
         else:
-            mean = self._mean_of_all()
+            for collection in self._collections:  # in the order of the others, whose rows had a backward
+                collection.current.update_together()
+            self._take()
+            mean = self._others.mean(self._weights, self._sums.totals())
         for weight, grad in zip(self._weights, mean):
             if grad is not None:
                 weight.grad = grad
                 self._reduced[weight] = ref(grad), grad._version
-
-    def _mean_of_all(self) -> list[Tensor | None]:
-        for collection in self._collections:  # in the order of the others, whose rows had a backward
-            collection.current.update_together()
-        if self._summing is None:
-            self._begin()
-        assert self._summing is not None
-        summing, self._summing = self._summing, None
-        return summing.wait()
 
     def _mean_here(self, totals: list[tuple[int, list[Tensor | None]]]) -> list[Tensor | None]:
         total = tree_sum(totals, add_lists) or []

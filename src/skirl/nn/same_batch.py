@@ -47,9 +47,6 @@ class SameBatch:
                 "collection swapped for one of TorchRec's that is not weighted takes skirl.lookahead(sparse=SWAPPED.sparse)"
             )
         if sparse.values().device.type == "cpu" or weights is not None or ids.inverse is not None or is_shared(sparse):
-            # Ids with the batch's hashes are also well-formed: only others need the checks of `capture`.
-            if weights is None and (alike := _alike(sparse, ids)) and hashes_of(alike) == ids.hashes:
-                return True
             return self._compare(capture(sparse, (), copy=False), ids, coming)
         self._compare_there(sparse, ids)
         return True
@@ -103,22 +100,6 @@ class SameBatch:
             if bool(differs):
                 self._pending.clear()
                 raise ValueError(f"{text}. A step before this one has trained wrong rows: resume from a checkpoint")
-
-
-def _alike(sparse: Sparse, ids: Ids) -> Ids | None:
-    """Return a forward's ids, unchecked, if they have the features and the sizes of the batch; None otherwise."""
-    offsets_of = getattr(sparse, "offsets", None)
-    if ids.weights is not None or ids.inverse is not None or not callable(offsets_of) or is_shared(sparse):
-        return None
-    arrays = []
-    for tensor, like in ((sparse.values(), ids.values), (offsets_of(), ids.offsets)):
-        if not isinstance(tensor, Tensor) or tensor.device.type != "cpu" or tensor.shape != like.shape:
-            return None
-        if tensor.dtype not in (torch.int64, torch.int32) or not tensor.is_contiguous():
-            return None
-        arrays.append(tensor.numpy())
-    values, offsets = arrays
-    return Ids(ids.keys, values, offsets, None) if tuple(sparse.keys()) == ids.keys else None
 
 
 def _other_ids(given: Hashes, known: Hashes) -> str | None:

@@ -1,25 +1,19 @@
 """The planner of one bank: batches of ids in, Steps out. A use is one distinct row of a batch in the window, its place
-the index of the use. A stretch is adjacent tables that one thread works on; Steps do not depend on the number of
-threads."""
+the index of the use."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from skirl.core.keys import key_of, table_of
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions, key_of, table_of
 from skirl.core.tables import Schema
-from skirl.oracle import loops
+from skirl.oracle import loops, policies
 from skirl.oracle.distinct import BatchRows, Finder
-from skirl.oracle.policies import base as policies
-from skirl.oracle.row_states import EVICTED, RowStates
+from skirl.oracle.row_states import EVICTED, RowStates, Uses
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.oracle.uses import Uses
-from skirl.tools.threads import run
 
 
 @dataclass(slots=True)
@@ -58,7 +52,6 @@ class BankPlanner:
         policy: str = "min",
         hold: int = 4,
         hold_rows: int | None = None,
-        threads: int = 1,
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
     ) -> None:
@@ -68,17 +61,12 @@ class BankPlanner:
         self.entered = 0
         self.planned = 0
         self.window_rows = 0
-        tables = schema.banks[bank].tables
         self.dim = schema.banks[bank].dim
         self._schema = schema
         self._seen = seen
-        self._threads = max(1, min(threads, len(tables)))
-        self._cost = np.ones(len(tables), np.int64)
-        """For each table, in some unit: its part of the work."""
         self._depth = depth
         self._finder = Finder(schema, bank)
         self._tables = self._finder.tables
-        self._whole = np.array([0, len(self._tables)])
         self._in_set = np.flatnonzero(seen.base[self._tables] < 0)
         """Tables whose rows `Seen` keeps in its set."""
         self._rows: RowStates | None = None
@@ -108,8 +96,7 @@ class BankPlanner:
         future is known: for each distinct row, in the order of `Step.keys`, the next batch that uses it (`NEVER` for
         none)."""
         batch = Positions.of(batch)
-        borders = self._borders(self._threads)
-        distinct = self._finder.find(batch, borders, self._run)
+        distinct = self._finder.find(batch)
         first, total = distinct.first, distinct.total
         if total > self.capacity:
             raise BatchTooLarge(self.entered, total, self.capacity, self.dim)
@@ -119,17 +106,12 @@ class BankPlanner:
         place = uses.take(total, self.entered)
         rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
-        told = np.empty((len(self._tables), 2), np.int64)
-        self._run(
-            loops.link, borders, self._tables, rows.arrays, distinct.found, distinct.low, first, place, uses.arrays, state,
-            self._cache, called, told,
+        n_called, fresh = loops.link(
+            self._tables, rows.arrays, distinct.found, distinct.low, first, place, uses.arrays, state, self._cache, called,
         )  # fmt: skip
         if next_uses is None:
-            stretches = zip(first.tolist(), told[:, 0].tolist())
-            self._policy.entered(np.concatenate([called[at : at + n] for at, n in stretches]), self.entered)
-        self.window_rows += int(told[:, 1].sum())
-        if self._threads > 1:
-            self._cost = np.diff(distinct.at) + 4 * np.diff(first) + 1
+            self._policy.entered(called[:n_called], self.entered)
+        self.window_rows += fresh
         distinct.place, distinct.next_uses = place, next_uses
         distinct.found = _NO_ROWS  # the next batch overwrites them
         self._window.append(distinct)
@@ -139,11 +121,11 @@ class BankPlanner:
         number = self.planned
         batch = self._window.popleft()
         rows, uses, total = self._known, self._uses, batch.total
-        place, borders, first = batch.place, self._borders(self._threads), batch.first
+        place, first = batch.place, batch.first
         keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
         row_arrays, use_arrays = rows.arrays, uses.arrays
-        self._run(loops.scan, borders, self._tables, row_arrays, first, place, use_arrays, keys, missing, counts)
+        loops.scan(self._tables, row_arrays, first, place, use_arrays, keys, missing, counts)
         n_missing = int(counts.sum())
 
         # Make room.
@@ -172,16 +154,16 @@ class BankPlanner:
             last = np.empty(total, np.int32)
             loops.last_uses(self._tables, row_arrays, first, place, use_arrays, last)
         slots, next_uses, lasts = (np.empty(total, np.int32) for _ in range(3))
-        self._run(
-            loops.use, borders, self._tables, row_arrays, first, place, use_arrays, self._cache, slots, next_uses, lasts,
-            counts,
-        )  # fmt: skip
-        self.window_rows -= int(counts.sum())
+        self.window_rows -= loops.use(
+            self._tables, row_arrays, first, place, use_arrays, self._cache, slots, next_uses, lasts
+        )
         uses.give(place, total)
         known = next_uses if batch.next_uses is None else batch.next_uses
-        # The policy takes about as long as the grouping, and neither reads what the other writes.
-        position_slots, group_start, group_pos = self._group(
-            batch, slots, lambda: self._policy.used(slots, known, number, last)
+        self._policy.used(slots, known, number, last)
+        position_slots, group_pos = np.empty(batch.positions, np.int32), np.empty(batch.positions, np.int32)
+        group_start = np.empty(total + 1, np.int32)
+        loops.group(
+            batch.parts, batch.part_at, batch.at, first, batch.row_of, slots, position_slots, group_start, group_pos
         )
         step = Step(
             number=number,
@@ -291,27 +273,3 @@ class BankPlanner:
         while self._left and self._left[0][0] < number - self._hold:
             _, begin, keys = self._left.popleft()
             self._known.release(keys, begin)
-
-    def _group(
-        self, batch: BatchRows, rows: np.ndarray, meanwhile: Callable[[], None]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        slots, pos = np.empty(batch.positions, np.int32), np.empty(batch.positions, np.int32)
-        start = np.empty(batch.total + 1, np.int32)
-        start[-1] = batch.positions
-        borders = self._borders(max(1, self._threads - 1))
-        run(
-            loops.group, len(borders) - 1, borders, batch.parts, batch.part_at, batch.at, batch.first, batch.row_of, rows,
-            slots, start, pos, threads=self._threads, meanwhile=meanwhile,
-        )  # fmt: skip
-        return slots, start, pos
-
-    def _borders(self, stretches: int) -> np.ndarray:
-        """Return where stretches of tables with about the same work begin and end."""
-        if stretches == 1:
-            return self._whole
-        work = np.concatenate([[0], np.cumsum(self._cost)])
-        aims = work[-1] * np.arange(1, stretches) // stretches
-        return np.concatenate([[0], np.searchsorted(work, aims), [len(self._tables)]])
-
-    def _run(self, kernel: Callable[..., None], borders: np.ndarray, *args: Any) -> None:
-        run(kernel, len(borders) - 1, borders, *args, threads=self._threads)

@@ -1,12 +1,11 @@
 """The distinct rows of a batch, table by table, and which of them each position has. The rows of a table are in the
 order of their last position in the batch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
@@ -53,101 +52,88 @@ class Finder:
         self._local = np.full(len(schema.tables), -1, np.int64)
         self._local[self.tables] = np.arange(len(self.tables))
         self._rows = np.array([schema.tables[t].rows for t in self.tables], np.int64)
-        self._marks = np.empty((0, 0), np.uint16)
+        self._marks = np.empty(0, np.uint16)
         self._found = np.empty(0, np.int64)
-        self._whole = np.array([0, len(self.tables)])
 
-    def find(
-        self, batch: Positions, borders: np.ndarray | None = None, run: Callable[..., None] | None = None
-    ) -> BatchRows:
-        """Find the distinct rows, in this thread or by `run(kernel, borders, *args)` for stretches of tables between
-        `borders`."""
-        if borders is None or run is None:
-            borders, run = self._whole, lambda kernel, *args: kernel(*args, 0, 1)
+    def find(self, batch: Positions) -> BatchRows:
         parts, tables = np.empty((len(batch.parts), 4), np.int64), len(self.tables)
         part_at, at = np.zeros(tables + 1, np.int64), np.zeros(tables + 1, np.int64)
         most, total = int(_by_table(batch.parts, self._local, parts, part_at, at)), int(at[-1])
         kind = np.uint16 if most < 0xFFFF else np.int32
         places = 1 << max(4, (4 * most - 1).bit_length())
-        if self._marks.dtype != kind or self._marks.shape[1] < places or len(self._marks) < len(borders) - 1:
-            self._marks = np.empty((len(borders) - 1, places), kind)
+        if self._marks.dtype != kind or len(self._marks) < places:
+            self._marks = np.empty(places, kind)
         if len(self._found) < total:
             self._found = np.empty(total * 5 // 4, np.int64)
         row_of = np.empty(total, kind)
-        low, bad = np.empty(tables, np.int64), np.full(tables, -1, np.int64)
+        low = np.empty(tables, np.int64)
         none = kind(0xFFFF) if kind is np.uint16 else kind(-1)
-        run(
-            _find, borders, self._marks, batch.values, parts, part_at, at, self._rows, self._found, low,
-            row_of, bad, none,
-        )  # fmt: skip
-        if (bad >= 0).any():
-            raise ValueError(f"the id at {bad[bad >= 0][0]} is outside its table")
+        bad = _find(self._marks, batch.values, parts, part_at, at, self._rows, self._found, low, row_of, none)
+        if bad >= 0:
+            raise ValueError(f"the id at {bad} is outside its table")
         first = np.zeros(tables + 1, np.int64)
         np.cumsum(at[1:] - low, out=first[1:])
         return BatchRows(parts, part_at, at, self._found, low, first, row_of)
 
 
 @kernel
-def _find(borders, marks, values, parts, first, at, rows, found, low, row_of, bad, none, lo, hi):
-    """Find rows for stretches lo..hi of tables. Positions are read from the last one on, and rows written from the end.
-    Indices are unsigned or known not to be negative. Otherwise each would be checked for wrapping around from the
-    end."""
-    places = marks.shape[1]
+def _find(mark, values, parts, first, at, rows, found, low, row_of, none):
+    """Find the rows of each table; return the first id that is outside its table, or -1. Positions are read from the last
+    one on, and rows written from the end. Indices are unsigned or known not to be negative. Otherwise each would be
+    checked for wrapping around from the end."""
+    places = len(mark)
     bits = 0
     while (1 << bits) < places:
         bits += 1
     shift, wrap, one = np.uint64(64 - bits), np.uint64(places - 1), np.uint64(1)
-    for stretch in range(lo, hi):
-        mark = marks[stretch]
-        for t in range(borders[stretch], borders[stretch + 1]):
-            n = at[t + 1] - at[t]
-            low[t], bad[t] = at[t + 1], -1
-            if n == 0:
-                continue
-            mine = found[at[t] : at[t + 1]]
-            limit = np.uint64(rows[t])
-            w = n
-            direct = rows[t] <= places
-            mark[: rows[t] if direct else places] = none
-            for i in range(first[t + 1] - 1, first[t] - 1, -1):
-                part = values[parts[i, 0] : parts[i, 1]]
-                minus = parts[i, 2]
-                of = row_of[parts[i, 3] : parts[i, 3] + len(part)]
-                if direct:
-                    for p in range(len(part) - 1, -1, -1):
-                        row = np.uint64(part[p] - minus)
-                        if row >= limit:
-                            bad[t] = parts[i, 0] + p
-                            return
-                        r = mark[row]
-                        if r == none:
-                            w -= 1
-                            mine[w] = row
-                            r = of.dtype.type(w)
-                            mark[row] = r
-                        of[p] = r
-                else:
-                    for p in range(len(part) - 1, -1, -1):
-                        row = np.uint64(part[p] - minus)
-                        if row >= limit:
-                            bad[t] = parts[i, 0] + p
-                            return
-                        place = (row * _SPREAD) >> shift
+    for t in range(len(rows)):
+        n = at[t + 1] - at[t]
+        low[t] = at[t + 1]
+        if n == 0:
+            continue
+        mine = found[at[t] : at[t + 1]]
+        limit = np.uint64(rows[t])
+        w = n
+        direct = rows[t] <= places
+        mark[: rows[t] if direct else places] = none
+        for i in range(first[t + 1] - 1, first[t] - 1, -1):
+            part = values[parts[i, 0] : parts[i, 1]]
+            minus = parts[i, 2]
+            of = row_of[parts[i, 3] : parts[i, 3] + len(part)]
+            if direct:
+                for p in range(len(part) - 1, -1, -1):
+                    row = np.uint64(part[p] - minus)
+                    if row >= limit:
+                        return parts[i, 0] + p
+                    r = mark[row]
+                    if r == none:
+                        w -= 1
+                        mine[w] = row
+                        r = of.dtype.type(w)
+                        mark[row] = r
+                    of[p] = r
+            else:
+                for p in range(len(part) - 1, -1, -1):
+                    row = np.uint64(part[p] - minus)
+                    if row >= limit:
+                        return parts[i, 0] + p
+                    place = (row * _SPREAD) >> shift
+                    r = mark[place]
+                    while r != none and mine[r] != np.int64(row):
+                        place = (place + one) & wrap
                         r = mark[place]
-                        while r != none and mine[r] != np.int64(row):
-                            place = (place + one) & wrap
-                            r = mark[place]
-                        if r == none:
-                            w -= 1
-                            mine[w] = row
-                            r = of.dtype.type(w)
-                            mark[place] = r
-                        of[p] = r
-            low[t] = at[t] + w
-            for i in range(first[t], first[t + 1]):
-                of = row_of[parts[i, 3] : parts[i, 3] + parts[i, 1] - parts[i, 0]]
-                for p in range(len(of)):
-                    of[p] -= of.dtype.type(w)
+                    if r == none:
+                        w -= 1
+                        mine[w] = row
+                        r = of.dtype.type(w)
+                        mark[place] = r
+                    of[p] = r
+        low[t] = at[t] + w
+        for i in range(first[t], first[t + 1]):
+            of = row_of[parts[i, 3] : parts[i, 3] + parts[i, 1] - parts[i, 0]]
+            for p in range(len(of)):
+                of[p] -= of.dtype.type(w)
+    return np.int64(-1)
 
 
 @kernel

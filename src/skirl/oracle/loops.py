@@ -1,6 +1,4 @@
-"""The kernels of planning: link a batch's uses when it enters; move rows out and in and hand slots on when it is
-planned. Kernels with `borders, ..., lo, hi` touch nothing but the bank's tables lo..hi, so stretches run in
-parallel."""
+"""The kernels of planning: link a batch's uses when it enters; move rows out and in and hand slots on when it is planned."""
 
 from typing import NamedTuple, Self
 
@@ -50,73 +48,69 @@ class Held(NamedTuple):
 
 
 @kernel
-def link(borders, tables, rows, found, low, first, place, uses, state, cache, called, counts, lo, hi):
+def link(tables, rows, found, low, first, place, uses, state, cache, called):
     """Write a batch's uses, from `place` on, and link each to the row's previous use. Handles of rows outside of small
-    tables are there already. Out: called [uses], in each table's stretch: slots of resident rows that the window did
-    not use before; counts [tables, 2]: how many these are, and how many rows are new to the window. Scratch: state
-    [uses]."""
+    tables are there already. `called` gets the slots of resident rows that the window did not use before. Return how many
+    these are, and how many rows are new to the window. Scratch: state [uses]."""
     base, handle, after, slot = rows.base, uses.handle, uses.next, uses.slot
-    for stretch in range(lo, hi):
-        for t in range(borders[stretch], borders[stretch + 1]):
-            start, n = first[t], first[t + 1] - first[t]
-            mine = handle[place + start : place + start + n]
-            if base[tables[t]] >= 0:
-                states, of, shift = rows.dense, low[t], base[tables[t]]
-                for i in range(n):
-                    mine[i] = shift + found[of + i]
+    n_called = fresh = 0
+    for t in range(len(tables)):
+        start, n = first[t], first[t + 1] - first[t]
+        mine = handle[place + start : place + start + n]
+        if base[tables[t]] >= 0:
+            states, of, shift = rows.dense, low[t], base[tables[t]]
+            for i in range(n):
+                mine[i] = shift + found[of + i]
+        else:
+            states = rows.hashed
+        for i in range(n):
+            prefetch(states, mine[min(i + AHEAD, n - 1)])
+            before = states[mine[i]]
+            states[mine[i]] = place + start + i + 1
+            state[start + i] = before
+            prefetch(after, max(before - 1, 0))
+        for i in range(n):
+            p = place + start + i
+            before = state[start + i]
+            after[p] = -1
+            if before > 0:
+                after[before - 1] = p
+                slot[p] = -1
             else:
-                states = rows.hashed
-            for i in range(n):
-                prefetch(states, mine[min(i + AHEAD, n - 1)])
-                before = states[mine[i]]
-                states[mine[i]] = place + start + i + 1
-                state[start + i] = before
-                prefetch(after, max(before - 1, 0))
-            n_called = fresh = 0
-            for i in range(n):
-                p = place + start + i
-                before = state[start + i]
-                after[p] = -1
-                if before > 0:
-                    after[before - 1] = p
+                fresh += 1
+                slot[p] = before
+                if before == 0:
                     slot[p] = -1
-                else:
-                    fresh += 1
-                    slot[p] = before
-                    if before == 0:
-                        slot[p] = -1
-                    elif before >= -EVICTED:
-                        s = -1 - before
-                        slot[p] = s
-                        cache.next[s] = p
-                        called[start + n_called] = s
-                        n_called += 1
-            counts[t, 0] = n_called
-            counts[t, 1] = fresh
+                elif before >= -EVICTED:
+                    s = -1 - before
+                    slot[p] = s
+                    cache.next[s] = p
+                    called[n_called] = s
+                    n_called += 1
+    return n_called, fresh
 
 
 @kernel
-def scan(borders, tables, rows, first, place, uses, keys, missing, counts, lo, hi):
+def scan(tables, rows, first, place, uses, keys, missing, counts):
     """Write the keys of a batch's rows, and which of its uses have no slot, in each table's stretch of `missing`.
     counts [tables]: how many uses have no slot."""
     base, entry_key, handle, slot = rows.base, rows.key, uses.handle, uses.slot
-    for stretch in range(lo, hi):
-        for t in range(borders[stretch], borders[stretch + 1]):
-            high = np.int64(tables[t]) << ROW_BITS
-            shift = base[tables[t]]
-            n = first[t]
-            if shift >= 0:
-                for i in range(first[t], first[t + 1]):
-                    keys[i] = high + (handle[place + i] - shift)
-                    missing[n] = i
-                    n += slot[place + i] < 0
-            else:
-                for i in range(first[t], first[t + 1]):
-                    prefetch(entry_key, handle[place + min(i + AHEAD, first[t + 1] - 1)])
-                    keys[i] = entry_key[handle[place + i]]
-                    missing[n] = i
-                    n += slot[place + i] < 0
-            counts[t] = n - first[t]
+    for t in range(len(tables)):
+        high = np.int64(tables[t]) << ROW_BITS
+        shift = base[tables[t]]
+        n = first[t]
+        if shift >= 0:
+            for i in range(first[t], first[t + 1]):
+                keys[i] = high + (handle[place + i] - shift)
+                missing[n] = i
+                n += slot[place + i] < 0
+        else:
+            for i in range(first[t], first[t + 1]):
+                prefetch(entry_key, handle[place + min(i + AHEAD, first[t + 1] - 1)])
+                keys[i] = entry_key[handle[place + i]]
+                missing[n] = i
+                n += slot[place + i] < 0
+        counts[t] = n - first[t]
 
 
 @kernel
@@ -219,34 +213,35 @@ def arrive(
 
 
 @kernel
-def use(borders, tables, rows, first, place, uses, cache, slots, next_uses, lasts, counts, lo, hi):
-    """Hand every row's slot on to its next use, or put it in the row's state. counts [tables]: rows without a next use.
+def use(tables, rows, first, place, uses, cache, slots, next_uses, lasts):
+    """Hand every row's slot on to its next use, or put it in the row's state. Return how many rows have no next use.
     Scratch: lasts [uses]. Out: slots, that of each row; next_uses, the number of the next batch that uses it."""
     handle, after, slot, slot_next = uses.handle, uses.next, uses.slot, cache.next
-    for stretch in range(lo, hi):
-        for t in range(borders[stretch], borders[stretch + 1]):
-            states = rows.dense if rows.base[tables[t]] >= 0 else rows.hashed
-            start, end = first[t], first[t + 1]
-            last = start
-            for i in range(start, end):
-                p, far = place + i, place + min(i + AHEAD, end - 1)
-                prefetch(slot, max(after[far], 0))
-                prefetch(slot_next, slot[far])
-                s, q = slot[p], after[p]
-                slots[i] = s
-                slot_next[s] = q
-                lasts[last] = i
-                last += q < 0
-                if q >= 0:
-                    slot[q] = s
-                    next_uses[i] = uses.batch[q >> uses.bits]
-                else:
-                    next_uses[i] = NEVER
-                    prefetch(states, handle[p])
-            for j in range(start, last):
-                i = lasts[j]
-                states[handle[place + i]] = -1 - slots[i]
-            counts[t] = last - start
+    done = 0
+    for t in range(len(tables)):
+        states = rows.dense if rows.base[tables[t]] >= 0 else rows.hashed
+        start, end = first[t], first[t + 1]
+        last = start
+        for i in range(start, end):
+            p, far = place + i, place + min(i + AHEAD, end - 1)
+            prefetch(slot, max(after[far], 0))
+            prefetch(slot_next, slot[far])
+            s, q = slot[p], after[p]
+            slots[i] = s
+            slot_next[s] = q
+            lasts[last] = i
+            last += q < 0
+            if q >= 0:
+                slot[q] = s
+                next_uses[i] = uses.batch[q >> uses.bits]
+            else:
+                next_uses[i] = NEVER
+                prefetch(states, handle[p])
+        for j in range(start, last):
+            i = lasts[j]
+            states[handle[place + i]] = -1 - slots[i]
+        done += last - start
+    return done
 
 
 @kernel
@@ -259,30 +254,30 @@ def last_uses(tables, rows, first, place, uses, out):
 
 
 @kernel
-def group(borders, parts, first_part, at, first, row_of, rows, slots, start, pos, lo, hi):
+def group(parts, first_part, at, first, row_of, rows, slots, start, pos):
     """Write the slot of every position, and the positions of every row, by a counting sort within each table."""
-    for stretch in range(lo, hi):
-        for t in range(borders[stretch], borders[stretch + 1]):
-            mine, counts = rows[first[t] : first[t + 1]], start[first[t] : first[t + 1]]
-            for i in range(len(counts)):
-                counts[i] = 0
-            for part in range(first_part[t], first_part[t + 1]):
-                begin = parts[part, 3]
-                of = row_of[begin : begin + parts[part, 1] - parts[part, 0]]
-                for p in range(len(of)):
-                    counts[of[p]] += 1
-            n = at[t]
-            for i in range(len(counts)):
-                n += counts[i]
+    for t in range(len(at) - 1):
+        mine, counts = rows[first[t] : first[t + 1]], start[first[t] : first[t + 1]]
+        for i in range(len(counts)):
+            counts[i] = 0
+        for part in range(first_part[t], first_part[t + 1]):
+            begin = parts[part, 3]
+            of = row_of[begin : begin + parts[part, 1] - parts[part, 0]]
+            for p in range(len(of)):
+                counts[of[p]] += 1
+        n = at[t]
+        for i in range(len(counts)):
+            n += counts[i]
+            counts[i] = n
+        # From the end: each row's positions fill its range downwards, which leaves `start` at its beginning.
+        for part in range(first_part[t + 1] - 1, first_part[t] - 1, -1):
+            begin = parts[part, 3]
+            end = begin + parts[part, 1] - parts[part, 0]
+            of, out = row_of[begin:end], slots[begin:end]
+            for p in range(len(of) - 1, -1, -1):
+                i = of[p]
+                out[p] = mine[i]
+                n = counts[i] - 1
                 counts[i] = n
-            # From the end: each row's positions fill its range downwards, which leaves `start` at its beginning.
-            for part in range(first_part[t + 1] - 1, first_part[t] - 1, -1):
-                begin = parts[part, 3]
-                end = begin + parts[part, 1] - parts[part, 0]
-                of, out = row_of[begin:end], slots[begin:end]
-                for p in range(len(of) - 1, -1, -1):
-                    i = of[p]
-                    out[p] = mine[i]
-                    n = counts[i] - 1
-                    counts[i] = n
-                    pos[n] = begin + p
+                pos[n] = begin + p
+    start[-1] = at[-1]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from skirl.oracle.policies import base as policies
+from skirl.oracle import policies
 
 Depth = int | Literal["auto", "epoch"]
 
@@ -22,7 +22,6 @@ class Plan:
     policy: str = "min"
     ramp: bool = True
     window_bytes: int | None = None
-    threads: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.depth, bool) or not (self.depth in ("auto", "epoch") or isinstance(self.depth, int)):
@@ -39,8 +38,6 @@ class Plan:
             raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
         if self.window_bytes is not None and self.window_bytes < 1:
             raise ValueError(f"window_bytes is {self.window_bytes}: set it to 1 or more")
-        if self.threads < 1:
-            raise ValueError(f"threads is {self.threads}: set it to 1 or more")
         if self.policy not in policies.POLICIES:
             raise ValueError(f"policy is {self.policy!r}: set it to one of {', '.join(policies.POLICIES)}")
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.loops import NEVER
@@ -39,7 +39,6 @@ def bank_planners(
             policy=plan.policy,
             hold=plan.hold,
             hold_rows=None if hold_rows is None else hold_rows[bank],
-            threads=plan.threads,
             resident=None if residents is None else residents[bank],
             resident_next=None if resident_next is None else resident_next[bank],
         )

@@ -287,10 +287,7 @@ class Peers(ABC):
         if not patience > 0:
             raise ValueError(f"patience is {patience}: set it to seconds above 0")
         self.rank, self.size, self.patience = rank, size, patience
-
-    @property
-    @abstractmethod
-    def channels(self) -> dict[str, Channel]: ...
+        self.channels: dict[str, Channel] = {}
 
     def channel(self, name: str) -> Channel:
         if name not in self.channels:
@@ -346,11 +343,7 @@ class Alone(Peers):
 
     def __init__(self) -> None:
         super().__init__(0, 1, float("inf"))
-        self._channels = {name: _ToItself(name, 0, 1) for name in CHANNELS}
-
-    @property
-    def channels(self) -> dict[str, Channel]:
-        return {**self._channels}
+        self.channels.update((name, _ToItself(name, 0, 1)) for name in CHANNELS)
 
     def fail(self, error: BaseException | str) -> None:
         pass

@@ -30,8 +30,8 @@ class OfAllTrainers:
         return self._blocks[self._channel.rank]
 
     @torch.no_grad()
-    def start(self, weights: Sequence[Tensor], totals: Sequence[tuple[int, Gradients]]) -> "Summing":
-        """Begin to send this trainer's partial sums. Only one step may be in progress."""
+    def mean(self, weights: Sequence[Tensor], totals: Sequence[tuple[int, Gradients]]) -> list[Tensor | None]:
+        """Return the mean over all shards for each weight, or None for a weight that has no gradient anywhere."""
         if self._shapes != (shapes := [(weight.dtype, weight.shape) for weight in weights]):
             trees = [subtrees(block.start, block.stop) for block in self._blocks]
             kinds = sorted({dtype for dtype, _ in shapes}, key=str)
@@ -40,25 +40,12 @@ class OfAllTrainers:
             self._shapes = shapes
         known, none = dict(totals), [None] * len(weights)
         parts = [known.get(leaves.start, none) for leaves in subtrees(self.mine.start, self.mine.stop)]
-        for kind in self._kinds:
-            kind.send(parts)
-        return Summing(self._kinds, weights, parts)
-
-
-class Summing:
-    """A sum in progress. `weights` is as in `start`, and `parts` has the gradients of every subtree of this trainer."""
-
-    def __init__(self, kinds: "list[_Kind]", weights: Sequence[Tensor], parts: Sequence[Gradients]) -> None:
-        self._kinds, self._weights, self._parts = kinds, weights, parts
-
-    @torch.no_grad()
-    def wait(self) -> list[Tensor | None]:
-        """Return the mean over all shards for each weight, or None for a weight that has no gradient anywhere."""
-        for kind in self._kinds:
-            kind.share()
-        found: list[Tensor | None] = [None] * len(self._weights)
-        for kind in self._kinds:
-            kind.give(self._weights, self._parts, found)
+        sent = [kind.send(parts) for kind in self._kinds]
+        shared = [kind.share(coming) for kind, coming in zip(self._kinds, sent)]
+        found: list[Tensor | None] = [None] * len(weights)
+        for kind, coming in zip(self._kinds, shared):
+            coming.wait()
+            kind.give(weights, parts, found)
         return found
 
 
@@ -81,9 +68,8 @@ class _Kind:
         self._send = self._rows.transpose(0, 1).contiguous()  # the same memory if there is one subtree
         self._come = [self._rows.new_empty(len(tree), piece) for tree in trees]
         self._come[channel.rank] = self._send[channel.rank]
-        self._work: Swapping[Sequence[Tensor]] | None = None
 
-    def send(self, parts: Sequence[Gradients]) -> None:
+    def send(self, parts: Sequence[Gradients]) -> Swapping[Sequence[Tensor]]:
         for views, there, part in zip(self._views, self._there, parts, strict=True):
             grads = [part[n] for n in self._places]
             have = [grad is not None for grad in grads]
@@ -97,11 +83,10 @@ class _Kind:
                 view.fill_(-0.0) if grad is None else view.copy_(grad)
         if len(self._rows) > 1:
             self._send.copy_(self._rows.transpose(0, 1))
-        self._work = self._channel.begin_swap_parts(list(self._send), self._come, tag="partial sums of dense gradients")
+        return self._channel.begin_swap_parts(list(self._send), self._come, tag="partial sums of dense gradients")
 
-    def share(self) -> None:
-        assert self._work is not None
-        self._work.wait()
+    def share(self, coming: Swapping[Sequence[Tensor]]) -> Swapping[Sequence[Tensor]]:
+        coming.wait()
         total = tree_sum(
             zip(
                 (leaves.start for tree in self._trees for leaves in tree), (row for rows in self._come for row in rows)
@@ -112,15 +97,10 @@ class _Kind:
         whole = self._rows[0]
         mine = whole[self._channel.rank]
         torch.add(self._zero, total, alpha=self._scale, out=mine)  # 0 + total: no -0.0 tells of missing gradients
-        self._work = self._channel.begin_swap_parts(
-            [mine] * self._channel.size, list(whole), tag="sums of dense gradients"
-        )
+        return self._channel.begin_swap_parts([mine] * self._channel.size, list(whole), tag="sums of dense gradients")
 
     def give(self, weights: Sequence[Tensor], parts: Sequence[Gradients], found: list[Tensor | None]) -> None:
-        """Wait for the means, and put each where this trainer's gradient was, or in a new tensor if it had none."""
-        assert self._work is not None
-        self._work.wait()
-        self._work = None
+        """Put each mean where this trainer's gradient was, or in a new tensor if it had none."""
         for n in self._places:
             found[n] = next((part[n] for part in parts if part[n] is not None), None)
         if any(found[n] is None for n in self._places):  # else skip this, which waits for the device

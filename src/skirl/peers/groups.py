@@ -108,12 +108,9 @@ class ProcessGroups(Peers):
                 name: dist.new_group(backend=on_device if name in ON_DEVICE else "gloo", timeout=longer)
                 for name in CHANNELS
             }
-        self._channels = {name: _Group(self, name, group, on_device) for name, group in groups.items()}
+        self._groups = {name: _Group(self, name, group, on_device) for name, group in groups.items()}
+        self.channels.update(self._groups)
         self._processes = self.channel("start").told(this_process(), "who is there")
-
-    @property
-    def channels(self) -> dict[str, Channel]:
-        return {**self._channels}
 
     @property
     def near(self) -> int:
@@ -137,7 +134,7 @@ class ProcessGroups(Peers):
             self._destroy()
 
     def _destroy(self) -> None:
-        for group in self._channels.values():
+        for group in self._groups.values():
             group.destroy()
         self._leave()
 

@@ -182,11 +182,6 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
         log.warning(
             "%d trainers talk by %s, without passwords or encryption: use networks that you trust", launched.size, over
         )
-    if launched.rank == 0 and _reads_old_addresses():
-        log.warning(
-            "torchrun keeps the addresses of a group that it starts again: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for it, "
-            "or a restarted group may not find its trainers"
-        )
     began, waits = time.monotonic(), timedelta(seconds=min(max(patience, BEGINNING), 1e8))
     try:
         store = _store(launched, waits)
@@ -227,12 +222,6 @@ def _meet(store: Any, launched: Launched, patience: float) -> None:
         if waited > patience:
             raise PeerError(missing(launched.rank, left, "the start of the job", waited, patience))
         time.sleep(min(0.05, patience / 20))
-
-
-def _reads_old_addresses() -> bool:
-    """Return whether a restarted group would read what the one before has written."""
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return shared and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
 def _store(launched: Launched, waits: timedelta):

@@ -1,7 +1,6 @@
 """What trainers agree on about a batch, and the shards of a step."""
 
 import hashlib
-import logging
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,8 @@ from torch import nn
 
 from skirl.nn.collection import collections_of
 from skirl.nn.dense_sums import DenseSums, check_sharded
-from skirl.oracle.route import Route
 from skirl.peers.base import Peers
 from skirl.tools import rng_state
-
-log = logging.getLogger("skirl")
-LOOKED_AT = 4
-"""Batches after which trainers that all read the same data are warned."""
-FEWEST = 64
-"""Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 
 
 def check_weights(model: nn.Module, peers: Peers) -> None:
@@ -53,34 +45,6 @@ def _digest(weight: torch.Tensor) -> int:
     return int.from_bytes(hashlib.blake2b(raw.tobytes(), digest_size=8).digest(), "little")
 
 
-def leave(peers: Peers, step: int, micro: int | None) -> None:
-    """End a loop on all trainers after the same step. Each tells the others its step; one within a step ends the job."""
-    if micro is not None:
-        why = (
-            f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,} while other trainers go on with that "
-            "step: leave the loop only when batches.ends_step is true, after the same step on all trainers"
-        )
-        peers.fail(why)
-        raise RuntimeError(why)
-    come = peers.channel("lookups").exchange([np.array([step])] * peers.size, "the end of a loop")
-    for rank, (theirs,) in enumerate(come):
-        if theirs != step:
-            raise RuntimeError(
-                f"rank {peers.rank} left its loop after step {step:,} and rank {rank} after step {theirs:,}: leave loops "
-                "after the same step on all trainers"
-            )
-
-
-def tell_of_same_data(route: Route) -> None:
-    """Warn once if all trainers read the same data. Call this after each batch."""
-    if route.alike and route.number == LOOKED_AT and route.requests >= FEWEST and route.rank == 0:
-        log.warning(
-            "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
-            "skirl.ShardSampler or stream.sharded",
-            LOOKED_AT,
-        )
-
-
 class ShardsInLoop:
     """Random numbers and dense gradients of steps with shards, as micro-batches enter the loop and leave it."""
 
@@ -104,9 +68,24 @@ class ShardsInLoop:
         rng_state.swap_in(self._seed, step, self._first + micro)
 
     def left(self, step: int, micro: int | None) -> None:
-        """End the loop, on all trainers after the same step."""
-        if self.peers.size > 1:
-            leave(self.peers, step, micro)
+        """End the loop on all trainers after the same step: each tells the others its own; within a step it ends the job."""
+        peers = self.peers
+        if peers.size == 1:
+            return
+        if micro is not None:
+            why = (
+                f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,} while other trainers go on with "
+                "that step: leave the loop only when batches.ends_step is true, after the same step on all trainers"
+            )
+            peers.fail(why)
+            raise RuntimeError(why)
+        come = peers.channel("lookups").exchange([np.array([step])] * peers.size, "the end of a loop")
+        for rank, (theirs,) in enumerate(come):
+            if theirs != step:
+                raise RuntimeError(
+                    f"rank {peers.rank} left its loop after step {step:,} and rank {rank} after step {theirs:,}: leave "
+                    "loops after the same step on all trainers"
+                )
 
     def leave(self) -> None:
         """Let the micro-batch leave the loop. What comes next, such as reading the loader, draws the run's own numbers."""

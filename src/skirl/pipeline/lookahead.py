@@ -1,8 +1,9 @@
 """The loop's side of the oracle: `lookahead` yields a loader's batches, each with its rows in place."""
 
+import time
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,20 +14,19 @@ from skirl.core.batch import Sparse
 from skirl.core.ids import Ids
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
+from skirl.engine.work import Flight
 from skirl.nn.collection import Collection, collections_of, refuse_copies
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.route import Route
 from skirl.peers.base import said_of
 from skirl.pipeline.agree import ShardsInLoop
-from skirl.pipeline.epoch import Epoch
-from skirl.pipeline.loader_watch import Watch
-from skirl.pipeline.passes import InLoop, Pass
 from skirl.pipeline.pipeline import Pipeline
-from skirl.pipeline.reader import DataPosition, Reader
+from skirl.pipeline.reader import DataPosition, Reader, Watch
 from skirl.pipeline.stages import StageHook, Times, keep_rows
-from skirl.pipeline.timeline import Timeline
+from skirl.pipeline.timeline import LOOP, Timeline
 from skirl.tools import rng_state
-from skirl.tools.interrupts import uninterrupted
+from skirl.tools.interrupts import Hold, uninterrupted
 
 
 def _sparse_of(batch: Any) -> Sparse:
@@ -51,7 +51,6 @@ def lookahead(
     policy: str = "min",
     ramp: bool = True,
     window_bytes: int | None = None,
-    plan_threads: int = 1,
     patience: float = 600.0,
     trace: str | Path | None = None,
 ) -> "Lookahead":
@@ -77,7 +76,6 @@ def lookahead(
     - `policy`: which rows leave: "min", which fetches the fewest, or "lru", "lfu", "ttl" for comparison.
     - `ramp`: begin with a window of 8 batches that grows, so that training starts at once; False waits for the whole window.
     - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit if `depth` is a number.
-    - `plan_threads`: threads of the oracle, in addition to those of torch. One plans millions of ids a second.
     - `patience`: seconds that a loader or a store may take for one batch before it counts as hanging. Ten minutes by
       default, since a slow one must not end a run.
     - `trace`: file for the timeline of the stages, which chrome://tracing and Perfetto can show. None writes none: it
@@ -92,10 +90,158 @@ def lookahead(
     >>> batches.step, embeddings.engine.counters.new, embeddings.engine.counters.fetched
     (10, 5, 1)
     """
-    plan = Plan(depth, prefetch, policy, ramp, window_bytes, plan_threads)
+    plan = Plan(depth, prefetch, policy, ramp, window_bytes)
     return Lookahead(
         loader, model, plan, sparse=sparse, accumulate=accumulate, shards=shards, patience=patience, trace=trace
     )
+
+
+@dataclass(slots=True)
+class InLoop:
+    """The step in the loop, and where in the data it is. It outlives the passes of a lookahead."""
+
+    step: int = 0
+    here: DataPosition = field(default_factory=DataPosition)
+    before: DataPosition = field(default_factory=DataPosition)
+    flight: Flight | None = None
+    micro: int = 0
+    updates: list[bool] | None = None
+    """By collection: whether the last whole step updated its rows. None before the first."""
+    torn: bool = False
+    """True if the step ended when it had updated the rows of only some collections: see `tears`."""
+
+    @property
+    def begun(self) -> bool:
+        return self.flight is not None and self.flight.begun
+
+    @property
+    def ends_step(self) -> bool:
+        return self.flight is None or self.micro + 1 == len(self.flight.micros)
+
+    def tears(self, collections: Sequence[Collection]) -> bool:
+        """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all that
+        the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not count.
+        """
+        if self.flight is None or not self.flight.applied:
+            return False
+        needed = [work.begun for work in self.flight.works] if self.updates is None else self.updates
+        each = zip(needed, self.flight.works, collections, strict=True)
+        return any(need and not work.applied and one.current.trains for need, work, one in each)
+
+
+class Pass:
+    """An iterator over the batches of one pass.
+
+    If it was interrupted while it brought a batch, it refuses to go on, since that batch would be lost.
+    """
+
+    def __init__(self, ahead: "Lookahead", pipeline: Pipeline) -> None:
+        self._ahead, self.pipeline = ahead, pipeline
+        self._inside = False
+        self._ended = False
+        self.closed = False
+        self._computing: float | None = None
+
+    def __iter__(self) -> "Pass":
+        return self
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        if self.closed:
+            raise RuntimeError("this pass is over: the lookahead was closed or iterated over again")
+        if self._inside:
+            raise RuntimeError(
+                "this pass was interrupted or failed while it brought a batch, and cannot go on without losing it: iterate "
+                "over the lookahead again to start over, or resume from a checkpoint"
+            )
+        self._inside = True
+        self._computed()
+        if self._ahead._in_shards is not None:
+            self._ahead._in_shards.leave()
+        if self._ahead._in_loop.flight is not None and not self._ahead._in_loop.ends_step:
+            self._ahead._in_loop.micro += 1
+        else:
+            with uninterrupted() as hold:
+                try:
+                    self._ended = not self._next_step(hold)
+                finally:
+                    self._ahead._watch.rest(hold)
+            if self._ended:
+                raise StopIteration
+        batch = self._yielded()
+        self._inside = False
+        return batch
+
+    def close(self, apply: bool = True) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._computed()
+        now, whole = self._ahead._in_loop, apply
+        if self._ahead._in_shards is not None:
+            apply = apply and now.ends_step  # a step counts only if all its shards are there
+            self._ahead._in_shards.close()
+        if now.flight is not None and not (now.begun if apply else now.flight.applied):
+            now.here = now.before  # the step never happened
+        now.torn = not apply and now.tears(self._ahead.collections)
+        try:
+            self._finish(apply)
+            if whole and self._ahead._in_shards is not None:
+                self._ahead._in_shards.left(now.step, None if now.ends_step else now.micro + 1)
+        finally:
+            now.flight = None
+            self._ahead._reader.end()
+            try:
+                self.pipeline.close()
+            finally:
+                self._ahead._close_epochs()
+
+    def _next_step(self, hold: Hold) -> bool:
+        """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, save in the loader."""
+        now, pipeline = self._ahead._in_loop, self.pipeline
+        self._finish()
+        now.flight = None
+        pipeline.check()
+        for collection in self._ahead.collections:
+            collection.engine.check()
+        if self._ahead._in_shards is not None:
+            self._ahead._in_shards.peers.comes(now.step + 1)
+        flight = pipeline.next(hold, self._ahead._reader)
+        if flight is None:
+            now.here = DataPosition(now.step, now.here.epochs + 1, loader=self._ahead._reader.state_at_end)
+            self.close()
+            return False
+        now.step += 1
+        now.before = now.here
+        now.flight, now.micro = flight, 0
+        return True
+
+    def _finish(self, apply: bool = True) -> None:
+        for collection in self._ahead.collections:
+            collection.current.finish(apply)
+        flight = self._ahead._in_loop.flight
+        if apply and flight is not None and flight.applied:
+            self._ahead._in_loop.updates = [work.applied for work in flight.works]
+
+    def _yielded(self) -> Any:
+        now = self._ahead._in_loop
+        assert now.flight is not None
+        ids = now.flight.micros[now.micro]
+        now.here = replace(now.here, step=now.step, batches=now.here.batches + 1, loader=ids.loader_state)
+        for collection, work in zip(self._ahead.collections, now.flight.works, strict=True):
+            collection.current.expect(work, now.micro)
+        if self._ahead._in_shards is not None:
+            self._ahead._in_shards.begin(now.step, now.micro)
+        if self._ahead.times.timeline is not None:
+            self._computing = time.monotonic()
+        return ids.batch
+
+    def _computed(self) -> None:
+        since, self._computing = self._computing, None
+        flight = self._ahead._in_loop.flight
+        if since is not None and flight is not None:
+            self._ahead.times.tell(LOOP, "compute", flight.number, since, time.monotonic())
 
 
 class Lookahead:
@@ -307,10 +453,7 @@ class Lookahead:
                 times=self.times, shards=self._shards, mine=self._mine, route=self._route(),
             )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)
-            self._pass = Pass(
-                self._reader, pipeline, self._epochs, collections=self.collections, in_loop=now, watch=self._watch,
-                times=self.times, shards=self._in_shards,
-            )  # fmt: skip
+            self._pass = Pass(self, pipeline)
             if self._in_shards is not None:
                 self._in_shards.dense.open()
         self._loaded = False
@@ -424,9 +567,12 @@ class Lookahead:
             if one is not None:
                 one.close(apply)
         finally:
-            for epoch in self._epochs:  # also if something failed between reading them and the pass
-                epoch.close()
-            self._epochs = []
+            self._close_epochs()  # also if something failed between reading them and the pass
+
+    def _close_epochs(self) -> None:
+        for epoch in self._epochs:
+            epoch.close()
+        self._epochs = []
 
 
 def _collections(model: nn.Module | OnePlan) -> list[Collection]:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
+from skirl.engine.window import Window
 from skirl.engine.work import Flight
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan
 from skirl.oracle.route import Route
-from skirl.pipeline.epoch import Epoch
-from skirl.pipeline.loader_watch import StageStuck
 from skirl.pipeline.reader import Reader
-from skirl.pipeline.stages import StageHook, Stages, Times
+from skirl.pipeline.stages import StageHook, Stages, StageStuck, Times
 from skirl.pipeline.timeline import LOOP
-from skirl.pipeline.window import Window
 from skirl.tools.interrupts import Hold, uninterrupted
 from skirl.tools.os_errors import why
 

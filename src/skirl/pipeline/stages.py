@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skirl.engine.engine import Engine
-from skirl.pipeline.loader_watch import StageStuck, seconds
 from skirl.pipeline.timeline import LOOP, Timeline
 from skirl.tools.interrupts import Hold
 
@@ -84,6 +83,9 @@ class Note:
 
     what: str | None
     facts: dict[str, int] = field(default_factory=dict)
+
+
+class StageStuck(RuntimeError): ...
 
 
 class Stages:
@@ -271,3 +273,7 @@ class Stages:
 
 def _kind(name: str) -> str:
     return name.partition(" ")[0]
+
+
+def seconds(time: float) -> str:
+    return f"{time:.0f} s" if time >= 10 else f"{time:.1f} s"

@@ -10,8 +10,9 @@ import numpy as np
 from skirl.core.keys import ROW_BITS
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
-from skirl.engine.buffers import empty
-from skirl.engine.kernels import choice, cpu
+from skirl.engine import kernels
+from skirl.engine.device.host import empty
+from skirl.engine.kernels import cpu
 from skirl.placement.costs import Kernel
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.search import SearchResult
@@ -181,8 +182,8 @@ class Ready:
         self.none, self.live = np.empty(0, np.float32), np.ones(1, np.bool_)
         self.pool, self.update = cpu.pool, cpu.update_kernel(optimizer.rule)
         if not arena.plain:
-            self.pool = choice.pool_for(piece.dim, width, self.out, False)
-            self.update = choice.update_for(piece.dim, self.cache.dtype, optimizer.rule)
+            self.pool = kernels.pool_for(piece.dim, width, self.out.dtype, False)
+            self.update = kernels.update_for(piece.dim, self.cache.dtype, optimizer.rule)
 
     def forward(self) -> None:
         self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, 0, len(self.out))

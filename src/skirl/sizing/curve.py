@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 
 from skirl.engine.capacity import CacheSplit, Capacity
+from skirl.engine.window import FIRST_WINDOW
+from skirl.oracle.epoch import planned
 from skirl.oracle.options import Depth, Plan
-from skirl.pipeline.simulate import planned
-from skirl.pipeline.window import FIRST_WINDOW
 from skirl.sizing.survey import Survey
 from skirl.tools.progress import progress_of
 

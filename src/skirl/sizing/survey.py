@@ -10,7 +10,7 @@ import numpy as np
 
 from skirl.core.batch import Sparse
 from skirl.core.ids import capture, positions_of
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.core.tables import ROW_BITS, Schema, Table
 from skirl.oracle.distinct import Finder
 from skirl.oracle.row_states import RowStates

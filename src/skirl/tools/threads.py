@@ -101,7 +101,6 @@ def run(
     threads: int = 1,
     work: NDArray[Any] | None = None,
     pool: Threads | None = None,
-    meanwhile: Callable[[], None] | None = None,
 ) -> None:
     """Call kernel(*args, lo, hi) on ranges that cover 0..n, in up to `threads` threads, including this one.
 
@@ -109,24 +108,16 @@ def run(
     """
     if threads < 1:
         raise ValueError(f"threads is {threads}, set it to 1 or more")
-    here = meanwhile is None
-    parts = max(1, min(threads if here else threads - 1, n))
-    if threads == 1 or (here and parts == 1):
-        if meanwhile is not None:
-            meanwhile()
+    parts = max(1, min(threads, n))
+    if parts == 1:
         if n > 0:
             kernel(*args, 0, n)
         return
     borders = partition(n, parts, work)
     mine = _Run(parts)
     workers = pool or _threads
-    workers.ensure(parts - here)
-    for p in range(here, parts):
+    workers.ensure(parts - 1)
+    for p in range(1, parts):
         workers.queue.put(lambda lo=borders[p], hi=borders[p + 1]: mine.part(kernel, args, lo, hi))
-    try:
-        if meanwhile is not None:
-            meanwhile()
-        else:
-            mine.part(kernel, args, borders[0], borders[1])
-    finally:
-        mine.wait()
+    mine.part(kernel, args, borders[0], borders[1])
+    mine.wait()

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skirl.engine.device.transfers import Blocks, no_streams
+from tests.cases import cases
 
 
 class Event:
@@ -27,9 +30,31 @@ def test_memory_beyond_the_bound_is_let_go_of_once_nothing_uses_it():
         block.copied, block.used = Event(), Event()
         events.append((block.copied, block.used))
         blocks.release(block)
-    assert blocks.nbytes <= 100_000 and not blocks.in_use
+    assert blocks.nbytes <= 100_000 and not blocks._used
     dropped = sum(copied.waited == used.waited == 1 for copied, used in events)
     assert dropped == 5 - blocks.nbytes // taken[0].host.numel()
+
+
+@cases(100)
+@given(st.lists(st.tuples(st.sampled_from(["take", "retain", "release"]), st.integers(0, 100_000)), max_size=60))
+def test_blocks_are_never_shared_and_sizes_add_up(actions):
+    blocks, owned = make(most=130_000), []
+    for action, number in actions:
+        if action == "take":
+            block = blocks.take(number)
+            assert block.host.nbytes >= number and all(block is not other for other, _ in owned)
+            owned.append((block, 1))
+        elif owned:
+            block, owners = owned.pop(number % len(owned))
+            getattr(blocks, action)(block)
+            owners += 1 if action == "retain" else -1
+            if owners:
+                owned.append((block, owners))
+        used = sum(block.host.nbytes for block, _ in owned)
+        assert len(blocks._used) == len(owned)
+        assert blocks.nbytes == used + sum(block.host.nbytes for block in blocks._free) <= max(130_000, used)
+    blocks.reset()
+    assert not blocks._used and all(blocks.take(100_000) is not block for block, _ in owned)
 
 
 def test_a_device_without_memory_says_what_to_set(monkeypatch):

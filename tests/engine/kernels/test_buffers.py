@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import skirl
-from skirl.engine.buffers import KEPT, Reused
+from skirl.engine.device.host import KEPT, Reused
 
 
 def test_views_numpy_arrays_and_graphs_hold_a_buffer():

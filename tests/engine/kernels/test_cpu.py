@@ -192,24 +192,6 @@ def assert_same_bits(got, expected, what):
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-def test_threads_do_not_change_bits(optimizer):
-    tables = [Table("a", 50, 32, features=("x", "y")), Table("b", 20, 32, pooling="mean")]
-    caches = []
-    for threads in (1, 2, 5):
-        rng = np.random.default_rng(3)
-        world = World(tables, optimizer, np.float32, threads, rng)
-        for _ in range(5):
-            sizes = rng.integers(0, 5, (3, 40))
-            batch = {}
-            for f, rows, n in zip(("x", "y", "b"), (50, 50, 20), sizes):
-                batch[f] = (rng.zipf(1.3, n.sum()) % rows, np.concatenate([[0], np.cumsum(n)]), None)
-            world.step([batch], [{f: rng.standard_normal((40, 32)).astype(np.float32) for f in ("x", "y", "b")}])
-        caches.append(world.cache)
-    for cache in caches[1:]:
-        assert_same_bits(cache, caches[0], "cache")
-
-
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_pool_and_weight_grad_agree_with_embedding_bag(mode):
     rng = np.random.default_rng(0)

@@ -18,8 +18,6 @@ pytest.importorskip("triton")
 from skirl.core.initial import Constant, InitialTable, Normal, Uniform
 from skirl.core.initial import fill as cpu_fill
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from skirl.core.reference import Reference
-from skirl.core.tables import Table
 from skirl.engine.kernels import cpu, gpu
 from skirl.engine.kernels.gpu_math import INTERPRETED
 from skirl.engine.kernels.tree import STRETCH, stretches_of
@@ -266,53 +264,6 @@ def test_fill(device, seed, dim, state, n, dtype, normal):
     arena.check()
 
 
-@on_devices
-@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), RowwiseAdagrad(lr=0.1, weight_decay=0.1, clip=0.5)], ids=repr)
-def test_a_step_equals_the_reference(device, optimizer):
-    """Pool and update one table with two features, one of them without a gradient, and a row at 300 positions."""
-    rng, dim, batch = np.random.default_rng(1), 8, 60
-    table = Table("t", rows=9, dim=dim, features=("a", "b"), init=Uniform(0.5))
-    reference = Reference([table], optimizer, seed=3)
-    bags, positions = {}, []
-    for column, feature in enumerate(table.features):
-        sizes = rng.integers(0, 12, batch)
-        ids = np.minimum(rng.geometric(0.8, sizes.sum()) - 1, 8)
-        bags[feature] = (ids.tolist(), np.concatenate([[0], np.cumsum(sizes)]).tolist(), rng.random(len(ids)).tolist())
-        positions.append((ids, np.repeat(np.arange(batch) * 2 + column, sizes), sizes))
-    ids, bag_of, sizes = (np.concatenate(part).astype(np.int32) for part in zip(*positions))
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    scale = np.concatenate([bags[f][2] for f in table.features]).astype(np.float32)
-    expected = reference.forward(bags)
-    grads = numbers(rng, (batch * 2, dim), np.float32)
-    reference.backward({"a": grads[0::2], "b": None})
-
-    arena = Arena(device)
-    rows = np.unique(ids).astype(np.int32)
-    start = np.searchsorted(np.sort(ids), [*rows, 9]).astype(np.int32)
-    init = InitialTable.of([table.initial])
-    cache = arena.put(np.full((9, optimizer.width(dim)), np.nan, np.float32))
-    keys = arena.put(rows.astype(np.int64))
-    gpu.fill(
-        keys, arena.put(rows), cache, dim, 3, arena.put(init.kind), arena.put(init.scale), arena.put(init.quantiles),
-        optimizer.initial_state,
-    )  # fmt: skip
-    out = arena.put(np.full((batch * 2, dim), np.nan, np.float32))
-    gpu.pool(cache, dim, arena.put(ids), arena.put(offsets), 2, arena.put(scale), out)
-    same_bits(out[0::2], expected["a"])
-    same_bits(out[1::2], expected["b"])
-    stretches = stretches_of(start)
-    assert len(stretches) > 1
-    gpu.update(
-        cache, dim, optimizer.rule, arena.put(rows), keys, arena.put(start),
-        arena.put(np.argsort(ids, kind="stable").astype(np.int32)), arena.put(bag_of), arena.put(scale), arena.put(grads),
-        arena.put(np.array([True, False])), arena.put(optimizer.scalars(0.1, np.array([1]))), optimizer.clip is not None,
-        arena.put(stretches), arena.put(np.full((len(stretches), dim), np.nan, np.float32)),
-        arena.put(np.full(len(stretches) + len(rows), -1, np.int32)),
-    )  # fmt: skip
-    same_bits(cache[torch.from_numpy(rows)], reference.read(rows.tolist()))
-    arena.check()
-
-
 def huge(rows, width, device):
     """Return memory that, on a CPU, is not allocated until it is touched."""
     if device != "cpu":
@@ -396,34 +347,3 @@ def test_rounding_is_fair(device, half):
     lost = 1 - cache.float().mean().item()
     assert lost == pytest.approx(steps * 2.0**-12, rel=0.08)
     assert len(cache.unique()) > 3
-
-
-@on_devices
-@pytest.mark.parametrize("half", HALVES, ids=str)
-def test_half_precision_rows_are_pooled_filled_and_moved(device, half):
-    rng, arena = np.random.default_rng(3), Arena(device)
-    dim, rows, batch = 48, 7, 6
-    cache = torch.from_numpy(numbers(rng, (rows, dim + 1), np.float32)).to(half)
-    slots = rng.integers(0, rows, 15).astype(np.int32)
-    offsets = np.array([0, 3, 3, 4, 9, 14, 15], np.int32)
-    expected = np.empty((batch, dim), np.float32)
-    cpu.pool(cache.float().numpy(), dim, slots, offsets, 1, np.empty(0, np.float32), expected, 0, batch)
-    out = arena.put(np.full((batch, dim), np.nan, np.float32))
-    there = cache.to(device)
-    gpu.pool(there, dim, arena.put(slots), arena.put(offsets), 1, arena.put(np.empty(0, np.float32)), out)
-    same_bits(out, expected)
-
-    taken = torch.full((15, dim + 1), torch.nan, dtype=half, device=device)
-    gpu.take(there, arena.put(slots), taken)
-    assert torch.equal(taken.cpu().view(torch.int16), cache[torch.from_numpy(slots)].view(torch.int16))
-
-    init = InitialTable.of([Uniform(0.5), Normal(0.1), Constant(0.1)])
-    keys = np.arange(rows, dtype=np.int64) % 3 << 48 | np.arange(rows)
-    first = np.empty((rows, dim + 1), np.float32)
-    where = np.arange(rows, dtype=np.int32)
-    cpu_fill(keys, where, first, dim, 5, init.kind, init.scale, init.quantiles, 0.1, 0, rows)
-    gpu.fill(
-        arena.put(keys), arena.put(where), there, dim, 5, arena.put(init.kind), arena.put(init.scale),
-        torch.tensor(init.quantiles, device=device), 0.1,
-    )  # fmt: skip
-    assert torch.equal(there.cpu().view(torch.int16), torch.from_numpy(first).to(half).view(torch.int16))

@@ -6,7 +6,8 @@ import pytest
 from skirl.core.optim import SGD, Adam, RowwiseAdagrad, padded
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
-from skirl.engine.kernels import choice, cpu
+from skirl.engine import kernels
+from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import STRETCH
 from tests.engine.kernels.test_cpu import World, assert_same_bits
 
@@ -40,7 +41,7 @@ def test_sums(which, dim, dtype, scaled, dead):
     pos, scale = rng.permutation(n).astype(np.int32), rng.standard_normal(n if scaled else 0).astype(dtype)
     cache, rows = np.full((u, dim), -0.0, dtype), rng.permutation(u).astype(np.int32)
     bag_of = np.argsort(pos).astype(np.int32)  # index i in group_pos is in bag i
-    kernel = cpu.update_kernel(SGD().rule) if which == "plain" else choice.update_for(dim, np.dtype(dtype), SGD().rule)
+    kernel = cpu.update_kernel(SGD().rule) if which == "plain" else kernels.update_for(dim, np.dtype(dtype), SGD().rule)
     kernel(
         cache, dim, rows, np.zeros(u, np.int64), start, pos, bag_of, scale, grads, live,
         padded([(np.inf, 0, -1)], dtype), 0, u,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from skirl.core.optim import FTRL, SGD, Adam, RowwiseAdagrad
 from skirl.core.reference import Reference
-from skirl.engine.kernels import choice, tree
+from skirl.engine import kernels
+from skirl.engine.kernels import tree
 from skirl.engine.kernels.tree import NOWHERE, STRETCH, Parts, TreePlan, sums
 from tests.cases import cases
 from tests.engine.kernels.test_cpu import World, assert_same_bits, draw_bags, draw_tables
@@ -103,7 +104,7 @@ def test_plain_loops(step):
 @cases(40)
 @given(steps([17, 48], [np.float32]))
 def test_rows_as_one_value(step):
-    kernel = choice.sums_for(step.sums.shape[1], np.dtype(np.float32))
+    kernel = kernels.sums_for(step.sums.shape[1], np.dtype(np.float32))
     assert kernel is not tree.sums
     check(step, kernel)
 
@@ -114,7 +115,7 @@ def test_hot_rows(dim):
     step = Step(0, dim, np.float32, [0, 1, 2, 5], scaled=True, dead=True, hot=True)
     assert np.diff(step.start).max() > 3 * STRETCH
     check(step, sums)
-    check(step, choice.sums_for(dim, np.dtype(np.float32)))
+    check(step, kernels.sums_for(dim, np.dtype(np.float32)))
 
 
 def on_gpu(step, device):
@@ -156,7 +157,7 @@ def test_a_step_of_shards_equals_the_reference(data):
     dtype, dim = draw(st.sampled_from([np.float32, np.float64])), draw(st.sampled_from([2, 16]))
     optimizer, tables = draw(st.sampled_from(OPTIMIZERS)), draw_tables(draw, dim)
     world = World(tables, optimizer, dtype, draw(st.integers(1, 3)), rng)
-    world.sums = choice.sums_for(dim, np.dtype(dtype))
+    world.sums = kernels.sums_for(dim, np.dtype(dtype))
     reference = Reference(tables, optimizer, seed=5, dtype=dtype)
     shards, accumulate = draw(st.sampled_from([(1, 5), (2, 1), (4, 1), (2, 3), (8, 1)]))
     for _ in range(draw(st.integers(1, 3))):

@@ -181,3 +181,11 @@ def packed(rows: NDArray[Any], half: torch.dtype) -> NDArray[np.float32]:
     out = torch.zeros((len(rows), 2 * words(rows.shape[1])), dtype=half, device="cpu")
     out[:, : rows.shape[1]] = torch.from_numpy(np.ascontiguousarray(rows)).to(half)
     return out.view(torch.int16).numpy().view(np.float32)
+
+
+def rounded(need: int, smallest: int) -> int:
+    """Round up to the next 4, 5, 6 or 7 times a power of two, and at least to `smallest`."""
+    if need <= smallest:
+        return smallest
+    step = 1 << (need - 1).bit_length() - 3
+    return -(-need // step) * step

@@ -1,21 +1,80 @@
-"""The cache in host memory: everything happens at once, in the thread that asks for it."""
+"""The cache in host memory: everything happens at once, in the thread that asks for it. Tensors are in memory that is
+reused: a buffer comes back with its last user."""
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
 from skirl.core.inverse import Shared, taken
-from skirl.engine.buffers import HostBuffer, Reused, Staging, empty
-from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
-from skirl.engine.kernels import choice, cpu
+from skirl.engine import kernels
+from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales, rounded
+from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.base import Rows
 from skirl.tools.machine import free_bytes
 from skirl.tools.threads import run
+
+ALIGNED = 64
+KEPT = 2
+"""Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps; or one
+for rows that come to the cache, and one for those that leave it."""
+SMALLEST = 1024
+
+
+def empty(size: int, dtype: DTypeLike) -> np.ndarray:
+    """Return an array of `size` numbers that begins on a cache line. Its contents are undefined."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.empty(size + ALIGNED // itemsize, dtype)
+    skip = -raw.ctypes.data % ALIGNED // itemsize
+    return raw[skip : skip + size]
+
+
+class Reused:
+    """Gives out tensors with undefined contents. A buffer is free when the last tensor that uses it is gone, including
+    views and graphs."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
+        self._free: list[np.ndarray] = []
+
+    def take(self, rows: int, dim: int) -> torch.Tensor:
+        """Return a tensor in a free buffer of at most twice the size, or in a new one."""
+        need = rows * dim
+        buffer = self._fitting(need)
+        buffer = empty(rounded(need, SMALLEST), self._dtype) if buffer is None else buffer
+        array = buffer[:need].reshape(rows, dim)
+        # torch keeps this object for as long as any tensor needs its memory.
+        weakref.finalize(array, _give_back, self._free, buffer).atexit = False
+        return torch.from_numpy(array)
+
+    def _fitting(self, need: int) -> np.ndarray | None:
+        """Return the free buffer that fits and was used last, or None. Any thread may give one back meanwhile, so this
+        uses only a list's own methods, which are atomic.
+        """
+        passed: list[np.ndarray] = []
+        try:
+            while self._free:
+                buffer = self._free.pop()
+                if need <= len(buffer) <= 2 * max(need, SMALLEST):
+                    return buffer
+                passed.append(buffer)
+        except IndexError:  # another thread took the last one
+            pass
+        finally:
+            self._free.extend(reversed(passed))
+        return None
+
+
+def _give_back(free: list[np.ndarray], buffer: np.ndarray) -> None:
+    free.append(buffer)
+    if len(free) > KEPT:
+        del free[:1]  # the one unused for longest
 
 
 class Host(Device):
@@ -36,60 +95,57 @@ class Host(Device):
 
 
 class HostRows(BankRows):
-    """One bank in host memory. Both an arrival and the rows that leave are buffers; the store reads into the former."""
+    """One bank in host memory. Both an arrival and the rows that leave are records; the store reads into the former."""
 
     def __init__(self, facts: BankFacts, buffers: Reused) -> None:
         super().__init__(facts)
         self.array = np.empty((0, facts.width), facts.dtype)
-        self.staging = Staging(facts.width, facts.dtype)
+        self._staging = Reused(facts.dtype)
         self._buffers = buffers
-        self._pending: dict[int, HostBuffer] = {}
+        self._pending: dict[int, torch.Tensor] = {}
+        """By step: rows that left, as long as they may be forwarded."""
 
     def allocate(self, slots: int, staging_rows: int) -> Rows:
         if self.facts.half:
             raise ValueError(
                 f"rows of {self.facts.half} can only be trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
-        self.staging.most = staging_rows * self.facts.width * self.facts.dtype.itemsize
         # The array begins on a cache line. Pages are backed when first written.
         self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
         return self.array
 
     def forget_moves(self) -> None:
         self._pending.clear()
-        self.staging.reset()
 
-    def arriving(self, work: Work) -> HostBuffer:
-        return self.staging.of(len(work.steps[self.facts.number].fetch_keys))
+    def arriving(self, work: Work) -> torch.Tensor:
+        return self._staging.take(len(work.steps[self.facts.number].fetch_keys), self.facts.width)
 
-    def room(self, arrival: HostBuffer) -> np.ndarray:
-        return arrival.rows
+    def room(self, arrival: torch.Tensor) -> np.ndarray:
+        return arrival.numpy()
 
-    def shipped(self, arrival: HostBuffer, work: Work) -> None:
+    def shipped(self, arrival: torch.Tensor, work: Work) -> None:
         pass
 
-    def load(self, work: Work, arrival: HostBuffer) -> HostBuffer:
-        step, pending, staging = work.steps[self.facts.number], self._pending, self.staging
+    def load(self, work: Work, arrival: torch.Tensor) -> torch.Tensor:
+        step, pending = work.steps[self.facts.number], self._pending
         for number in [n for n in pending if n < step.hold_from]:
-            staging.release(pending.pop(number))
-        leaving = staging.of(len(step.evict_keys))
-        self._run(cpu.take, len(leaving.rows), self.array, step.evict_slots, leaving.rows)
+            del pending[number]
+        leaving = self._staging.take(len(step.evict_keys), self.facts.width)
+        self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving.numpy())
         pending[step.number] = leaving
-        staging.retain(leaving)  # one owner is the write-back, the other a possible forward
         for number in np.unique(step.forward_step):
             which = step.forward_step == number
-            rows = pending[int(number)].rows[step.forward_index[which]]
+            rows = pending[int(number)].numpy()[step.forward_index[which]]
             cpu.put(self.array, step.forward_slots[which], rows, 0, len(rows))
-        self._run(cpu.put, len(arrival.rows), self.array, step.fetch_slots, arrival.rows)
+        self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival.numpy())
         self._make(step.new_keys, step.new_slots)
-        staging.release(arrival)
         return leaving
 
-    def landed(self, leaving: HostBuffer) -> np.ndarray:
-        return leaving.rows
+    def landed(self, leaving: torch.Tensor) -> np.ndarray:
+        return leaving.numpy()
 
-    def written(self, leaving: HostBuffer) -> None:
-        self.staging.release(leaving)
+    def written(self, leaving: torch.Tensor) -> None:
+        pass
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
@@ -124,7 +180,7 @@ class HostRows(BankRows):
         scale: np.ndarray,
         into: np.ndarray,
     ) -> None:
-        kernel = choice.pool_for(self.facts.dim, rows.shape[1], into, not len(offsets))
+        kernel = kernels.pool_for(self.facts.dim, rows.shape[1], self.facts.dtype, not len(offsets))
         self._run(kernel, len(into), rows, self.facts.dim, place, offsets, features, scale, into)
 
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
@@ -145,7 +201,7 @@ class HostRows(BankRows):
 
     def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray) -> None:
         facts, step = self.facts, work.steps[self.facts.number]
-        kernel = choice.update_for(facts.dim, facts.dtype, facts.rule)
+        kernel = kernels.update_for(facts.dim, facts.dtype, facts.rule)
         self._run(
             kernel, len(step.rows), self.array, facts.dim, step.rows, step.keys, *groups, scalars,
             work=groups[0],
@@ -155,7 +211,7 @@ class HostRows(BankRows):
         slots = work.steps[self.facts.number].slots
         out = self._buffers.take(len(slots), self.facts.dim)
         into, none = out.numpy(), np.empty(0, self.facts.dtype)
-        kernel = choice.pool_for(self.facts.dim, self.array.shape[1], into, True)
+        kernel = kernels.pool_for(self.facts.dim, self.array.shape[1], self.facts.dtype, True)
         self._run(kernel, len(out), self.array, self.facts.dim, slots, slots[:0], 1, none, into)
         return out
 
@@ -186,7 +242,7 @@ class HostRows(BankRows):
         values = self._buffers.take(rows, self.facts.dim)
         counted = np.empty(rows, np.bool_)
         self._run(
-            choice.sums_for(self.facts.dim, self.facts.dtype), rows, *groups, bags, scale, grads.numpy(), live,
+            kernels.sums_for(self.facts.dim, self.facts.dtype), rows, *groups, bags, scale, grads.numpy(), live,
             parts.ends, parts.leaves, values.numpy(), counted, work=groups[0],
         )  # fmt: skip
         return Sums(values, torch.from_numpy(counted))

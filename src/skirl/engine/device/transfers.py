@@ -3,6 +3,7 @@
 Tests replace the streams with streams of their own.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,12 +12,11 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.engine.buffers import Buffer, Pool
+from skirl.engine.device.base import rounded
 from skirl.engine.kernels.tree import TreePlan, stretches_of
 from skirl.engine.work import Work
-from skirl.oracle.halves import Reads
+from skirl.oracle.route import Reads
 from skirl.oracle.step import Step
-from skirl.tools.jit import kernel
 
 T = TypeVar("T")
 
@@ -132,11 +132,12 @@ class Packed:
 
 
 @dataclass(eq=False)
-class Block(Buffer):
+class Block:
     """One pair of buffers. Whoever takes it makes their stream wait for its two events."""
 
     host: torch.Tensor
     device: torch.Tensor
+    owners: int = 1
     copied: Any = None
     used: Any = None
     """The last use of the device's side, which may come after its owner has released it."""
@@ -148,15 +149,60 @@ class Block(Buffer):
         return self.device[: rows * width * dtype.itemsize].view(dtype).view(rows, width)
 
 
-class Blocks(Pool[Block]):
+SMALLEST = 1 << 12
+ALWAYS = 1 << 16
+"""Bytes of all blocks beyond which free ones may be dropped, however small the cache is: its steps need these."""
+
+
+class Blocks:
     """Pairs of buffers, of which the one unused for longest is taken: its events have most likely passed."""
 
     def __init__(self, device: torch.device, here: Callable[[], Any], most: int, kept: int = 1 << 30) -> None:
-        super().__init__(most, kept)
-        self._device = device
-        self._here = here
+        self.most, self.kept = most, kept
+        """Bytes in all blocks together, and number of free ones, beyond which free blocks are dropped."""
+        self.nbytes = 0
+        self._device, self._here = device, here
+        self._lock = threading.Lock()
+        self._free: list[Block] = []
+        self._used: set[Block] = set()
 
-    def make(self, size: int) -> Block:
+    def take(self, nbytes: int) -> Block:
+        """Return a block of at least this many bytes, with undefined contents."""
+        with self._lock:
+            block = next((b for b in self._free if nbytes <= b.host.nbytes <= max(2 * nbytes, SMALLEST)), None)
+            if block is not None:
+                self._free.remove(block)
+                block.owners = 1
+            else:
+                size = rounded(nbytes, SMALLEST)
+                self.nbytes += size
+                self._shrink()
+                block = self._make(size)
+            self._used.add(block)
+            return block
+
+    def retain(self, block: Block) -> None:
+        with self._lock:
+            block.owners += 1
+
+    def release(self, block: Block) -> None:
+        """Remove an owner. The last one gives the block back."""
+        with self._lock:
+            if block not in self._used:  # forgotten by `reset`
+                return
+            block.owners -= 1
+            if not block.owners:
+                self._used.remove(block)
+                self._free.append(block)
+                self._shrink()
+
+    def reset(self) -> None:
+        """Forget all owners and their blocks: a stuck thread may still write to one. Nothing may be on its way."""
+        with self._lock:
+            self.nbytes -= sum(block.host.nbytes for block in self._used)
+            self._used.clear()
+
+    def _make(self, size: int) -> Block:
         pinned = self._device.type == "cuda"
         host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         try:
@@ -166,12 +212,15 @@ class Blocks(Pool[Block]):
                 f"could not allocate {size >> 10:,} KiB on {self._device} for rows on their way or a step's plan: set cache "
                 "or prefetch to less, or use smaller batches"
             ) from error
-        return Block(size, host, device, used=self._here())  # its memory may have been that of a tensor still in use
+        return Block(host, device, used=self._here())  # its memory may have been that of a tensor still in use
 
-    def drop(self, buffer: Block) -> None:
-        for event in (buffer.copied, buffer.used):
-            if event is not None:
-                event.synchronize()  # torch may give the memory to another stream
+    def _shrink(self) -> None:
+        while self._free and (self.nbytes > max(self.most, ALWAYS) or len(self._free) > self.kept):
+            block = self._free.pop(0)
+            self.nbytes -= block.host.nbytes
+            for event in (block.copied, block.used):
+                if event is not None:
+                    event.synchronize()  # torch may give the memory to another stream
 
 
 LAID = ("begin", "end", "copy", "copy_to", "fold", "fold_begin")
@@ -188,45 +237,14 @@ def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
     shared = ids.folded
     assert shared is not None
     begin, end = np.zeros((2, shared.rows), np.int32)
-    each = shared.bag.size
-    copy_to, fold, fold_begin = np.empty(each, np.int32), np.empty(each, np.int32), np.empty(shared.bags + 1, np.int32)
-    _lay(ids.offsets, shared.first, shared.plain, shared.batch, begin, end)
-    _group(shared.bag, shared.columns, shared.features, copy_to, fold_begin, fold)
-    copy = np.ascontiguousarray(shared.bag).reshape(-1)
+    for first, row, step, bags in zip(shared.first, *shared.rows_of_bags()):
+        at = row + step * np.arange(bags)
+        begin[at], end[at] = ids.offsets[first : first + bags], ids.offsets[first + 1 : first + bags + 1]
+    copy = shared.bag.reshape(-1)
+    copy_to = (shared.features * np.arange(shared.batch)[:, None] + shared.columns).astype(np.int32).reshape(-1)
+    fold = copy_to[np.argsort(copy, kind="stable")]
+    fold_begin = np.concatenate([[0], np.cumsum(np.bincount(copy, minlength=shared.bags))]).astype(np.int32)
     return dict(zip(LAID, (begin, end, copy, copy_to, fold, fold_begin), strict=True))
-
-
-@kernel
-def _lay(offsets, first, plain, batch, begin, end):
-    """Write each row's positions. Shared bags come after the samples' rows."""
-    features = len(plain)
-    behind = batch * features
-    for f in range(features):
-        for b in range(first[f + 1] - first[f]):
-            row = b * features + f
-            if not plain[f]:
-                row = behind
-                behind += 1
-            begin[row], end[row] = offsets[first[f] + b], offsets[first[f] + b + 1]
-
-
-@kernel
-def _group(bag, columns, features, row_of, begin, rows):
-    """Write the row of each sample and shared feature, and these rows by bag: a counting sort."""
-    begin[:] = 0
-    samples, shared = bag.shape
-    for sample in range(samples):
-        for i in range(shared):
-            row_of[sample * shared + i] = sample * features + columns[i]
-            begin[bag[sample, i] + 1] += 1
-    for b in range(1, len(begin)):
-        begin[b] += begin[b - 1]
-    at = begin[:-1].copy()
-    for sample in range(samples):
-        for i in range(shared):
-            b = bag[sample, i]
-            rows[at[b]] = sample * features + columns[i]
-            at[b] += 1
 
 
 @dataclass(eq=False)

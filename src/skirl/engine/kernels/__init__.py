@@ -1,1 +1,56 @@
-"""Loops over rows and slots: Numba on the CPU, Triton on a GPU, bit for bit the same."""
+"""The loops over rows: on the CPU those compiled for a dim, or the plain ones, with the same bits; and those of a GPU."""
+
+import logging
+from functools import cache as remember
+from types import ModuleType
+
+import numpy as np
+from numba import config
+
+from skirl.core.optim import Rule
+from skirl.engine.kernels import cpu, tree
+from skirl.tools.jit import Kernel
+
+log = logging.getLogger("skirl")
+
+WIDEST = 256
+"""Most floats of a row that still fit in registers."""
+
+
+def pool_for(dim: int, width: int, dtype: np.dtype, one: bool) -> Kernel:
+    wide = _wide() if _fits(dim, dtype) else None
+    return cpu.pool if wide is None else wide.pool_kernel(dim, width % 16 != 0, one)
+
+
+def update_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
+    wide = _wide() if _fits(dim, dtype) else None
+    return cpu.update_kernel(rule) if wide is None else wide.update_kernel(dim, rule)
+
+
+def sums_for(dim: int, dtype: np.dtype) -> Kernel:
+    wide = _wide() if _fits(dim, dtype) else None
+    return tree.sums if wide is None else wide.sums_kernel(dim)
+
+
+def _fits(dim: int, dtype: np.dtype) -> bool:
+    compiles = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
+    return compiles and dtype == np.float32 and 16 <= dim <= WIDEST + 1 and dim % 16 <= 1
+
+
+@remember
+def _wide() -> ModuleType | None:
+    """Return the loops compiled by dim, or None if they cannot be built: they use internals of Numba and llvmlite."""
+    try:
+        from skirl.engine.kernels import wide
+        from skirl.tools.lanes import check
+
+        check()
+    except Exception as error:
+        log.warning(
+            "rows take the plain loops, which give the same bits in two to four times the time: the vector loops cannot be "
+            "built with this Numba and llvmlite (%s: %s)",
+            type(error).__name__,
+            str(error).strip().partition("\n")[0],
+        )
+        return None
+    return wide

@@ -8,9 +8,9 @@ import numpy as np
 from skirl.core.keys import ROW_BITS
 from skirl.core.optim import Rule
 from skirl.engine.kernels.cpu import compiled, numbers_of
-from skirl.engine.kernels.tree import DEEPEST, NOWHERE, STRETCH
+from skirl.engine.kernels.tree import DEEPEST, NOWHERE, STRETCH, settled
 from skirl.tools.jit import Kernel, kernel
-from skirl.tools.lanes import later, load, soon, store, stream, total, written_soon, zeros
+from skirl.tools.lanes import later, load, soon, store, total, written_soon, zeros
 
 AHEAD = 64
 """Positions ahead of its use at which a row is prefetched."""
@@ -18,47 +18,13 @@ ROWS_AHEAD = 16
 
 
 @remember
-def gather_kernel(n: int, across: bool, streams: bool) -> Kernel:
-    """Return a kernel that pools where each bag has exactly one id: no offsets to read, no inner loop."""
-    near = n + across
-
-    @kernel
-    def gather(cache, dim, slots, offsets, features, scale, out, lo, hi):
-        batch = slots.size // features
-        nothing = zeros(cache, n)
-        scaled = scale.size > 0
-        ahead = max(1, AHEAD // features)
-        sample, feature = lo // features, lo % features
-        pos = feature * batch + sample
-        for row in range(lo, hi):
-            if sample + ahead < batch:
-                soon(cache, slots[pos + ahead], near)
-            acc = load(cache, slots[pos], 0, n)
-            if scaled:
-                acc = scale[pos] * acc
-            acc = nothing + acc
-            if streams:
-                stream(out, row, 0, acc)
-            else:
-                store(out, row, 0, acc)
-            feature += 1
-            pos += batch
-            if feature == features:
-                feature = 0
-                sample += 1
-                pos = sample
-
-    return gather
-
-
-@remember
-def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
-    """Return a kernel that pools. The arguments are those of `gather_kernel`."""
+def pool_kernel(n: int, across: bool, one: bool) -> Kernel:
+    """Return a kernel that pools. `one`: each bag has exactly one id, so there are no offsets to read and no inner loop."""
     near = n + across
 
     @kernel
     def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
-        batch = (offsets.size - 1) // features
+        batch = (slots.size if one else offsets.size - 1) // features
         nothing = zeros(cache, n)
         scaled = scale.size > 0
         ahead = max(1, AHEAD // features)
@@ -66,18 +32,18 @@ def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
         bag = feature * batch + sample
         for row in range(lo, hi):
             if sample + ahead < batch:
-                for pos in range(offsets[bag + ahead], offsets[bag + ahead + 1]):
+                far = bag + ahead
+                first, last = (far, far + 1) if one else (offsets[far], offsets[far + 1])
+                for pos in range(first, last):
                     soon(cache, slots[pos], near)
             acc = nothing  # the sum starts from 0, not from the first term: they differ for -0.0
-            for pos in range(offsets[bag], offsets[bag + 1]):
+            first, last = (bag, bag + 1) if one else (offsets[bag], offsets[bag + 1])
+            for pos in range(first, last):
                 if scaled:
                     acc = acc + scale[pos] * load(cache, slots[pos], 0, n)
                 else:
                     acc = acc + load(cache, slots[pos], 0, n)
-            if streams:
-                stream(out, row, 0, acc)
-            else:
-                store(out, row, 0, acc)
+            store(out, row, 0, acc)
             feature += 1
             bag += batch
             if feature == features:
@@ -214,7 +180,7 @@ def sums_kernel(n: int) -> Kernel:
     @kernel
     def sums(group_start, group_pos, bag_of, scale, grads, live, ends, leaves, out, counted, lo, hi):
         nothing = zeros(out, n)
-        stack = np.empty((DEEPEST, n), out.dtype)  # of all partial sums but the first, which is in `out`
+        stack = np.empty((DEEPEST, n), out.dtype)
         leaf_of = np.empty(DEEPEST, np.int64)
         scaled = scale.size > 0
         all_live = live.all()
@@ -222,18 +188,15 @@ def sums_kernel(n: int) -> Kernel:
         for u in range(lo, hi):
             i, last = group_start[u], group_start[u + 1]
             height = part = 0
+            top = nothing  # the newest of the partial sums; those before it are in the stack
             while i < last:
                 while group_pos[i] >= ends[part]:
                     part += 1
-                end = ends[part]
-                if leaves[part] == NOWHERE:
-                    while i < last and group_pos[i] < end:
-                        i += 1
-                    continue
+                counts = leaves[part] != NOWHERE
                 count = taken = 0
                 g = nothing
                 total = nothing
-                while i < last and group_pos[i] < end:
+                while i < last and group_pos[i] < ends[part]:
                     if i + AHEAD < final:
                         later(grads, bag_of[group_pos[i + AHEAD]], n)
                     if taken == STRETCH:
@@ -244,38 +207,23 @@ def sums_kernel(n: int) -> Kernel:
                     pos = group_pos[i]
                     bag = bag_of[pos]
                     i += 1
-                    if all_live or live[bag % live.size]:
+                    if counts and (all_live or live[bag % live.size]):
                         count += 1
                         if scaled:
                             g = g + scale[pos] * load(grads, bag, 0, n)
                         else:
                             g = g + load(grads, bag, 0, n)
-                if count == 0:
-                    continue
-                leaf = leaves[part]
-                while height > 1:  # as tree.settled
-                    near, far = leaf_of[height - 2] ^ leaf_of[height - 1], leaf_of[height - 1] ^ leaf
-                    if not (near < far and near < near ^ far):
-                        break
-                    height -= 1
-                    if height > 1:
-                        store(stack, height - 1, 0, load(stack, height - 1, 0, n) + load(stack, height, 0, n))
-                    else:
-                        store(out, u, 0, load(out, u, 0, n) + load(stack, 1, 0, n))
-                if height:
-                    store(stack, height, 0, total + g)
-                else:
-                    store(out, u, 0, total + g)
-                leaf_of[height] = leaf
-                height += 1
+                if count > 0:
+                    if height > 0:
+                        store(stack, height - 1, 0, top)
+                        height = settled(leaf_of, height, leaves[part], stack)
+                    top = total + g
+                    leaf_of[height] = leaves[part]
+                    height += 1
             counted[u] = height > 0
             while height > 1:
                 height -= 1
-                if height > 1:
-                    store(stack, height - 1, 0, load(stack, height - 1, 0, n) + load(stack, height, 0, n))
-                else:
-                    store(out, u, 0, load(out, u, 0, n) + load(stack, 1, 0, n))
-            if height == 0:
-                store(out, u, 0, nothing)
+                top = load(stack, height - 1, 0, n) + top
+            store(out, u, 0, top)
 
     return sums

@@ -2,18 +2,21 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
 
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions, key_of
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.loops import NEVER
-from skirl.oracle.planner import Batch
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Batch, Planner, bank_planners
 from skirl.oracle.row_states import MOST_IN_ARRAY, RowStates
+from skirl.oracle.seen import Seen
+from skirl.oracle.step import Step
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import NotWritten, why
@@ -68,8 +71,8 @@ class _BankSpool:
     def add(self, batch: Positions) -> None:
         assert self._rows is not None
         distinct = self._finder.find(batch)
-        keys = np.empty(distinct.total, np.int64)
-        _name(self._finder.tables, distinct.found, distinct.low, distinct.first, keys)
+        parts = zip(self._finder.tables, distinct.low, np.diff(distinct.first))
+        keys = np.concatenate([key_of(table, distinct.found[low : low + rows]) for table, low, rows in parts])
         self.file.write(self._handles(keys).data)
         self._starts.append(self._starts[-1] + len(keys))
 
@@ -121,6 +124,43 @@ class _BankSpool:
         return part
 
 
+def planned(
+    schema: Schema,
+    batches: Iterable[Sequence[np.ndarray]],
+    capacities: Sequence[int],
+    plan: Plan,
+    *,
+    hold_rows: Sequence[int] | None = None,
+) -> Iterator[list[Step]]:
+    """Yield the Steps of a run over batches of keys, one for each bank, from an empty cache and an empty store: what a run
+    would move, without moving a row. The window's limit in bytes counts only the keys; a run counts all that it holds of
+    each batch.
+
+    `hold_rows`: evicted rows of each bank that can be forwarded at any moment. It turns fetches from the store into
+    forwards and changes no other count.
+    """
+    planner = Planner[None](bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
+    with closing(Epoch(schema)) if plan.depth == "epoch" else nullcontext() as epoch:
+        if epoch is not None:
+            if iter(batches) is batches:
+                raise ValueError('depth="epoch" reads the batches twice, and this is an iterator: pass a list')
+            for keys in batches:
+                epoch.add(keys)
+            epoch.scan()
+        for keys in batches:
+            next_uses = None if epoch is None else epoch.next_uses()
+            planner.add(None, keys, sum(part.nbytes for part in keys), next_uses)
+            yield from _ready(planner)
+        planner.end()
+        yield from _ready(planner)
+
+
+def _ready(planner: Planner[None]) -> Iterator[list[Step]]:
+    while (planned := planner.next()) is not None:
+        planner.executed(planned[1][0].number)
+        yield planned[1]
+
+
 @contextmanager
 def _spooling() -> Iterator[None]:
     """Write the spool in this block. Raise `NotWritten` if there is no room for it: then no plan can be made."""
@@ -133,13 +173,6 @@ def _spooling() -> Iterator[None]:
             f"{why(error, place)}: set TMPDIR to a folder with room, or use depth='auto'",
             error.errno,
         ) from error
-
-
-@kernel
-def _name(tables, found, low, first, keys):
-    for t in range(len(tables)):
-        for i in range(first[t], first[t + 1]):
-            keys[i] = tables[t] << ROW_BITS | found[low[t] + i - first[t]]
 
 
 @kernel

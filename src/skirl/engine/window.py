@@ -2,24 +2,29 @@
 
 It belongs to the planner's thread."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from skirl.core.ids import BadIds, Ids
-from skirl.core.positions import Positions
+from skirl.core.keys import Positions
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Flight, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.route import Route
-from skirl.pipeline.agree import tell_of_same_data
-from skirl.pipeline.epoch import Epoch
 from skirl.tools.hash_index import distinct
 
+log = logging.getLogger("skirl")
+LOOKED_AT = 4
+"""Batches after which trainers that all read the same data are warned."""
+FEWEST = 64
+"""Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 FIRST_WINDOW = 8
 """Steps whose demand decides how the caches are split."""
 
@@ -39,11 +44,14 @@ class Window:
         shards: int = 1,
         route: Route | None = None,
         mine: range | None = None,
+        numbered: bool = True,
     ) -> None:
         self.entered = 0
         self.next_number = 0
         self._engines = engines
         self._plan = plan
+        self._numbered = numbered
+        """True if errors name the number of a batch."""
         self._epochs = epochs
         self._shards, self._mine = shards, mine
         self._planner: Planner[Flight] | None = None
@@ -71,7 +79,7 @@ class Window:
         try:
             micros = [[engine.resolver.check(ids) for ids in batches] for engine in self._engines]
         except BadIds as error:
-            named = BadIds(f"batch {self.entered}, {error}")
+            named = BadIds(f"batch {self.entered}, {error}") if self._numbered else error
             self._route.fail(named)
             raise named from None
         banks = [
@@ -248,7 +256,8 @@ class Window:
     def _refusal(self, i: int, flights: list[Flight], number: int) -> DoesNotFit:
         """Return the error for the first of these batches, number `number`. It also says what all the others need."""
         capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
-        return capacity.refusal([self._needs(i, flight) for flight in flights], in_flight=in_flight, number=number)
+        needs = [self._needs(i, flight) for flight in flights]
+        return capacity.refusal(needs, in_flight=in_flight, number=number if self._numbered else None)
 
     def _needs(self, i: int, flight: Flight) -> list[int]:
         return [len(distinct(part.keys())[0]) for part in flight.banks[self._banks[i]]]
@@ -263,3 +272,13 @@ class Window:
         if self._epochs and flight.next_uses is None:
             flight.next_uses = [uses for epoch in self._epochs for uses in epoch.next_uses()]
         planner.add(flight, flight.banks, flight.nbytes, flight.next_uses)
+
+
+def tell_of_same_data(route: Route) -> None:
+    """Warn once if all trainers read the same data. Call this after each batch."""
+    if route.alike and route.number == LOOKED_AT and route.requests >= FEWEST and route.rank == 0:
+        log.warning(
+            "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
+            "skirl.ShardSampler or stream.sharded",
+            LOOKED_AT,
+        )

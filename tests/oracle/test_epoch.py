@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.tables import Schema, Table
+from skirl.oracle.epoch import Epoch
 from skirl.oracle.loops import NEVER
-from skirl.pipeline.epoch import Epoch
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.traces import SCHEMA, keys_of, traces
