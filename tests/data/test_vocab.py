@@ -1,4 +1,4 @@
-"""Vocabularies: exact counts in any amount of memory, their file, and the rows they give."""
+"""Vocabularies: exact counts, their file, and the rows they give."""
 
 import json
 from collections import Counter
@@ -18,7 +18,7 @@ from skirl.data import DataFlags
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.find import BadRow, BadSchema
 from skirl.data.files.schema import BUILT_IN
-from skirl.data.vocabulary.counting import FingerprintCounts
+from skirl.data.vocabulary.counting import Counts
 from skirl.data.vocabulary.vocabulary import BadVocabulary, Facts, load, save
 from tests.cases import cases
 from tests.data import logs
@@ -47,41 +47,21 @@ def tsv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=40), max_size=8), st.booleans())
 @cases(40)
-def test_counts_are_exact_in_any_memory(pieces: list[list[int]], spill: bool) -> None:
-    with FingerprintCounts(["a", "b"], 1) as counters:
-        expected: Counter[int] = Counter()
-        for piece in pieces:
-            counters.add("a", np.array(piece, np.uint64) * np.uint64(2**58))
-            expected.update((value << 58) % 2**64 for value in piece)
-            if spill:
-                counters._count()
-                counters._spill()
-        del expected[0]
-        keys = [(k, c) for some, times in counters.merged("a") for k, c in zip(some.tolist(), times.tolist())]
-        assert keys == sorted(expected.items())
-        assert not [key for some, _ in counters.merged("b") for key in some]
-
-
-def test_little_memory_spills_and_changes_nothing(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).integers(1, 30_000, 200_000).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    found = []
-    for memory in (1 << 30, 1 << 19):
-        with FingerprintCounts(["a"], memory, tmp_path) as counters:
-            for piece in np.array_split(values, 50):
-                counters.add("a", piece)
-                assert counters.nbytes <= memory
-            merged = list(counters.merged("a"))
-            found.append((np.concatenate([k for k, _ in merged]), np.concatenate([c for _, c in merged])))
-            assert (counters.runs > 2) == (memory < 1 << 20) == any(tmp_path.iterdir())
-    keys, counts = np.unique(values, return_counts=True)
-    for one in found:
-        assert (one[0] == keys).all() and (one[1] == counts).all()
-    assert not any(tmp_path.iterdir()), "runs are gone"
+def test_counts_are_exact_whenever_they_merge(pieces: list[list[int]], merge: bool) -> None:
+    counts, expected = Counts(), Counter[int]()
+    for piece in pieces:
+        counts.add(np.array(piece, np.uint64) * np.uint64(2**58))
+        expected.update((value << 58) % 2**64 for value in piece)
+        if merge:
+            counts.counted()
+    del expected[0]
+    keys, times = counts.counted()
+    assert list(zip(keys.tolist(), times.tolist())) == sorted(expected.items())
 
 
 def test_rows_are_those_of_a_plain_count(tsv: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "v")
-    result = Vocab(f"criteo:{tsv}", out, min_count=3, valid="50%", memory="1KiB", quiet=True).run()
+    result = Vocab(f"criteo:{tsv}", out, min_count=3, valid="50%", quiet=True).run()
     rows = logs.read_tsv(tsv)
     files = DataFlags(f"criteo:{tsv}", vocab=out, valid="50%", workers=0).files()
     found = logs.samples_of([*files, *(files.held_out or [])])

@@ -72,36 +72,26 @@ class Vocab(FileFlags):
     """The vocabulary file to write."""
     min_count: int = 10
     """Give an id a row of its own if it occurs at least this many times; all other ids share one row."""
-    memory: str = "1GiB"
-    """Memory to use for counting; counts that do not fit go to disk."""
     valid: str | None = None
     """The rows that training will hold out, as for `skirl train`; they are not counted."""
-    folder: str | None = None
-    """Where to write counts that do not fit in memory; next to the vocabulary file if not given."""
     force: bool = False
     """Replace the vocabulary file if it exists; runs that used it can then no longer be resumed."""
 
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
-        parsed("memory", self.memory, parse_bytes, "a size such as 4GiB")
         check_in_and_out(self.data, self.out)
         check_new(self.out, self.force, ", and runs may need it")
 
     def run(self) -> dict[str, Any]:
         from skirl.data.vocabulary.counting import count
 
-        folder = None if self.folder is None else Path(self.folder)
-        return self.timed(
-            "vocab", lambda: count(
-                self.data, self.out, schema=self.schema, valid=self.valid, workers=self.workers,
-                skip=self.bad_rows == "skip", min_count=self.min_count, memory=parse_bytes(self.memory), folder=folder,
-            ),
-        )  # fmt: skip
+        read = {"schema": self.schema, "valid": self.valid, "workers": self.workers, "skip": self.bad_rows == "skip"}
+        return self.timed("vocab", lambda: count(self.data, self.out, **read, min_count=self.min_count))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         saved = {"saved": f"{self.out}; train with --vocab {self.out}"}
-        return facts(result, *READ, "rows", "distinct", "spilled_bytes", "peak_bytes") | saved
+        return facts(result, *READ, "rows", "distinct", "peak_bytes") | saved
 
 
 @dataclass(frozen=True)
