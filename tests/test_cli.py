@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -188,7 +187,7 @@ def test_an_error_names_what_was_written(capsys, args, said):
 # Running.
 
 
-def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary(python: Python):
+def test_a_run_prints_plain_lines_and_a_summary(python: Python):
     done = python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%")
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.splitlines()
@@ -219,32 +218,6 @@ def test_json_is_one_line_alone_on_stdout(python: Python):
     assert report["command"] == "train" and report["steps"] == 40 and report["samples"] == 40 * 64
     assert report["counters"]["steps"] == 40 and report["seed"] == 0 and report["machine"]["threads"] == 1
     assert report["failed"] is None
-
-
-def test_a_terminal_gets_a_panel_that_stays_in_place(python: Python):
-    output = on_a_terminal(python, "train", *SMALL, "--cache", "touched:20%")
-    assert "\x1b[1A" in output or "\x1b[2K" in output  # moves up, or clears a line
-    assert "step 40 of 40" in output and "samples/s" in output
-    assert "train 40/40 ·" not in output
-
-
-def on_a_terminal(python: Python, *args: str) -> str:
-    ours, theirs = pty.openpty()
-    env = {**environment(), "TERM": "xterm", "COLUMNS": "100"}
-    with python.start(COMMAND, *args, stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
-        os.close(theirs)
-        output = b""
-        while True:
-            try:
-                piece = os.read(ours, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
-            output += piece
-    os.close(ours)
-    assert process.returncode == 0, output.decode()
-    return output.decode()
 
 
 def test_ctrl_c_is_exit_code_130(python: Python):

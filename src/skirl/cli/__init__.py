@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.cli.command_line import LEFT, in_flags, read_config, read_flags
-from skirl.cli.show import listed
+from skirl.cli.show import Progress, listed
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
@@ -121,8 +121,6 @@ def _main(args: list[str]) -> int:
 
 def _run(name: str, command: Any, as_json: bool, quiet: bool) -> int:
     first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
-    from skirl.cli.progress import Progress
-
     display = partial(Progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
     with shown_by(display):
         result: Mapping[str, Any] = command.run()

@@ -3,11 +3,9 @@
 Threads of one process would wait for each other where steps are short. Each process reads the stream and plans for itself.
 """
 
-import logging
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import sys
 import time
@@ -15,7 +13,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from logging.handlers import QueueHandler
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -253,7 +250,7 @@ class _Process:
 
     def answer(self) -> Any:
         try:
-            good, found = self._received()
+            good, found = self.pipe.recv()
         except (EOFError, OSError):
             self._process.join(5.0)
             names = ", ".join(sorted(self.racing)) or "no variant any more"
@@ -265,17 +262,11 @@ class _Process:
             raise found
         return found
 
-    def _received(self) -> tuple[bool, Any]:
-        answer, logged = self.pipe.recv()
-        for record in logged:
-            logging.getLogger(record.name).handle(record)
-        return answer
-
     def ended(self, until: float) -> None:
         """Wait until the process has ended, and kill it if that takes too long. Drop answers that nobody waits for."""
         with suppress(EOFError, OSError):
             while self.pipe.poll(max(0.0, until - time.monotonic())):
-                self._received()
+                self.pipe.recv()
 
     def end(self) -> None:
         self.pipe.close()
@@ -293,19 +284,18 @@ def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: in
         other.close()
     _forget_forkserver()
     torch.set_num_threads(duty.recipe.device.threads or 1)
-    line = _Line(pipe)
     try:
         try:
             with Crew(duty) as crew:
-                line.send((True, None))
-                while (order := line.receive()) is not _END:
+                _send(pipe, (True, None))
+                while (order := _received(pipe)) is not _END:
                     if order == _STOP:
                         raise _Stopped
-                    line.send(_carried_out(crew, order))
+                    _send(pipe, _carried_out(crew, order))
             answer = (True, None)
         except Exception as error:
             answer = (False, _sendable(error))
-        line.send(answer)
+        _send(pipe, answer)
     except _Gone:
         os._exit(1)
 
@@ -318,30 +308,18 @@ class _Gone(BaseException):
     """The parent process is gone."""
 
 
-class _Line:
-    """The pipe to the parent process, which shows what is logged here, since it knows what the terminal shows."""
+def _received(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        raise _Gone from None
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._logged: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-        log = logging.getLogger("skirl")
-        log.handlers, log.propagate = [QueueHandler(self._logged)], False
 
-    def receive(self) -> Any:
-        try:
-            return self._pipe.recv()
-        except (EOFError, OSError):
-            raise _Gone from None
-
-    def send(self, answer: tuple[bool, Any]) -> None:
-        logged: list[logging.LogRecord] = []
-        with suppress(queue.Empty):
-            while True:
-                logged.append(self._logged.get_nowait())
-        try:
-            self._pipe.send((answer, logged))
-        except OSError:
-            raise _Gone from None
+def _send(pipe: Connection, answer: tuple[bool, Any]) -> None:
+    try:
+        pipe.send(answer)
+    except OSError:
+        raise _Gone from None
 
 
 def _forget_forkserver() -> None:
