@@ -56,7 +56,6 @@ BAD = [
     ([{**TABLE, "colour": 1}], [], "has 'colour', which skirl does not know"),
     ([{**TABLE, "reuse": [1]}], [], "has a reuse that is not 17 shares"),
     ([{**TABLE, "optimizer": "lion"}], [], "has optimizer 'lion': set it to one of"),
-    ([{**TABLE, "rank": 2}], [], "table 'a' has rank 2, there are ranks 0 to 1: name one"),
     ([{**TABLE, "optimizer": "ftrl"}], [], "the costs have no ftrl, which table 'a' has"),
     ([TABLE], ["--memory", "1KB"], "take 35.2 KiB with their optimizer state, the ranks hold 2.0 KiB, 33.2 KiB too"),
     ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 exceeds its memory by 15.6 KiB: let tables be cut"),

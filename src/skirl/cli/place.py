@@ -43,8 +43,6 @@ class Place(Composed):
     """The kernels that will run the plan and are measured: skirl's or FBGEMM's, which TorchRec runs; cuda is unproven."""
     columns: Literal["exact", "always", "never"] = "exact"
     """Cut tables by columns; exact: but where the optimizer keeps one number a row, as that would train another model."""
-    no_rows: bool = False
-    """Do not cut tables by rows."""
     seconds: float = 30.0
     """The most seconds to search; the best plan so far is used."""
     costs: Path = Path("costs.json")
@@ -107,9 +105,7 @@ class Place(Composed):
             self.kernel, {spec.optimizer for spec in specs}, self.costs, link=self.rate(), ranks=self.ranks,
             minutes=None if self.no_measure else self.minutes,
         )  # fmt: skip
-        plan, found, problem = plan_tables(
-            specs, self.caps(), costs, columns=self.columns, rows=not self.no_rows, seconds=self.seconds
-        )
+        plan, found, problem = plan_tables(specs, self.caps(), costs, columns=self.columns, seconds=self.seconds)
         placed, checked = found.placed, None
         if not self.no_measure:
             with progress_of("measure plans"):

@@ -47,23 +47,21 @@ class SearchResult:
 
 
 def plan_tables(
-    specs: Sequence[TableSpec], caps: tuple[int, ...], costs: Costs, *, columns: Columns = "exact", rows: bool = True,
-    seconds: float = 30.0, forced: Sequence[str] = (),
+    specs: Sequence[TableSpec], caps: tuple[int, ...], costs: Costs, *, columns: Columns = "exact", seconds: float = 30.0,
+    forced: Sequence[str] = (),
 ) -> tuple[TablePlan, SearchResult, Problem]:  # fmt: skip
     """Return a plan within memory, what the search found, and the problem that it searched.
 
     Tables named in `forced` have to be cut by rows. Raise a ValueError if no plan fits.
     """
     order = canonical(specs)
-    problem = Problem([specs[n] for n in order], caps, costs, columns, rows)
+    problem = Problem([specs[n] for n in order], caps, costs, columns)
     held, room = sum(spec.nbytes(spec.rows, spec.dim) for spec in specs), sum(caps)
     if held > room:
         raise ValueError(
             f"the tables take {size(held)} with their optimizer state, the ranks hold {size(room)}, {size(held - room)} too "
             f"little: set --memory higher, or --ranks to {math.ceil(len(caps) * held / room)}"
         )
-    if forced and not rows:
-        raise ValueError(f"table {forced[0]!r} has to be cut by rows, and rows is False: leave one of the two out")
     numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
     found = search(problem, forced=numbers, seconds=seconds)
     over = found.placed.over
@@ -81,7 +79,7 @@ def search(
     now: Callable[[], float] = time.perf_counter,
 ) -> SearchResult:  # fmt: skip
     """Search for a placement in which each table is whole, cut by columns, or cut into `blocks` of rows at the ranks."""
-    one = Problem([replace(problem.specs[0], rank=None)], problem.caps[:1], problem.costs)
+    one = Problem(problem.specs[:1], problem.caps[:1], problem.costs)
     one.improved(one.greedy(one.root(), np.zeros(1, np.int64)))  # compiles the loops before the time starts
     return _RowCuts(problem, frozenset(forced), seconds, now).run()
 
@@ -97,16 +95,27 @@ class _RowCuts:
     def __post_init__(self) -> None:
         self.began = self.now()
         ranks, specs = len(self.problem.caps), self.problem.specs
-        may = (n for n, spec in enumerate(specs) if spec.rows >= ranks and self.problem.by_rows(spec))
+        may = (n for n, spec in enumerate(specs) if spec.rows >= ranks and spec.split in ("any", "rows"))
         self.may = [n for n in may if n not in self.forced]
-        self.blocks = _Blocks(self.problem, [*self.forced, *self.may])
+        self.blocks = {n: self.of_ranks(n) for n in (*self.forced, *self.may)}
+
+    def of_ranks(self, table: int) -> np.ndarray:
+        """Compute ms, exchange ms, bytes and sums for a net of each rank's block of a table: [3 + SUMS, ranks]."""
+        spec, ranks = self.problem.specs[table], len(self.problem.caps)
+        out = np.zeros((3 + SUMS, ranks))
+        for rank, (begin, end) in enumerate(blocks(spec.rows, ranks)):
+            if begin < end:
+                piece = Piece(table, begin, end, 0, spec.dim)
+                out[:, rank] = (*self.problem.cost(piece), *self.problem.adds(piece))
+        return out
 
     def late(self, share: float) -> bool:
         return self.now() - self.began >= self.seconds * share
 
     def rest(self, cut: frozenset[int]) -> Problem:
         """The problem that is left when these tables are cut."""
-        return replace(self.problem, rows=False, by_rows_cut=cut, blocks=self.blocks.of(sorted(cut)))
+        none = np.zeros((3 + SUMS, len(self.problem.caps)))
+        return replace(self.problem, by_rows_cut=cut, blocks=sum((self.blocks[n] for n in sorted(cut)), none))
 
     def run(self) -> SearchResult:
         self.choose()
@@ -180,31 +189,6 @@ def _counts(tables: int) -> Sequence[int]:
     while counts and counts[-1] < tables:
         counts.append(min(tables, counts[-1] + max(1, counts[-1] // 4)))
     return counts
-
-
-class _Blocks:
-    """Costs of blocks at each rank, without a look at each: all blocks of a table but the last have the same rows."""
-
-    def __init__(self, problem: Problem, tables: Iterable[int]) -> None:
-        self.ranks, count = len(problem.caps), len(problem.specs)
-        self.full, self.last = np.zeros((count, 3 + SUMS)), np.zeros((count, 3 + SUMS))
-        self.of_full = np.zeros(count, np.int64)  # blocks of each table with as many rows as a block may have
-        for n in tables:
-            spec = problem.specs[n]
-            size = -(-spec.rows // self.ranks)
-            self.of_full[n] = spec.rows // size
-            for into, rows in ((self.full, size), (self.last, spec.rows % size)):
-                if rows:
-                    piece = Piece(n, 0, rows, 0, spec.dim)
-                    into[n] = (*problem.cost(piece), *problem.adds(piece))
-
-    def of(self, tables: Sequence[int]) -> np.ndarray:
-        """Compute ms, exchange ms, bytes and sums for a net of each rank's blocks: [3 + SUMS, ranks]."""
-        full, last = (np.zeros((self.ranks + 1, 3 + SUMS)) for _ in range(2))
-        np.add.at(full, self.of_full[tables], self.full[tables])
-        np.add.at(last, self.of_full[tables], self.last[tables])
-        # Rank r has a full block of each table with more than r of them.
-        return (np.cumsum(full[::-1], axis=0)[::-1][1:] + last[:-1]).T.copy()
 
 
 def _side_by_side(problem: Problem, placed: Placed) -> Placed:

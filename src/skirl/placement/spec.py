@@ -29,7 +29,7 @@ class TableSpec:
     """A table, with all that its cost depends on.
 
     `batch` is the samples of a step over all ranks, `ids` and `distinct` the lookups and distinct rows of a batch on
-    average, `reuse` the shares of these rows in each of `BINS` (() if not known), `rank` where it has to be (None: any).
+    average, `reuse` the shares of these rows in each of `BINS` (() if not known).
     """
 
     name: str
@@ -40,7 +40,6 @@ class TableSpec:
     distinct: float
     reuse: tuple[float, ...] = ()
     optimizer: str = "rowwise-adagrad"
-    rank: int | None = None
     split: Split = "any"
 
     def __post_init__(self) -> None:
@@ -62,8 +61,6 @@ class TableSpec:
             raise ValueError(f"{who} has a reuse that is not {BINS} shares whose sum is 1: correct it, or leave it out")
         if not isinstance(self.optimizer, str) or self.optimizer not in ROW_OPTIMIZERS:
             raise ValueError(f"{who} has optimizer {self.optimizer!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
-        if self.rank is not None and (type(self.rank) is not int or self.rank < 0):
-            raise ValueError(f"{who} has rank {self.rank!r}: set it to the number of a rank, from 0 on")
         if self.split not in ("any", "rows", "columns", "no"):
             raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
 
@@ -93,9 +90,8 @@ def canonical(specs: Sequence[TableSpec]) -> list[int]:
     """Return the numbers of tables in an order that does not depend on how they are listed. Names break ties."""
 
     def key(n: int) -> tuple[Any, ...]:
-        s, pin = specs[n], -1 if specs[n].rank is None else specs[n].rank
-        facts = (s.batch, s.optimizer, s.split, pin, s.reuse, s.name)
-        return (-s.ids * s.dim, -s.rows, -s.dim, -s.ids, -s.distinct, *facts)
+        s = specs[n]
+        return (-s.ids * s.dim, -s.rows, -s.dim, -s.ids, -s.distinct, s.batch, s.optimizer, s.split, s.reuse, s.name)
 
     return sorted(range(len(specs)), key=key)
 

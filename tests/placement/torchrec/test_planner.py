@@ -77,16 +77,16 @@ def test_every_number_is_at_one_rank(sizes, world, optimizer, columns):
     assert "above the mean" in planner.summary()
 
 
-def test_memory_constraints_and_pins_are_kept(tmp_path):
+def test_memory_and_constraints_are_kept(tmp_path):
     sizes = [(1000, 8, 1), (1000, 8, 1), (600, 16, 1), (64, 4, 1)]
     held = sum(rows * (dim + 1) * 4 for rows, dim, _ in sizes)
     model = model_of(*sizes)
     planner = SkirlPlanner(
         topology(2, int(held / 2 * 1.06)), constraints=constraint(sharding_types=["row_wise"], pooling_factors=[3.0]),
-        optimizer="rowwise-adagrad", pins={"t3": 1}, seconds=2.0,
+        optimizer="rowwise-adagrad", seconds=2.0,
     )  # fmt: skip
     plan = planner.plan(model).plan["inner.ebc"]
-    assert plan["t0"].sharding_type == "row_wise" and plan["t3"].ranks == [1]
+    assert plan["t0"].sharding_type == "row_wise"
     assert planner._found is not None and max(planner._found[0].placed.used) <= int(held / 2 * 1.06)
     assert planner.table_plan is not None
     planner.table_plan.save(tmp_path / "p.json")
@@ -223,12 +223,10 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"seconds": 0}, "seconds is 0: set it above 0"),
     ({"columns": "some"}, "columns is 'some': set it to exact, always or never"),
-    ({"pins": {"x": 0}}, "pins name a table 'x', the model has t0, t1"),
     ({"constraints": {"min_partition": 8}}, "set min_partition, which skirl does not plan: leave it out"),
     ({"constraints": {"compute_kernels": ["dense"]}}, "allow dense: skirl plans fused, allow it"),
     ({"constraints": {"sharding_types": ["data_parallel"]}}, "allow data_parallel: skirl plans table_wise"),
     ({"constraints": {"sharding_types": ["column_wise"]}}, "allow column_wise, and skirl may find a table best whole"),
-    ({"constraints": {"sharding_types": ["row_wise"]}, "rows": False}, "table 't0' has to be cut by rows, and rows is"),
     ({"constraints": {"pooling_factors": [1.0, 2.0, 3.0]}}, "have 3 pooling_factors for 1 features: give one each"),
     ({"constraints": {"pooling_factors": [float("nan")]}}, "set them to 0 or more"),
     ({"batches": [0]}, "there are 1 batches for 2 ranks: give one of each rank at least"),

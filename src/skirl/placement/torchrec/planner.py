@@ -171,16 +171,13 @@ class SkirlPlanner:
     - `costs`: from `measure_costs`, or a file of `skirl place --costs`; if not given, those of skirl's own kernels.
     - `columns`: "exact" cuts no table by columns whose optimizer keeps one number per row, since that would train
       another model; "always" and "never" do as they say.
-    - `rows`: whether tables may be cut by rows.
-    - `pins`: ranks of pinned tables, by name.
     - `seconds`: most seconds to search.
     """
 
     def __init__(
         self, topology: Any, batch_size: int | None = None, storage_reservation: Any = None,
         constraints: Mapping[str, Any] | None = None, *, batches: Sequence[Any] = (), optimizer: str | None = None,
-        costs: Costs | str | Path | None = None, columns: Columns = "exact", rows: bool = True,
-        pins: Mapping[str, int] | None = None, seconds: float = 30.0,
+        costs: Costs | str | Path | None = None, columns: Columns = "exact", seconds: float = 30.0,
     ) -> None:  # fmt: skip
         needed()
         if not 0 < seconds < float("inf"):
@@ -188,9 +185,9 @@ class SkirlPlanner:
         if columns not in ("exact", "always", "never"):
             raise ValueError(f"columns is {columns!r}: set it to exact, always or never")
         self.topology, self.reservation, self.constraints = topology, storage_reservation, constraints
-        self.request = PlanRequest(topology.world_size, batch_size or BATCH, constraints, batches, optimizer, pins)
+        self.request = PlanRequest(topology.world_size, batch_size or BATCH, constraints, batches, optimizer)
         self.columns: Columns = columns
-        self.costs, self.rows, self.seconds = costs, rows, seconds
+        self.costs, self.seconds = costs, seconds
         self.table_plan: TablePlan | None = None
         self._found: tuple[SearchResult, Problem] | None = None
 
@@ -200,7 +197,7 @@ class SkirlPlanner:
         tables = tables_of(module, sharders, self.request)
         self.table_plan, found, problem = plan_tables(
             [table.spec for table in tables], self._caps(module, sharders), self._costs(), columns=self.columns,
-            rows=self.rows, seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
+            seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
         self._found = found, problem
         return self._exported(tables)
