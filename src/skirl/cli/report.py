@@ -282,7 +282,7 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
     kinds = [left["kind"] for left in sweep["left"]]
     if kinds:
-        says = {"dropped": "dropped at a rung", "diverged": "diverged", "patience": "no better in their evaluations"}
+        says = {"dropped": "dropped at a rung", "diverged": "diverged"}
         lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in says.items() if kind in kinds)
     if sweep["seed_noise"] is not None:
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"

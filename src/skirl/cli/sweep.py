@@ -20,7 +20,7 @@ class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience")  # a sweep has one trainer and many runs
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "patience")  # a sweep has one trainer and many runs
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
@@ -55,6 +55,8 @@ class SweepCommand(Composed):
             raise ValueError(
                 f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
             )
+        if self.evaluation.patience is not None:
+            raise ValueError("patience ends a single run: leave it out, set rungs, and keep_best for the best of each")
         self.made()
 
     def made(self) -> list[Varied]:
@@ -107,13 +109,12 @@ class SweepCommand(Composed):
         places = standing(result["standing"])
         race = columns(places, left=(1, len(places[0]) - 1)) + f"\n{MEANS}" * (result["seed_noise"] is not None)
         lines = sweep_lines(result | ended) | {"race": race}
-        lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes", "stopped_early")
+        lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes")
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "from_zero", "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
-            more = "--patience" if result["stopped_early"] else "--steps"
             lines["saved"] = (
-                f"step {result['saved_step']:,} in {result['save']}; more {more} and --resume go on from there"
+                f"step {result['saved_step']:,} in {result['save']}; more --steps and --resume go on from there"
             )
         return lines | facts({"missing": "\n".join(result["missing"])})
