@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -31,7 +30,7 @@ from skirl.data.vocabulary.growing import Growing
 from skirl.nn.collection import collections_of
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.os_errors import writing
+from skirl.tools.os_errors import replacing, writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.train.evaluation import evaluating
@@ -360,7 +359,6 @@ def predictions_in(
     fields += [("label", pa.float32())] if labelled else []
     schema = pa.schema(fields, metadata={KEY_OF_PREDICTIONS: json.dumps(about).encode()})
     kept: list[list[np.ndarray]] = []
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
 
     def write(numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
         kept.append([numbers, probability(logits), logits, *([labels.numpy()] if labelled else [])])
@@ -374,19 +372,18 @@ def predictions_in(
             writer.write_table(table, row_group_size=len(table))
         kept.clear()
 
-    with writing(path):
-        writer = pq.ParquetWriter(draft, schema, use_dictionary=False)
-    try:
-        yield write
-        if kept:
-            end_group()
+    with replacing(path) as draft:
         with writing(path):
-            writer.close()
-            os.replace(draft, path)
-    finally:
-        with suppress(OSError):
-            writer.close()
-        draft.unlink(missing_ok=True)
+            writer = pq.ParquetWriter(draft, schema, use_dictionary=False)
+        try:
+            yield write
+            if kept:
+                end_group()
+            with writing(path):
+                writer.close()
+        finally:
+            with suppress(OSError):
+                writer.close()
 
 
 def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:

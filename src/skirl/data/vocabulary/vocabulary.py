@@ -1,12 +1,9 @@
 """A vocabulary: which row each value of a column has, and the values of rows."""
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +13,7 @@ from safetensors.numpy import save_file
 from skirl.data.files.hashing import BY_HASH, BY_OPEN, NONE, numbers_of, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
-from skirl.tools.os_errors import writing
+from skirl.tools.os_errors import replacing, writing
 from skirl.tools.sealed_json import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 
 
@@ -172,15 +169,8 @@ def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndar
         for table, pair in tables.items()
         for what, array in zip(("keys", "counts"), pair, strict=True)
     }
-    place = Path(path)  # drops a trailing slash
-    unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
-    try:
-        with writing(path):
-            save_file(arrays, unfinished, metadata={"skirl": json.dumps(asdict(facts))})
-            os.replace(unfinished, place)
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+    with replacing(path) as draft, writing(path):
+        save_file(arrays, draft, metadata={"skirl": json.dumps(asdict(facts))})
 
 
 def load(path: str) -> Vocabulary:
