@@ -16,28 +16,14 @@ from safetensors.numpy import save_file
 from skirl.cli.files import Convert, Vocab
 from skirl.data import DataFlags
 from skirl.data.files.columnar import embedded_schema
-from skirl.data.files.find import BadRow, BadSchema
+from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import BUILT_IN
 from skirl.data.vocabulary.counting import Counts
 from skirl.data.vocabulary.vocabulary import BadVocabulary, Facts, load, save
 from tests.cases import cases
 from tests.data import logs
 
-PLAIN = """
-[[label]]
-name = "y"
-[[dense]]
-name = "x"
-transform = "standardise"
-indicator = true
-[[id]]
-name = "item"
-[file]
-columns = ["y", "x", "item"]
-"""
-
-
-FACTS = {"version": 1, "types": {"C1": "hex"}, "min_count": 1, "samples": 1, "means": {}}
+FACTS = {"version": 1, "types": {"C1": "hex"}, "min_count": 1, "samples": 1}
 
 
 @pytest.fixture(scope="module")
@@ -75,36 +61,6 @@ def test_rows_are_those_of_a_plain_count(tsv: Path, tmp_path: Path) -> None:
         for row, (_, _, ids) in zip(rows, found):
             assert ids[k] == (places.get(int(row[14 + k], 16), 1) if row[14 + k] else 0)
     assert result["samples"] == 300 and sum(result["distinct"].values()) > sum(result["rows"].values())
-
-
-def test_what_standardises_to_more_than_a_float32_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "schema.toml").write_text(PLAIN)
-    (tmp_path / "log.csv").write_text("".join(f"{i % 2},{i / 1e6},a\n" for i in range(100)))
-    Vocab(f"csv:{tmp_path}/log.csv", f"{tmp_path}/v", min_count=1, schema=f"{tmp_path}/schema.toml", quiet=True).run()
-    (tmp_path / "late.csv").write_text("0,1e33,a\n1,-2e36,a\n0,,a\n")
-    late: dict[str, Any] = {"schema": f"{tmp_path}/schema.toml", "vocab": f"{tmp_path}/v"}
-    with pytest.raises(BadRow, match=r"line 2: column x is '-2e36', expected a number that fits a float32, standard"):
-        list(DataFlags(f"csv:{tmp_path}/late.csv", **late).files())
-    (batch,) = DataFlags(f"csv:{tmp_path}/late.csv", **late, bad_rows="skip").files()
-    assert len(batch.labels) == 2 and batch.dense.isfinite().all()
-    (tmp_path / "large.csv").write_text("0,1,a\n1,1e39,a\n")
-    with pytest.raises(BadRow, match="line 2: column x is '1e39'"):
-        Vocab(f"csv:{tmp_path}/large.csv", f"{tmp_path}/w", schema=f"{tmp_path}/schema.toml", quiet=True).run()
-
-
-def test_standardised_columns(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text(PLAIN)
-    lines = ["0,1,a", "1,,b", "0,4,a", "1,7,c"]
-    (tmp_path / "data.csv").write_text("\n".join(lines))
-    where: dict[str, Any] = {"data": f"csv:{tmp_path / 'data.csv'}", "schema": str(tmp_path / "s.toml")}
-    with pytest.raises(ValueError, match="is to be standardised: set vocab"):
-        DataFlags(**where)
-    result = Vocab(**where, out=str(tmp_path / "v"), min_count=1, quiet=True).run()
-    assert result["means"] == {"x": (4.0, pytest.approx(6**0.5))}
-    (batch,) = DataFlags(**where, vocab=str(tmp_path / "v")).stream()
-    assert batch.dense[:, 0].tolist() == pytest.approx([-3 / 6**0.5, 0, 0, 3 / 6**0.5])
-    assert batch.dense[:, 1].tolist() == [0, 1, 0, 0], "which value is missing"
-    assert batch.sparse.values().tolist()[0] == batch.sparse.values().tolist()[2] == 2, "the most frequent"
 
 
 def test_malformed_vocabularies_are_refused(tsv: Path, tmp_path: Path) -> None:

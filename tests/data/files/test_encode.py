@@ -58,7 +58,7 @@ def piece(rows: list[tuple[str, ...]]) -> Raw:
 
 def encoder(**other: Any) -> Encoder:
     rows = MIXED.rows_of(None)
-    return Encoder(MIXED, ByHash(rows), rows, {}, **other)
+    return Encoder(MIXED, ByHash(rows), rows, **other)
 
 
 def plainly(row: tuple[str, ...]) -> tuple[float, float, float, int, list[int]] | None:

@@ -124,8 +124,6 @@ class Encoder:
     schema: FileSchema
     rows_of: RowsOf
     rows: Mapping[str, int]
-    means: Mapping[str, tuple[float, float]]
-    """Mean and standard deviation of the columns to standardise."""
     skip: bool = False
     """Leave malformed rows out instead of raising."""
     keep: Span | None = None
@@ -185,9 +183,6 @@ class Encoder:
         with np.errstate(all="ignore"):  # the slot of a missing value may hold anything
             if dense.transform == "log":
                 log_of(values, out[:, k])
-            elif dense.transform == "standardise":
-                mean, deviation = self.means[dense.name]
-                out[:, k] = (values - mean) / deviation
             else:
                 out[:, k] = np.mod(values, 100) / 24 if dense.transform == "hour" else values
         large = ~np.isfinite(out[:, k]) & (kinds == GOOD)  # check what the model gets, after the transform

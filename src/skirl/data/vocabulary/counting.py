@@ -28,28 +28,21 @@ def count(
             'every id column holds rows already, not ids (encode = "row" in the schema): there is nothing to make a '
             "vocabulary of, train without one"
         )
-    moments = {column.name: Moments() for column in columns.standardised}
     hashed = [(column.table or column.name, k) for k, column in enumerate(columns.ids) if column.encode == "hash"]
     samples, counts = 0, {table: Counts() for table in types}
     with progress_of("count") as progress:
         for number, piece in enumerate(files.pieces(), start=1):
             for table, k in hashed:
                 counts[table].add(piece.ids[k].expanded().values.view(np.uint64))
-            at = 0
-            for column in columns.dense:
-                if column.name in moments:
-                    moments[column.name].add(piece.dense[:, at])
-                at += 1 + column.indicator
             samples += len(piece)
             facts = {"samples": f"{samples:,}"}
             progress(number, lambda facts=facts: facts)
     distinct = {table: len(of.counted()[0]) for table, of in counts.items()}
     kept = {table: _kept(table, of.counted(), min_count) for table, of in counts.items()}
-    means = {name: moment.result(name) for name, moment in moments.items()}
-    save(out, Facts(types, min_count, samples, means), kept)
+    save(out, Facts(types, min_count, samples), kept)
     return {
         "samples": samples, "bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row, "distinct": distinct,
-        "rows": {table: len(keys) + FIRST for table, (keys, _) in kept.items()}, "means": means,
+        "rows": {table: len(keys) + FIRST for table, (keys, _) in kept.items()},
     }  # fmt: skip
 
 
@@ -88,29 +81,3 @@ class Counts:
             self._counted = keys[first], np.add.reduceat(times, first) if len(first) else times
             self._new, self._waiting = [], 0
         return self._counted
-
-
-class Moments:
-    """Mean and standard deviation of numbers that arrive in pieces, without NaN; merged as Chan, Golub and LeVeque do."""
-
-    def __init__(self) -> None:
-        self.count, self.mean, self.squares = 0, 0.0, 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        values = values[~np.isnan(values)].astype(np.float64)
-        n = len(values)
-        if n:
-            mean = float(values.mean())
-            shift = mean - self.mean
-            self.squares += float(((values - mean) ** 2).sum()) + shift * shift * self.count * n / (self.count + n)
-            self.mean += shift * n / (self.count + n)
-            self.count += n
-
-    def result(self, name: str) -> tuple[float, float]:
-        """The mean and the standard deviation. Raise if all numbers of column `name` are equal."""
-        deviation = (self.squares / self.count) ** 0.5 if self.count else 0.0
-        if not deviation > 0:
-            raise ValueError(
-                f"dense column {name!r} has one value only: there is nothing to standardise, set transform to none"
-            )
-        return self.mean, deviation
