@@ -24,7 +24,6 @@ import torch
 from skirl.engine.capacity import AUTO, DoesNotFit
 from skirl.peers.processes import die_with_parent
 from skirl.sweep.crew import Crew, Duty, Stepped
-from skirl.sweep.race import Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
 from skirl.train.loop import touched_rows
@@ -73,24 +72,17 @@ def _only_one(on_cpu: bool, *, trace: bool) -> str | None:
     return "a timeline is of one process" if trace else None
 
 
-def dealt(variants: Sequence[Varied], race: Race, count: int) -> list[list[Varied]]:
-    """Assign variants to processes: those of one shape, and seeds of one configuration, go to different ones."""
-    of = dict(zip(race.names, race.configurations, strict=True))
-    width = {variant.name: _numbers(variant) for variant in variants}
-    order = sorted(variants, key=lambda v: (-width[v.name], v.recipe.model.model, of[v.name]))
-    hands: list[list[Varied]] = [[] for _ in range(count)]
-    for n, variant in enumerate(order):  # back and forth, so that the first one does not get the widest each time
-        turn, place = divmod(n, count)
-        hands[place if turn % 2 == 0 else count - 1 - place].append(variant)
-    given = {variant.name: n for n, variant in enumerate(variants)}
-    return [sorted(hand, key=lambda v: given[v.name]) for hand in hands]
+def dealt(variants: Sequence[Varied], count: int) -> list[list[Varied]]:
+    """Assign variants to processes, the widest in turn, so that all take about as long."""
+    order = sorted(range(len(variants)), key=lambda n: -_numbers(variants[n]))
+    return [[variants[n] for n in sorted(order[first::count])] for first in range(count)]
 
 
 def _numbers(variant: Varied) -> int:
     return variant.recipe.row_optimizer().width(variant.recipe.model.row_dim)
 
 
-def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
+def duties(duty: Duty, count: int) -> list[Duty]:
     """Split a duty over processes: its variants and, if it is given in bytes, its cache."""
     recipe = duty.recipe
     if recipe.counts_first:
@@ -100,7 +92,7 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
     kind, amount = recipe.cache.parsed()
     total = sum(map(_numbers, duty.variants))
     split = []
-    for own in dealt(duty.variants, race, count):
+    for own in dealt(duty.variants, count):
         cache = recipe.cache.cache
         if kind in ("bytes", "auto"):
             whole = amount if kind == "bytes" else AUTO * free_bytes()

@@ -130,7 +130,7 @@ class SweepRun:
             from_=keeping.from_, origin=origin,
         )  # fmt: skip
         self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
-        self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
+        self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.processes))
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
         self.steps, self.samples = self.race.step, 0
