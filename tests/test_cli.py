@@ -48,8 +48,7 @@ def exit_code(*args: str) -> int:
 
 
 def one_line(text: str) -> str:
-    """Return the text in a box that tyro has wrapped, as one line."""
-    return " ".join(text.replace("│", " ").split())
+    return " ".join(text.split())
 
 
 # Words.

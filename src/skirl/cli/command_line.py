@@ -1,4 +1,4 @@
-"""Reads a command's flags from a command line and a file; tyro shows help. What is wrong is one sentence."""
+"""Reads a command's flags from a command line and a file, and shows help. What is wrong is one sentence."""
 
 import difflib
 import json
@@ -7,9 +7,11 @@ import sys
 import tomllib
 import types
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, field, make_dataclass
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from skirl.tools.flags import Flag, choices, expected, is_list, option, read_as, read_text
 
@@ -89,9 +91,6 @@ def _value(prog: str, flag: Flag, texts: Sequence[str]) -> Any:
 def _show_help(
     prog: str, about: str, kind: Any, flags: Mapping[str, Flag], positional: Sequence[str], everything: bool
 ) -> NoReturn:
-    import tyro  # 0.1 s that only help needs
-    from tyro.conf import FlagCreatePairsOff, Positional, arg  # --json, and no --no-json
-
     usual = () if everything else getattr(kind, "usual", ())
     if usual:
         about += f" `{prog} --help all` lists all flags; these are the ones that are used most."
@@ -100,25 +99,25 @@ def _show_help(
         name = positional[0]
         about += f" {prog} {name.upper()} is the same as {prog} --{name} {name.upper()}."
     first = [n for n in getattr(kind, "common", ()) if n in flags] + [n for n, flag in flags.items() if not flag.group]
-    whole, groups = list[Any](), dict[str, list[Any]]()
-    for name in dict.fromkeys([*first, *flags]):
-        if name in getattr(kind, "hidden", ()) or (usual and name not in {*first, *usual}):
+    shown: dict[str, list[str]] = {}
+    for name in dict.fromkeys([*words, *first, *flags]):
+        if name in getattr(kind, "hidden", ()) or (usual and name not in {*words, *first, *usual}):
             continue
-        flag, default = flags[name], False if flags[name].type is bool else flags[name].default
-        hint = "" if flag.default in (None, "", (), MISSING) or flag.default is False else None  # nobody types None
-        shown = None if flag.type is bool else name.upper() if name in words else metavar(flag.type)
-        typed = name.removesuffix("_") if name.endswith("_") else None
-        told = arg(name=typed, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
-        typed_as = Positional[flag.type] if name in words else flag.type
-        made = (name, Annotated[typed_as, told], field() if default is MISSING else field(default=default))
-        (whole if name in first else groups.setdefault(flag.group, [])).append(made)
-    for group, fields in groups.items():
-        part = make_dataclass(group, fields, kw_only=True)
-        whole.append((f"group_{group}", Annotated[part, arg(help="", name=group)], field()))
-    tyro.cli(
-        FlagCreatePairsOff[make_dataclass("Flags", whole, kw_only=True)], prog=prog, args=["--help"], description=about
-    )
-    raise AssertionError
+        flag = flags[name]
+        unset = flag.default in (None, "", (), MISSING) or flag.default is False
+        typed = name.upper() if name in words else f"{option(name)} {'' if flag.type is bool else metavar(flag.type)}"
+        text = _filled(flag.help + ("" if unset else f" (default: {flag.default})"), "      ")
+        shown.setdefault("flags" if name in {*words, *first} else flag.group, []).append(f"  {typed.rstrip()}\n{text}")
+    print(f"usage: {prog} {' '.join(map(str.upper, words))}".rstrip(), "[flags]\n\n" + _filled(about, ""))
+    for group, texts in shown.items():
+        print(f"\n{group}", *texts, sep="\n")
+    raise SystemExit(0)
+
+
+def _filled(text: str, indent: str) -> str:
+    width = min(100, get_terminal_size().columns)
+    how: Any = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
+    return fill(text, width, break_long_words=False, **how)
 
 
 def metavar(kind: Any) -> str:
