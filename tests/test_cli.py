@@ -18,7 +18,7 @@ import pytest
 from skirl import cli
 from skirl.checkpoint import numbers
 from skirl.cli.command_line import of_one_run, read_config
-from skirl.cli.size import Size
+from skirl.cli.plan import Size
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train, Verify
 from skirl.engine.engine import Damaged
