@@ -26,10 +26,9 @@ from skirl.tools import rng_state
 from skirl.tools.flags import flat_of
 from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
-from skirl.train.evaluation import Evaluation, evaluating
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.loop import touched_rows
-from skirl.train.metrics import Meter, Metrics, NotFinite
+from skirl.train.metrics import Evaluation, Meter, Metrics, NotFinite, evaluating
 from skirl.train.recipe import Recipe
 from skirl.train.resume import Origin, begin_from
 from skirl.train.run_folder import RunFolder

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from skirl.train.evaluation import Evaluation
+    from skirl.train.metrics import Evaluation
 
 Floats = NDArray[np.float64]
 

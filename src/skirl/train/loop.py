@@ -29,9 +29,8 @@ from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Report, progress_of
-from skirl.train.evaluation import Evaluation
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
-from skirl.train.metrics import Meter, NotFinite
+from skirl.train.metrics import Evaluation, Meter, NotFinite
 from skirl.train.recipe import Recipe
 from skirl.train.resume import RULES, agreed_start, begin_from, told
 from skirl.train.run_folder import RunFolder, Since

@@ -33,9 +33,8 @@ from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import replacing, writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
-from skirl.train.evaluation import evaluating
 from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, SavedFlags, StepFlags
-from skirl.train.metrics import Metrics
+from skirl.train.metrics import Metrics, evaluating
 from skirl.train.recipe import Recipe
 from skirl.train.resume import check_same_data, run_of
 

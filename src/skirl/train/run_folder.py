@@ -30,8 +30,7 @@ from skirl.train.resume import Change, changes_between
 
 if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
-    from skirl.train.evaluation import Evaluation
-    from skirl.train.metrics import Meter
+    from skirl.train.metrics import Evaluation, Meter
 
 log = logging.getLogger("skirl")
 
