@@ -66,7 +66,7 @@ class ParquetFile:
     def rows(self, part: int) -> int:
         return self._parts[part][2]
 
-    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+    def read(self, part: int) -> Raw:
         group, first, there = self._parts[part]
         try:
             table = self._read(part)
@@ -78,8 +78,7 @@ class ParquetFile:
         if wrong := share_lists(columns, self._schema):
             row, found = wrong
             raise self._damaged(f"row {row + 1:,} of row group {group + 1:,} {found}")
-        raw = Raw(columns, there, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
-        return raw if rows is None else raw.only(rows)
+        return Raw(columns, there, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
 
     def _read(self, part: int) -> Any:
         """The slice of a part. Going back within a group reads the group again from its start."""
