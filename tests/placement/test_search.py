@@ -148,12 +148,6 @@ def test_what_may_not_be_cut_stays():
     assert len(pieces[0]) == 1 and {p.dim for p in pieces[2]} == {32} and {p.rows for p in pieces[1]} == {4000}
 
 
-def test_a_search_that_runs_out_of_time_says_so():
-    three = [spec(n, 1000, 16, 1, split="no") for n in range(3)]
-    with pytest.raises(ValueError, match=r"or set --seconds, since the search ran out of time, or --memory or --ranks"):
-        plan_tables(three, (3 * 500 * 65,) * 2, costs(2), seconds=1e-9)
-
-
 # Pieces and the plan's file
 
 

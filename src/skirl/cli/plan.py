@@ -179,7 +179,7 @@ class Place(Composed):
             "tables": len(specs), "cut": sum(len(of) > 1 for of in plan.pieces), "ranks": ranks, "kernel": self.kernel,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
             "balance": float(load.max() / load.mean()),
-            "seconds": found.seconds, "in_time": found.in_time, "check": check,
+            "seconds": found.seconds, "check": check,
             "out": None if self.out is None else str(self.out),
         }  # fmt: skip
 
@@ -198,5 +198,5 @@ class Place(Composed):
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
-        lines["search"] = f"{result['seconds']:.1f} s" + ("" if result["in_time"] else "; stopped by --seconds")
+        lines["search"] = f"{result['seconds']:.1f} s"
         return lines | facts(result, "out")

@@ -56,8 +56,7 @@ class TablePlan:
             pieces[number].append((piece._replace(table=number), rank))
         return cls(len(placed.caps), tuple(map(_facts, specs)), tuple(tuple(sorted(of)) for of in pieces))
 
-    def text(self) -> str:
-        """Return the file's content, for `parsed`."""
+    def save(self, path: Path) -> None:
         tables = [
             {
                 "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
@@ -67,12 +66,10 @@ class TablePlan:
             }
             for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True)
         ]  # fmt: skip
-        return json.dumps(_HEAD | {"ranks": self.ranks, "tables": tables}, indent=1) + "\n"
-
-    def save(self, path: Path) -> None:
+        text = json.dumps(_HEAD | {"ranks": self.ranks, "tables": tables}, indent=1) + "\n"
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            put_whole(path, self.text().encode(), secrets.token_hex(8))
+            put_whole(path, text.encode(), secrets.token_hex(8))
 
     @classmethod
     def load(cls, path: Path) -> "TablePlan":

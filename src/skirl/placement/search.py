@@ -3,7 +3,7 @@ stay whole or are cut by columns, by a beam over halvings, each of whose states 
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,11 +38,10 @@ BEAM = 0.8
 
 @dataclass
 class SearchResult:
-    """The best placement, whether the search ended by itself, and the next best ones."""
+    """The best placement, the seconds that the search took, and the next best ones."""
 
     placed: Placed
     seconds: float = 0.0
-    in_time: bool = True
     others: list[Placed] = field(default_factory=list)
 
 
@@ -66,22 +65,18 @@ def plan_tables(
     found = search(problem, forced=numbers, seconds=seconds)
     over = found.placed.over
     if over.max() > 0:
-        more = "--memory" if found.in_time else "--seconds, since the search ran out of time, or --memory"
         raise ValueError(
             f"found no plan that fits: rank {over.argmax()} exceeds its memory by {size(int(over.max()))}: let tables be "
-            f"cut by rows, or set {more} or --ranks higher"
+            "cut by rows, or set --memory, --ranks or --seconds higher"
         )
     return TablePlan.of(specs, order, found.placed), found, problem
 
 
-def search(
-    problem: Problem, *, forced: Iterable[int] = (), seconds: float = 30.0,
-    now: Callable[[], float] = time.perf_counter,
-) -> SearchResult:  # fmt: skip
+def search(problem: Problem, *, forced: Iterable[int] = (), seconds: float = 30.0) -> SearchResult:
     """Search for a placement in which each table is whole, cut by columns, or cut into `blocks` of rows at the ranks."""
     one = Problem(problem.specs[:1], problem.caps[:1], problem.costs)
     one.improved(one.greedy(one.root(), np.zeros(1, np.int64)))  # compiles the loops before the time starts
-    return _RowCuts(problem, frozenset(forced), seconds, now).run()
+    return _RowCuts(problem, frozenset(forced), seconds).run()
 
 
 @dataclass
@@ -89,11 +84,10 @@ class _RowCuts:
     problem: Problem
     forced: frozenset[int]
     seconds: float
-    now: Callable[[], float]
     tried: dict[frozenset[int], tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.began = self.now()
+        self.began = time.perf_counter()
         ranks, specs = len(self.problem.caps), self.problem.specs
         may = (n for n, spec in enumerate(specs) if spec.rows >= ranks and spec.split in ("any", "rows"))
         self.may = [n for n in may if n not in self.forced]
@@ -110,7 +104,7 @@ class _RowCuts:
         return out
 
     def late(self, share: float) -> bool:
-        return self.now() - self.began >= self.seconds * share
+        return time.perf_counter() - self.began >= self.seconds * share
 
     def rest(self, cut: frozenset[int]) -> Problem:
         """The problem that is left when these tables are cut."""
@@ -121,19 +115,15 @@ class _RowCuts:
         self.choose()
         sets = sorted(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))[:BEST]
         found = list[Placed]()
-        in_time = not self.late(QUICK)
         for number, cut in enumerate(sets):
-            left = max(0.0, (1 - SPARED) * self.seconds - (self.now() - self.began)) / (len(sets) - number)
+            left = max(0.0, (1 - SPARED) * self.seconds - (time.perf_counter() - self.began)) / (len(sets) - number)
             if found and left == 0.0:
-                in_time = False
                 break
             rest = self.rest(cut)
-            result = beam_search(rest, seconds=left, now=self.now)
-            in_time = in_time and result.in_time
-            found.append(_with_blocks(rest, _side_by_side(rest, result.placed)))
+            found.append(_with_blocks(rest, _side_by_side(rest, _Beam(rest, left).run())))
         best, *others = sorted(found, key=lambda placed: placed.score)
         fitting = [placed for placed in others if placed.score[0] == 0]
-        return SearchResult(best, self.now() - self.began, in_time, fitting)
+        return SearchResult(best, time.perf_counter() - self.began, fitting)
 
     def rate(self, cut: frozenset[int]) -> None:
         """Score a choice of tables to cut, with the others whole, by moves and swaps alone."""
@@ -229,21 +219,15 @@ def _with_blocks(problem: Problem, placed: Placed) -> Placed:
 # Cuts by columns
 
 
-def beam_search(
-    problem: Problem, *, seconds: float = 30.0, now: Callable[[], float] = time.perf_counter
-) -> SearchResult:
-    """Search for a placement of tables, whole or cut by columns, whose busiest rank is hardly busier than it has to be.
-
-    The plan of a search that ends by itself depends only on the problem.
-    """
-    return _Beam(problem, seconds, now).run()
-
-
 class _Beam:
-    def __init__(self, problem: Problem, seconds: float, now: Callable[[], float]) -> None:
+    """Searches for a placement of tables, whole or cut by columns, whose busiest rank is hardly busier than it has to be.
+
+    The plan of a search that ends in time depends only on the problem.
+    """
+
+    def __init__(self, problem: Problem, seconds: float) -> None:
         self.problem = problem
-        self.now, self.began, self.seconds = now, now(), seconds
-        self.ended = False
+        self.began, self.seconds = time.perf_counter(), seconds
         self.memo: dict[frozenset[Piece], Placed] = {}
         self.best: Placed | None = None
         self.root = problem.root()
@@ -251,17 +235,15 @@ class _Beam:
         self.may = {n for n, spec in enumerate(problem.specs) if problem.by_columns(spec)}
 
     def late(self, share: float = 1.0) -> bool:
-        late = self.now() - self.began >= self.seconds * share
-        self.ended = self.ended or late
-        return late
+        return time.perf_counter() - self.began >= self.seconds * share
 
-    def run(self) -> SearchResult:
+    def run(self) -> Placed:
         first = self.placed_anew(self.root)
         self.take(first)
         if any(piece.table in self.may for piece in self.root):
             self.beam([first])
         assert self.best is not None
-        return SearchResult(self.best, self.now() - self.began, not self.ended)
+        return self.best
 
     def take(self, placed: Placed) -> None:
         if self.best is None or placed.score < self.best.score:
