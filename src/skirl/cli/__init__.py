@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skirl.cli.command_line import LEFT, in_flags, read_config, read_flags
+from skirl.cli.command_line import in_flags, read_config, read_flags
 from skirl.cli.show import Progress, listed
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
@@ -164,7 +164,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
-            given = read_config(path, flags, {name: flags_of(_command(name)) for name in LEFT.values()})
+            given = read_config(path, name, flags, flags_of(_command("train")))
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if given.keys() & getattr(kind, "positional", ()) else example
         flags |= {CONFIG.name: CONFIG}

@@ -15,8 +15,8 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from skirl.tools.flags import Flag, choices, expected, is_list, option, read_as, read_text
 
-LEFT = {"config.json": "train", "sweep.json": "sweep"}
-"""Files in which commands leave their flags, and the command of each."""
+LEFT = ("sweep.json", "config.json")
+"""Files in which sweep and train leave their flags."""
 
 
 def read_flags(
@@ -178,25 +178,28 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
 # A file.
 
 
-def read_config(path: Path, flags: Mapping[str, Flag], known: Mapping[str, Mapping[str, Flag]]) -> dict[str, Any]:
-    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder; `known` are their flags.
+def read_config(path: Path, command: str, flags: Mapping[str, Flag], train: Mapping[str, Flag]) -> dict[str, Any]:
+    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder.
 
-    Other flags of `train` are passed over, those of `sweep` are refused.
+    Flags of `train` that this command does not have are passed over.
     """
-    others, of_sweep = known["train"], known["sweep"]
     if path.is_dir():
-        path = next((path / name for name in LEFT if (path / name).is_file()), path / "config.json")
+        path = next((path / name for name in LEFT if (path / name).is_file()), path / LEFT[-1])
     found = _parsed(path)
     left = set(found) >= {"command", "flags"}  # by a command
     if left:
-        left_out = of_one_run(known.get(str(found["command"]), {}))
+        if found["command"] == "sweep" != command:
+            raise ValueError(
+                f"{path} is of a sweep: use `skirl sweep --config {path}`, or name the folder of a variant"
+            )
+        left_out = of_one_run(flags if command == "sweep" == found["command"] else train)
         found = {name: value for name, value in found["flags"].items() if name not in left_out}
     values = {}
     for key, value in found.items():
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
             raise ValueError(f"{path}: [{key}] is a table: write flags at the top of the file")
         name = key.replace("-", "_")
-        name = f"{name}_" if f"{name}_" in {*flags, *others} else name  # a word that Python keeps for itself
+        name = f"{name}_" if f"{name}_" in {*flags, *train} else name  # a word that Python keeps for itself
         if name in flags:
             try:
                 values[name] = read_as(flags[name].type, value)
@@ -206,12 +209,7 @@ def read_config(path: Path, flags: Mapping[str, Flag], known: Mapping[str, Mappi
                 given = json.dumps(value, default=str)
                 quoted = f', such as "{given}"' if str(wanted) == "text" and isinstance(value, int | float) else ""
                 raise ValueError(f"{path}: {key} is {given}: set it to {wanted}{quoted}") from None
-        elif name not in others and not (name in of_sweep and value in (of_sweep[name].default, [], None)):
-            if name in of_sweep:
-                raise ValueError(
-                    f"{path}: {key} is a flag of skirl sweep, not of this command: use `skirl sweep --config {path}`, or "
-                    "leave it out"
-                )
+        elif name not in train:
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")
