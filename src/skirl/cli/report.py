@@ -207,12 +207,6 @@ def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Char
     auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
     yield Chart("AUC", auc, "step", "")
     yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")}, "step", "")
-    shares = [
-        {"step": line["step"], **{n: 100 * line[n] / max(line["seconds"], 1e-9) for n in ("stall", "read")}}
-        for line in lines
-    ]
-    waits = {"for rows": _points(shares, "stall"), "for the loader": _points(shares, "read")}
-    yield Chart("Time that the loop waited", waits, "step", "%")
 
 
 # A sweep
