@@ -198,10 +198,8 @@ class Convert(SessionFlags):
 class Analyze(SessionFlags):
     """Flags of `skirl analyze`."""
 
-    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "batch", "sample", "schema", "workers")
+    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "sample", "schema", "workers")
 
-    batch: int = 4096
-    """Samples in a batch, for the estimate of lookups."""
     sample: str = "64MiB"
     """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
 
@@ -209,8 +207,6 @@ class Analyze(SessionFlags):
         from skirl.dedup.sessions import Sessions
 
         check_in_and_out(self.data, ".", folder=True)
-        if self.batch < 1:
-            raise ValueError(f"batch is {self.batch}: set it to 1 or more")
         Sessions(self.session, self.user, self.gap)
         if parsed("sample", self.sample, parse_bytes, "a size such as 64MiB") < 1 << 20:
             raise ValueError(f"sample is {self.sample!r}: set it to 1MiB or more")
@@ -227,7 +223,7 @@ class Analyze(SessionFlags):
             if not (self.session or self.user or schema.session):
                 return advice("no session column")
             files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
-            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample), batch=self.batch)
+            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample))
 
         return self.timed("analyze", found)
 
@@ -241,7 +237,7 @@ class Analyze(SessionFlags):
         order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
         lines |= facts(result, "samples", "seconds", "sessions", "per_session", "sampled")
         lines["columns"] = text([{"name": name, **of[name]} for name in order])
-        lines |= facts(result, "bytes", "lookup", "peak_bytes")
+        lines |= facts(result, "bytes", "peak_bytes")
         if result["advice"] != "don't bother":
             flags = {name: getattr(self, name) for name in ("data", "schema", "session", "user", "gap")}
             given = [f"--{name} {value}" for name, value in flags.items() if value]

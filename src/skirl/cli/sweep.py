@@ -114,7 +114,7 @@ class SweepCommand(Composed):
         lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes")
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])
-        lines |= facts(result, "from_zero", "run", "page", "stopped_by")
+        lines |= facts(result, "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
             lines["saved"] = (
                 f"step {result['saved_step']:,} in {result['save']}; more --steps and --resume go on from there"

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite, nan
@@ -279,7 +279,7 @@ class SweepRun:
             "by_variant": {name: facts(results[name]) for name in race.names},
             "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
             "best": best_of(winner, self.judged, {name: results[name].get("best") for name in race.names}),
-            **_origin({name: results[name].get("from") for name in race.names}),
+            "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
             "processes_used": self.processes,
             **self.crew.facts(),
             "machine": machine() | {"threads": self.recipe.device.threads},
@@ -347,13 +347,3 @@ class SweepRun:
         self.bests.miss(best, step, "it could not be saved")
         self.not_saved = f"step {step:,} is not saved: {error}"
         log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.not_saved)
-
-
-def _origin(begun: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return what the variants took from another run, and which of them have another row optimizer, unless all have."""
-    zero = [name for name, of in begun.items() if of and not of["row_state"]]
-    whole = next((of for name, of in begun.items() if of and name not in zero), None)
-    return {
-        "from": whole or next(filter(None, begun.values()), None),
-        "from_zero": zero if whole is not None else [],
-    }
