@@ -9,8 +9,7 @@ from skirl.cli import main
 from skirl.placement import calibrate
 from skirl.placement.costs import save_costs, shipped
 from skirl.placement.measure import Arena, count_tables
-from skirl.placement.plan_file import TablePlan
-from skirl.placement.spec import BINS, read_specs, reuse_of
+from skirl.placement.spec import BINS, TablePlan, read_specs, reuse_of
 from skirl.train.recipe import Recipe
 
 HEAD = {"format": "skirl-tables", "format_version": 1, "batch": 64}

@@ -10,10 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl.placement.costs import Costs
-from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import UNBOUND, Problem
 from skirl.placement.search import plan_tables, search
-from skirl.placement.spec import Piece, TableSpec, blocks, canonical, check_cover, halves
+from skirl.placement.spec import Piece, TablePlan, TableSpec, blocks, canonical, check_cover, halves
 from tests.cases import cases
 
 MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)

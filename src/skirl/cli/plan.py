@@ -137,10 +137,9 @@ class Place(Composed):
     def run(self) -> dict[str, Any]:
         from skirl.placement.calibrate import costs_for
         from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
-        from skirl.placement.plan_file import TablePlan
         from skirl.placement.problem import UNBOUND
         from skirl.placement.search import plan_tables
-        from skirl.placement.spec import canonical, read_specs
+        from skirl.placement.spec import TablePlan, canonical, read_specs
         from skirl.train.recipe import Recipe
 
         if self.tables is not None:

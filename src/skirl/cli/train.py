@@ -193,7 +193,7 @@ class Evaluate(SavedFlags, ShowFlags):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, "checkpoint", "step", "data", "part", "samples")
         lines |= {"metrics": scores(result)} if "auc" in result else {}
-        cost = ("samples_per_second", "cpu_us_per_sample", "seconds", "bad_rows_skipped", "into", "bytes")
+        cost = ("samples_per_second", "seconds", "bad_rows_skipped", "into", "bytes")
         return lines | facts(result, *cost)
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from skirl.placement.costs import SUMS, Costs
-from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Placed, Problem
-from skirl.placement.spec import MULTIPLE, Piece, TableSpec, blocks, canonical, halves, whole
+from skirl.placement.spec import MULTIPLE, Piece, TablePlan, TableSpec, blocks, canonical, halves, whole
 from skirl.tools.units import size
 
 BEST, FEW, TRIED = 4, 7, 40

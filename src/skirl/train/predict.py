@@ -211,7 +211,7 @@ def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
             raise ValueError(f"--into is {into}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if run.labelled else None
-        samples, first, began, cpu = 0, 0, started, 0.0
+        samples, first, began = 0, 0, started
         with (
             progress_of(command, run.source.steps) as progress,
             predictions_in(into, labelled=run.labelled, about=about) as write,
@@ -223,14 +223,13 @@ def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
                 write(numbers, logits, batch.labels)
                 samples += len(numbers)
                 if done == 1:  # the first batch loads kernels, so its time says nothing about the others
-                    first, began, cpu = samples, time.monotonic(), time.process_time()
+                    first, began = samples, time.monotonic()
                 progress(done, lambda n=samples: {"samples": f"{n:,}"})
-        ended, cpu = time.monotonic(), time.process_time() - cpu
+        ended = time.monotonic()
         scores = {} if metrics is None else asdict(metrics.scores())
     return {
         "command": command, **about, **scores, "samples": samples, "seconds": ended - started,
         "samples_per_second": (samples - first) / (ended - began) if samples > first else None,
-        "cpu_us_per_sample": 1e6 * cpu / (samples - first) if samples > first else None,
         "into": None if into is None else str(into), "bytes": None if into is None else into.stat().st_size,
         "bad_rows_skipped": run.source.bad_rows, "peak_bytes": peak_bytes(), "machine": machine(), "failed": None,
     }  # fmt: skip

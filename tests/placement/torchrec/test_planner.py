@@ -13,8 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skirl.placement.plan_file import TablePlan
-from skirl.placement.spec import Piece
+from skirl.placement.spec import Piece, TablePlan
 from skirl.placement.torchrec import tables
 from skirl.torchrec import SkirlPlanner, cache_statistics, sharding_plan, table_plan
 from tests.placement.torchrec import model

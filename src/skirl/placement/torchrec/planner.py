@@ -10,10 +10,9 @@ from typing import Any
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
 from skirl.placement.measure import exchange_of
-from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Problem
 from skirl.placement.search import SearchResult, plan_tables
-from skirl.placement.spec import Piece, blocks
+from skirl.placement.spec import Piece, TablePlan, blocks
 from skirl.placement.torchrec.tables import BATCH, COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
 from skirl.tools.units import size
 
