@@ -19,7 +19,6 @@ from skirl import cli
 from skirl.cli import files as commands
 from skirl.cli.files import Convert
 from skirl.data.files.column import Column, Encoded, offsets_of
-from skirl.data.files.find import BadFile
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.flags import DataFlags
 from skirl.dedup import layout
@@ -120,14 +119,6 @@ def test_sessions_are_those_of_a_plain_sort(
 def kept_of(row: Row) -> Row:
     """Return what is written as it was, but for fingerprints, of which only the number is compared."""
     return {name: float(row[name]) for name in ("click", "price", "when")} | {"seen": len(row["seen"])}
-
-
-def test_a_row_group_that_is_too_large_to_be_read_whole_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    converted(tmp_path, made(500, 20, 0), replace(WANTED, layout="once"))
-    monkeypatch.setattr("skirl.dedup.sessions.WHOLE", 1000)
-    files = DataFlags(f"parquet:{tmp_path / 'out'}").files()
-    with pytest.raises(BadFile, match="row group 1 takes about 0 MiB, and is read as a whole: it leaves lists out"):
-        convert_by_session(files, str(tmp_path / "again"), WANTED)
 
 
 def test_small_groups_and_files_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

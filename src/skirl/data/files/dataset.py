@@ -53,15 +53,13 @@ class Dataset:
     """Of a text file."""
     slice_rows: int = SLICE
     """Most rows of Parquet files to decode at once, unless a file leaves lists out."""
-    whole_bytes: int | None = None
-    """Most bytes of a row group that leaves lists out, and so is read as a whole; None: any."""
 
     def opened(self, number: int) -> ParquetFile | TextFile:
         """A file, in the format that its first bytes say it has."""
         path, text = self.paths[number], self.schema.text
         kind = kind_of(path)
         if kind == "parquet":
-            return ParquetFile(path, self.schema, self.slice_rows, self.whole_bytes)
+            return ParquetFile(path, self.schema, self.slice_rows)
         if not text.columns and text.header == "no":
             raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
         kind_of_text = MindFile if text.samples == "shown" else TextFile
