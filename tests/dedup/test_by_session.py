@@ -210,23 +210,6 @@ def test_more_rows_than_fit_are_spilled_and_come_back_in_order(tmp_path: Path) -
     assert pa.concat_tables(seen).equals(pa.concat_tables(given).sort_by([(key, "ascending") for key in KEYS]))
 
 
-@pytest.mark.parametrize("unit", ["milliseconds", "microseconds"])
-def test_times_count_what_the_schema_says(tmp_path: Path, unit: str) -> None:
-    """The sessions and files are the same as with seconds, and the file names the unit of its times."""
-    times = {"milliseconds": 1000, "microseconds": 1_000_000}[unit]
-    wanted = replace(BY_USER, partition="100s")
-    rows = made(200, 12)
-    long = [row | {"when": times * (1_700_000_000 + row["when"])} for row in rows]
-    (tmp_path / "schema.toml").write_text(f'time_unit = "{unit}"\n{SCHEMA}')
-    data = write(tmp_path / "in.parquet", long)
-    source = DataFlags(data, schema=str(tmp_path / "schema.toml")).files()
-    convert_by_session(source, str(tmp_path / "out"), wanted)
-    files = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "out").iterdir())]
-    back = [[row | {"when": row["when"] // times - 1_700_000_000} for row in each] for each in files]
-    assert sessions_in(back, wanted) == expected(rows, wanted)
-    assert DataFlags(f"parquet:{tmp_path / 'out'}").files().encoder.schema.time_unit == unit
-
-
 def test_days_and_sessions_of_avazu(tmp_path: Path) -> None:
     """Its hours are YYMMDDHH: two users, each with two sessions a day, across the end of a month."""
     columns = BUILT_IN["avazu"].text.columns

@@ -93,17 +93,6 @@ def test_chunks_of_a_window_change_places_and_nothing_else(
         assert at == min(low + size, n)
 
 
-def test_order_is_of_the_seed_and_the_epoch(tmp_path: Path) -> None:
-    data = written(tmp_path, drawn(300, 10, 1))
-    first, again, other = (rows_of(list(opened(data, epochs=2, seed=seed))) for seed in (1, 1, 2))
-    assert first == again != other and first[:300] != first[300:]
-    assert sorted(first[:300]) == sorted(first[300:]) == list(range(300))
-    kept = rows_of(list(opened(data, session_order="keep")))
-    assert kept == list(range(300)) != first[:300]
-    one, each = (rows_of(list(opened(data, most_rows=1, mix=64))) for _ in range(2))
-    assert one == each == rows_of(list(opened(data, session_order="keep", shuffle=64))), "chunks of a row are rows"
-
-
 def test_a_state_is_a_few_numbers_and_goes_on_at_its_step(tmp_path: Path) -> None:
     data = written(tmp_path, drawn(300, 20, 2), group=33, files=3)
     flags: dict[str, Any] = {"epochs": 2, "mix": 72, "most_rows": 3}
@@ -134,17 +123,6 @@ def test_what_is_held_out_stays_in_order(tmp_path: Path) -> None:
     files = opened(written(tmp_path, drawn(200, 10, 5)), valid="25%")
     assert files.held_out is not None and rows_of(list(files.held_out)) == list(range(150, 200))
     assert sorted(rows_of(list(files))) == list(range(150)) != rows_of(list(files))
-
-
-def test_a_state_of_another_order_is_refused(tmp_path: Path) -> None:
-    data = written(tmp_path, drawn(50, 5, 7))
-    ways = [{}, {"most_rows": 2}, {"most_rows": "all"}, {"session_order": "keep", "shuffle": 65536}]
-    states = [opened(data, **way).state_dict() for way in ways]
-    for mine, way in enumerate(ways):
-        for theirs, state in enumerate(states):
-            if mine != theirs:
-                with pytest.raises(ValueError, match="session-order"):
-                    opened(data, **way).load_state_dict(state)
 
 
 def test_a_row_without_a_session_is_malformed(tmp_path: Path) -> None:
