@@ -96,16 +96,13 @@ EVERY = 3.0  # seconds between two lines
 class Progress:
     """Prints a line about the progress of a loop now and then: use it in a with-block, and call it once per step."""
 
-    def __init__(self, to: TextIO, title: str, steps: int | None = None, begun: str = "") -> None:
-        self._to, self._title, self._of, self._begun = to, title, "" if steps is None else f"/{steps}", begun
+    def __init__(self, to: TextIO, title: str, steps: int | None = None) -> None:
+        self._to, self._title, self._of = to, title, "" if steps is None else f"/{steps}"
         self._due, self._shown, self._full = 0.0, -1, False
         self._last: tuple[int, Callable[[], Facts]] | None = None
 
     def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
         """Report that `done` steps are done. `facts` returns what else to show; it is called only when it is shown."""
-        if self._begun:
-            self._print(self._begun)
-            self._begun = ""
         self._last = (done, facts)
         if time.monotonic() >= self._due:
             self._show()

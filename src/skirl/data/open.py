@@ -31,7 +31,7 @@ def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
     if not flags.labelled:
         schema = as_labelled(schema, paths[0])
     rows, rows_of = encoding_of(schema, flags.rows, flags.vocab)
-    session = most_rows = None
+    session = None
     if flags.session_order == "shuffle":
         if (session := schema.session) is None:
             raise ValueError(
@@ -39,15 +39,14 @@ def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
                 "the files again with `skirl convert --by session`, or set session_order to keep"
             )
         schema = replace(schema, also=(session,))
-        most_rows = 0 if flags.most_rows == "all" else flags.most_rows
     files = Files(
         Dataset(paths, schema, PART if part_bytes is None else part_bytes),
         Encoder(schema, rows_of, rows, skip=flags.bad_rows == "skip", all_there=session is not None),
         flags.batch,
         epochs=flags.epochs,
         batches=flags.steps,
-        shuffle=flags.shuffle if session is None else flags.mix,
-        most_rows=most_rows,
+        shuffle=flags.shuffle,
+        by_session=session is not None,
         seed=flags.stream_seed,
         workers=flags.workers,
         find_repeats=flags.repeats == "find",
@@ -141,7 +140,7 @@ def _split(files: Files, valid: str) -> Files:
             raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
         held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated)))
         files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated)))
-    return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, most_rows=None))
+    return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, by_session=False))
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:

@@ -340,15 +340,10 @@ def train(
     folder = RunFolder(log.folder(), name=f"{recipe.model.model}-{recipe.data.kind}", flags=flags, **where)
     run = _Run(recipe, share, folder, evaluation, saving.resume)
     begun_from: dict[str, Any] | None = None
-    total = recipe.stream().steps
-    begun = (
-        f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {'all' if total is None else f'{total:,}'} "
-        f"batches of {recipe.data.batch:,}, --cache {recipe.cache.cache}"
-    )
     with (
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
         run.keeper(saving, batches) as keeper,
-        progress_of("train", total, begun) as progress,
+        progress_of("train", recipe.stream().steps) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):

@@ -24,7 +24,7 @@ from skirl.core.batch import Batch
 from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema
 from skirl.data.files.find import find, kind_of
 from skirl.data.files.stream import Files
-from skirl.data.flags import FILE_KINDS, OF_ORDER, DataFlags, Unlabelled
+from skirl.data.flags import FILE_KINDS, DataFlags, Unlabelled
 from skirl.data.source import Source
 from skirl.data.vocabulary.growing import Growing
 from skirl.nn.collection import collections_of
@@ -145,8 +145,7 @@ def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
             f"data is {given['data']}, but the run was trained on {flags['data']}: set data to the same kind"
         )
     if kind in FILE_KINDS:
-        given |= {"epochs": 1, "steps": None, "shuffle": 0}
-        given |= {name: getattr(DataFlags, name) for name in OF_ORDER}
+        given |= {"epochs": 1, "steps": None, "shuffle": 0, "session_order": "keep"}
         if chosen.data is not None and chosen.schema is None:
             first = find(given["data"].partition(":")[2])[0]
             if kind_of(first) == "parquet" and embedded_schema(first) is not None:

@@ -139,12 +139,14 @@ def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator
         yield window(rows)
 
 
-def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
-    """Where each chunk of at most `most` rows of a session begins (0: of all), and the end of the last (int64)."""
+CHUNK = 8  # most rows of a session that stay together where sessions are shuffled
+
+
+def chunks_of(sessions: np.ndarray) -> np.ndarray:
+    """Where each chunk of at most `CHUNK` rows of a session begins, and the end of the last (int64)."""
     rows, begins = np.arange(len(sessions)), np.ones(len(sessions), np.bool_)
     begins[1:] = sessions[1:] != sessions[:-1]
-    if most:
-        begins |= (rows - np.maximum.accumulate(np.where(begins, rows, 0))) % most == 0
+    begins |= (rows - np.maximum.accumulate(np.where(begins, rows, 0))) % CHUNK == 0
     return np.append(np.flatnonzero(begins), len(sessions))
 
 

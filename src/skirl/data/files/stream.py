@@ -26,7 +26,7 @@ from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
 from skirl.tools.units import malformed
 
 logger = logging.getLogger("skirl")
-_FLAGS = {"reads": "valid", "rows_of": "vocab", "schema": "schema and rows", "sessions": "session-order and most-rows"}
+_FLAGS = {"reads": "valid", "rows_of": "vocab", "schema": "schema and rows", "sessions": "session-order"}
 """The flags of what identifies a stream, where the name is another."""
 
 
@@ -42,8 +42,8 @@ class Files:
     """Most steps of the stream; None for no limit."""
     shuffle: int = 0
     """Rows in a window to shuffle; 0 does not shuffle."""
-    most_rows: int | None = None
-    """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
+    by_session: bool = False
+    """Whether chunks of rows of a session are shuffled, not single rows."""
     find_repeats: bool = False
     """Whether to find lists that repeat in a batch, for files that do not leave them out."""
     seed: int = 0
@@ -187,7 +187,7 @@ class Files:
                 window = state["window"] if epoch == first else 0
                 for number, (rows, begun, n, place) in enumerate(cut_out, start=window):
                     sessions = None
-                    if self.most_rows is not None:
+                    if self.by_session:
                         sessions, _ = sessions_of(rows.kept[0].slice(begun, n))
                     samples = begun + self._order(epoch, number, n, sessions)
                     here = {"epoch": epoch, **place._asdict(), "window": number}
@@ -212,7 +212,7 @@ class Files:
         stream = named(self.seed, epoch, window)
         if sessions is None:
             return permutation(rows, stream)
-        begins = chunks_of(sessions, self.most_rows or 0)
+        begins = chunks_of(sessions)
         return Column(np.arange(rows), begins).take(permutation(len(begins) - 1, stream)).values
 
     def _counted(
@@ -293,15 +293,12 @@ class Files:
         # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do
         # not change what training reads.
         ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
-        by_session = "none"
-        if self.most_rows is not None:
-            by_session = f"{encoder.schema.also[0]}, at most {self.most_rows or 'all'} rows"
         return {
             "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
             "reads": reads,
             "rows_of": encoder.rows_of.described,
             "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
-            "sessions": by_session,
+            "sessions": encoder.schema.also[0] if self.by_session else "none",
             "repeats": "find" if self.find_repeats else "stored",  # sums by list first may differ in the last bit
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
