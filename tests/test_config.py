@@ -23,15 +23,12 @@ class Flags:
 
 
 FLAGS = flags_of(Flags)
-KNOWN = {
-    "train": {name: Flag(name, str, "", "", group) for name, group in (("lr", ""), ("from_", "save"), ("out", "save"))},
-    "sweep": {"vary": Flag("vary", tuple[str, ...], (), "", ""), "rate": Flag("rate", float, 0.0, "", "save")},
-}
+TRAIN = {name: Flag(name, str, "", "", group) for name, group in (("lr", ""), ("from_", "save"), ("out", "save"))}
 
 
 def read(path: Path, text: str) -> dict[str, object]:
     path.write_text(text)
-    return read_config(path, FLAGS, KNOWN)
+    return read_config(path, "train", FLAGS, TRAIN)
 
 
 def test_toml_and_json_give_the_same_flags(tmp_path):
@@ -48,7 +45,7 @@ def test_toml_and_json_give_the_same_flags(tmp_path):
 def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_path):
     of_run = json.dumps({"command": "train", "flags": {"batch": 8, "rate": None, "out": "x"}, "begun_at": 0})
     assert read(tmp_path / "config.json", of_run) == {"batch": 8, "rate": None}
-    assert read_config(tmp_path, FLAGS, KNOWN) == {"batch": 8, "rate": None}
+    assert read_config(tmp_path, "train", FLAGS, TRAIN) == {"batch": 8, "rate": None}
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from skirl.checkpoint import folder as folders
 from skirl.checkpoint import load, numbers
 from skirl.cli.train import Train
 from skirl.tools.sealed_json import CheckpointError
-from skirl.train.evaluation import Evaluation
-from skirl.train.metrics import Meter
+from skirl.train.metrics import Evaluation, Meter
 from skirl.train.run_folder import RunFolder
 from tests.killed import ended, forked, imported
 from tests.processes import alone

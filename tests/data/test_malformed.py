@@ -1,10 +1,12 @@
 """Each malformed file gives its own error: where, what was found, what was expected, what to do. Or its rows are skipped."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skirl import cli
 from skirl.data import DataFlags
 from skirl.data.files.find import BadRow
 from skirl.data.files.stream import Files
@@ -75,3 +77,23 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
         with pytest.raises(BadRow, match=r"line 801: column C7 is 'zz'") as caught:
             list(DataFlags(f"criteo:{tmp_path / 'file'}", workers=workers).files(10_000))
         assert caught.value.where == "line 801"
+
+
+SMALL = "--model dlrm-tiny --dim 4 --batch 64 --rows 500 --cache 3000 --threads 1 --quiet".split()  # noqa: SIM905
+
+
+def test_skipped_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = logs.criteo_rows(200)
+    rows[50][0] = "maybe"
+    path = logs.write_tsv(tmp_path / "day_0", rows)
+    train = ["train", "--data", f"criteo:{path}", *SMALL]
+    assert cli.main([*train, "--bad-rows", "skip", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["samples"], result["bad_rows_skipped"]) == (199, 1)
+    assert result["first_bad_row"] == f"line 51 of {path}"
+    rows[20][0] = "perhaps"
+    logs.write_tsv(path, rows)
+    assert cli.main([*train, "--bad-rows", "skip"]) == 0
+    assert f"2 malformed rows, the first: line 21 of {path}" in capsys.readouterr().out
+    assert cli.main(train) == 1
+    assert "line 21: label label is 'perhaps', expected 0 or 1" in capsys.readouterr().err

@@ -15,7 +15,6 @@ from torch.utils.data import Sampler
 import skirl
 from skirl.core.batch import Batch
 from skirl.data import DataFlags, Source, Synthetic
-from skirl.data.files.encode import Encoder
 from skirl.data.share import block
 from tests.cases import cases
 from tests.data import logs
@@ -179,27 +178,6 @@ def test_an_open_vocabulary_grows_by_the_batches_of_all(folder: Path) -> None:
     held = stream.held_out_at(state)
     assert held is not None
     check_dealt(held, 3)
-
-
-@pytest.mark.parametrize("shuffle", [0, 100])
-@pytest.mark.parametrize("name", ["text", "packed", "parquet"])
-def test_no_row_of_another_is_encoded(folder: Path, name: str, shuffle: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[int] = []
-    encode = Encoder.__call__
-
-    def counted(self: Encoder, raw: Any) -> Any:
-        encoded.append(raw.rows)
-        return encode(self, raw)
-
-    monkeypatch.setattr(Encoder, "__call__", counted)
-    for rank in range(4):
-        encoded.clear()
-        read = sum(len(batch.labels) for batch in opened(folder / name, 40, shuffle=shuffle).sharded(rank, rank + 1, 4))
-        assert read == sum(encoded) == ROWS // 40 * 10
-    if name == "parquet" and not shuffle:  # groups of 30 rows or less, shards of 60: some lack rows of a trainer
-        encoded.clear()
-        list(opened(folder / name, 120).sharded(0, 1, 2))
-        assert len(encoded) < 11
 
 
 def test_workers_read_the_same_shards(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Vocabularies: exact counts in any amount of memory, their file, and the rows they give."""
+"""Vocabularies: exact counts, their file, and the rows they give."""
 
 import json
 from collections import Counter
@@ -16,28 +16,14 @@ from safetensors.numpy import save_file
 from skirl.cli.files import Convert, Vocab
 from skirl.data import DataFlags
 from skirl.data.files.columnar import embedded_schema
-from skirl.data.files.find import BadRow, BadSchema
+from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import BUILT_IN
-from skirl.data.vocabulary.counting import FingerprintCounts
+from skirl.data.vocabulary.counting import Counts
 from skirl.data.vocabulary.vocabulary import BadVocabulary, Facts, load, save
 from tests.cases import cases
 from tests.data import logs
 
-PLAIN = """
-[[label]]
-name = "y"
-[[dense]]
-name = "x"
-transform = "standardise"
-indicator = true
-[[id]]
-name = "item"
-[file]
-columns = ["y", "x", "item"]
-"""
-
-
-FACTS = {"version": 1, "types": {"C1": "hex"}, "min_count": 1, "samples": 1, "means": {}}
+FACTS = {"version": 1, "types": {"C1": "hex"}, "min_count": 1, "samples": 1}
 
 
 @pytest.fixture(scope="module")
@@ -47,41 +33,21 @@ def tsv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=40), max_size=8), st.booleans())
 @cases(40)
-def test_counts_are_exact_in_any_memory(pieces: list[list[int]], spill: bool) -> None:
-    with FingerprintCounts(["a", "b"], 1) as counters:
-        expected: Counter[int] = Counter()
-        for piece in pieces:
-            counters.add("a", np.array(piece, np.uint64) * np.uint64(2**58))
-            expected.update((value << 58) % 2**64 for value in piece)
-            if spill:
-                counters._count()
-                counters._spill()
-        del expected[0]
-        keys = [(k, c) for some, times in counters.merged("a") for k, c in zip(some.tolist(), times.tolist())]
-        assert keys == sorted(expected.items())
-        assert not [key for some, _ in counters.merged("b") for key in some]
-
-
-def test_little_memory_spills_and_changes_nothing(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).integers(1, 30_000, 200_000).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    found = []
-    for memory in (1 << 30, 1 << 19):
-        with FingerprintCounts(["a"], memory, tmp_path) as counters:
-            for piece in np.array_split(values, 50):
-                counters.add("a", piece)
-                assert counters.nbytes <= memory
-            merged = list(counters.merged("a"))
-            found.append((np.concatenate([k for k, _ in merged]), np.concatenate([c for _, c in merged])))
-            assert (counters.runs > 2) == (memory < 1 << 20) == any(tmp_path.iterdir())
-    keys, counts = np.unique(values, return_counts=True)
-    for one in found:
-        assert (one[0] == keys).all() and (one[1] == counts).all()
-    assert not any(tmp_path.iterdir()), "runs are gone"
+def test_counts_are_exact_whenever_they_merge(pieces: list[list[int]], merge: bool) -> None:
+    counts, expected = Counts(), Counter[int]()
+    for piece in pieces:
+        counts.add(np.array(piece, np.uint64) * np.uint64(2**58))
+        expected.update((value << 58) % 2**64 for value in piece)
+        if merge:
+            counts.counted()
+    del expected[0]
+    keys, times = counts.counted()
+    assert list(zip(keys.tolist(), times.tolist())) == sorted(expected.items())
 
 
 def test_rows_are_those_of_a_plain_count(tsv: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "v")
-    result = Vocab(f"criteo:{tsv}", out, min_count=3, valid="50%", memory="1KiB", quiet=True).run()
+    result = Vocab(f"criteo:{tsv}", out, min_count=3, valid="50%", quiet=True).run()
     rows = logs.read_tsv(tsv)
     files = DataFlags(f"criteo:{tsv}", vocab=out, valid="50%", workers=0).files()
     found = logs.samples_of([*files, *(files.held_out or [])])
@@ -95,36 +61,6 @@ def test_rows_are_those_of_a_plain_count(tsv: Path, tmp_path: Path) -> None:
         for row, (_, _, ids) in zip(rows, found):
             assert ids[k] == (places.get(int(row[14 + k], 16), 1) if row[14 + k] else 0)
     assert result["samples"] == 300 and sum(result["distinct"].values()) > sum(result["rows"].values())
-
-
-def test_what_standardises_to_more_than_a_float32_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "schema.toml").write_text(PLAIN)
-    (tmp_path / "log.csv").write_text("".join(f"{i % 2},{i / 1e6},a\n" for i in range(100)))
-    Vocab(f"csv:{tmp_path}/log.csv", f"{tmp_path}/v", min_count=1, schema=f"{tmp_path}/schema.toml", quiet=True).run()
-    (tmp_path / "late.csv").write_text("0,1e33,a\n1,-2e36,a\n0,,a\n")
-    late: dict[str, Any] = {"schema": f"{tmp_path}/schema.toml", "vocab": f"{tmp_path}/v"}
-    with pytest.raises(BadRow, match=r"line 2: column x is '-2e36', expected a number that fits a float32, standard"):
-        list(DataFlags(f"csv:{tmp_path}/late.csv", **late).files())
-    (batch,) = DataFlags(f"csv:{tmp_path}/late.csv", **late, bad_rows="skip").files()
-    assert len(batch.labels) == 2 and batch.dense.isfinite().all()
-    (tmp_path / "large.csv").write_text("0,1,a\n1,1e39,a\n")
-    with pytest.raises(BadRow, match="line 2: column x is '1e39'"):
-        Vocab(f"csv:{tmp_path}/large.csv", f"{tmp_path}/w", schema=f"{tmp_path}/schema.toml", quiet=True).run()
-
-
-def test_standardised_columns(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text(PLAIN)
-    lines = ["0,1,a", "1,,b", "0,4,a", "1,7,c"]
-    (tmp_path / "data.csv").write_text("\n".join(lines))
-    where: dict[str, Any] = {"data": f"csv:{tmp_path / 'data.csv'}", "schema": str(tmp_path / "s.toml")}
-    with pytest.raises(ValueError, match="is to be standardised: set vocab"):
-        DataFlags(**where)
-    result = Vocab(**where, out=str(tmp_path / "v"), min_count=1, quiet=True).run()
-    assert result["means"] == {"x": (4.0, pytest.approx(6**0.5))}
-    (batch,) = DataFlags(**where, vocab=str(tmp_path / "v")).stream()
-    assert batch.dense[:, 0].tolist() == pytest.approx([-3 / 6**0.5, 0, 0, 3 / 6**0.5])
-    assert batch.dense[:, 1].tolist() == [0, 1, 0, 0], "which value is missing"
-    assert batch.sparse.values().tolist()[0] == batch.sparse.values().tolist()[2] == 2, "the most frequent"
 
 
 def test_malformed_vocabularies_are_refused(tsv: Path, tmp_path: Path) -> None:

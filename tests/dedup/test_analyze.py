@@ -31,12 +31,12 @@ def test_a_column_is_counted_as_plainly(rows: list[tuple[bool, list[int], int]])
     rows = [(n == 0 or new, ids, one) for n, (new, ids, one) in enumerate(rows)]
     new = np.array([first for first, _, _ in rows])
     for at, kind in ((1, pa.list_(pa.int64())), (2, pa.int64())):
-        found, rows_of = figures_of(pa.array([row[at] for row in rows], kind), new)
+        found = figures_of(pa.array([row[at] for row in rows], kind), new)
         own = [n for n in range(len(rows)) if rows[n][0] or rows[n][at] != rows[n - 1][at]]
         inside = [n for n in range(len(rows)) if not rows[n][0]]
         weight = [len(row[1]) if at == 1 else 1 for row in rows]
         left = max(1, sum(weight[n] for n in own))
-        assert np.flatnonzero(rows_of).tolist() == own and found["list"] == (at == 1)
+        assert found["list"] == (at == 1)
         assert found["ids"] == round(sum(weight) / len(rows), 3) and found["factor"] == round(sum(weight) / left, 3)
         assert found["change"] == round(len([n for n in own if n in inside]) / max(1, len(inside)), 4)
 
@@ -72,7 +72,7 @@ def test_what_is_projected_is_what_convert_gives(tmp_path: Path, monkeypatch: py
         ids += len(above)
     assert found["columns"]["seen"]["factor"] == pytest.approx(ids / held, rel=0.07)
     assert found["bytes"]["once"] == pytest.approx(given["bytes"], rel=0.2)
-    assert found["bytes"]["once"] < found["bytes"]["as_it_is"] and found["lookup"]["x"] > 2
+    assert found["bytes"]["once"] < found["bytes"]["as_it_is"]
 
 
 def test_a_sample_has_whole_sessions_and_keeps_to_its_memory() -> None:
@@ -113,7 +113,7 @@ def test_real_data(data_folder: Path) -> None:
     ("flags", "said"),
     [({"session": "a", "user": "b"}, "both set"), ({"gap": "3s"}, "no user is named"), ({"user": "u"}, "and no gap"),
      ({"user": "u", "gap": "soon"}, "gap is 'soon'"), ({"sample": "much"}, "sample is 'much'"),
-     ({"sample": "1KiB"}, "1MiB or more"), ({"batch": 0}, "batch is 0")],
+     ({"sample": "1KiB"}, "1MiB or more")],
 )  # fmt: skip
 def test_wrong_flags(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -19,7 +19,6 @@ from skirl import cli
 from skirl.cli import files as commands
 from skirl.cli.files import Convert
 from skirl.data.files.column import Column, Encoded, offsets_of
-from skirl.data.files.find import BadFile
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.flags import DataFlags
 from skirl.dedup import layout
@@ -122,14 +121,6 @@ def kept_of(row: Row) -> Row:
     return {name: float(row[name]) for name in ("click", "price", "when")} | {"seen": len(row["seen"])}
 
 
-def test_a_row_group_that_is_too_large_to_be_read_whole_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    converted(tmp_path, made(500, 20, 0), replace(WANTED, layout="once"))
-    monkeypatch.setattr("skirl.dedup.sessions.WHOLE", 1000)
-    files = DataFlags(f"parquet:{tmp_path / 'out'}").files()
-    with pytest.raises(BadFile, match="row group 1 takes about 0 MiB, and is read as a whole: it leaves lists out"):
-        convert_by_session(files, str(tmp_path / "again"), WANTED)
-
-
 def test_small_groups_and_files_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups begin at sessions, but for one that is too large, and are whole: readers get lists as they were."""
     rows = made(3000, 60, width=9)
@@ -217,23 +208,6 @@ def test_more_rows_than_fit_are_spilled_and_come_back_in_order(tmp_path: Path) -
         spilled = max(spilled, sum(path.stat().st_size for path in (tmp_path / "spill").iterdir()))
     assert spilled > 1 << 20
     assert pa.concat_tables(seen).equals(pa.concat_tables(given).sort_by([(key, "ascending") for key in KEYS]))
-
-
-@pytest.mark.parametrize("unit", ["milliseconds", "microseconds"])
-def test_times_count_what_the_schema_says(tmp_path: Path, unit: str) -> None:
-    """The sessions and files are the same as with seconds, and the file names the unit of its times."""
-    times = {"milliseconds": 1000, "microseconds": 1_000_000}[unit]
-    wanted = replace(BY_USER, partition="100s")
-    rows = made(200, 12)
-    long = [row | {"when": times * (1_700_000_000 + row["when"])} for row in rows]
-    (tmp_path / "schema.toml").write_text(f'time_unit = "{unit}"\n{SCHEMA}')
-    data = write(tmp_path / "in.parquet", long)
-    source = DataFlags(data, schema=str(tmp_path / "schema.toml")).files()
-    convert_by_session(source, str(tmp_path / "out"), wanted)
-    files = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "out").iterdir())]
-    back = [[row | {"when": row["when"] // times - 1_700_000_000} for row in each] for each in files]
-    assert sessions_in(back, wanted) == expected(rows, wanted)
-    assert DataFlags(f"parquet:{tmp_path / 'out'}").files().encoder.schema.time_unit == unit
 
 
 def test_days_and_sessions_of_avazu(tmp_path: Path) -> None:

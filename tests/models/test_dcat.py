@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,10 +9,8 @@ from torch import Tensor
 import skirl
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.find import find
-from skirl.core.once import Distinct
 from skirl.models import DCAT, DIN, base, dcat, din
 from skirl.models.base import Model
-from skirl.models.history import Seats
 from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp, weights_of
 from tests.models.test_din import history_of
 
@@ -129,20 +126,6 @@ def test_torchs_operations_agree_where_our_loops_do_not_fit(
     for module in (dcat, din):
         monkeypatch.setattr(module, "fit", lambda *tensors: False)
     test_shared_histories_are_those_of_every_sample(kind, shape)
-
-
-@pytest.mark.parametrize("roomy", [0.5, 1.0, 2.0])
-def test_every_sample_has_a_seat_of_its_own_at_a_table_of_its_bag(roomy: float) -> None:
-    for seed in range(20):
-        draw = np.random.default_rng(seed)
-        inverse = torch.from_numpy(draw.integers(0, draw.integers(1, 9), draw.integers(1, 60)))
-        bags = int(inverse.max()) + 1 + seed % 2
-        seats = Seats.of(Distinct(torch.empty(0, 1), torch.zeros(bags + 1, dtype=torch.int64), inverse), roomy)
-        assert len(seats.at.unique()) == len(inverse) and torch.equal(seats.bag[seats.at // seats.size], inverse)
-        assert seats.bag[:bags].tolist() == list(range(bags)) and len(seats.bag) <= bags + len(inverse) // seats.size
-        values = torch.randn(len(inverse), 2)
-        assert torch.equal(seats.leave(seats.take(values)), values)
-        assert torch.equal(seats.for_tables(torch.arange(bags)), seats.bag)
 
 
 def test_a_history_is_encoded_once() -> None:

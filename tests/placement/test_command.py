@@ -9,8 +9,7 @@ from skirl.cli import main
 from skirl.placement import calibrate
 from skirl.placement.costs import save_costs, shipped
 from skirl.placement.measure import Arena, count_tables
-from skirl.placement.plan_file import TablePlan
-from skirl.placement.spec import BINS, read_specs, reuse_of
+from skirl.placement.spec import BINS, TablePlan, read_specs, reuse_of
 from skirl.train.recipe import Recipe
 
 HEAD = {"format": "skirl-tables", "format_version": 1, "batch": 64}
@@ -56,7 +55,6 @@ BAD = [
     ([{**TABLE, "colour": 1}], [], "has 'colour', which skirl does not know"),
     ([{**TABLE, "reuse": [1]}], [], "has a reuse that is not 17 shares"),
     ([{**TABLE, "optimizer": "lion"}], [], "has optimizer 'lion': set it to one of"),
-    ([{**TABLE, "rank": 2}], [], "table 'a' has rank 2, there are ranks 0 to 1: name one"),
     ([{**TABLE, "optimizer": "ftrl"}], [], "the costs have no ftrl, which table 'a' has"),
     ([TABLE], ["--memory", "1KB"], "take 35.2 KiB with their optimizer state, the ranks hold 2.0 KiB, 33.2 KiB too"),
     ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 exceeds its memory by 15.6 KiB: let tables be cut"),

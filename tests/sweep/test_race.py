@@ -97,10 +97,7 @@ class Written:
 
     def mean(self, c: int, judged: bool) -> float:
         """The mean of the seeds of a configuration that may still win; infinite if none may."""
-        may = ("races", "stopped") if judged else ("races",)
-        own = [k for k, state in enumerate(self.state) if self.of[k] == c and state in may]
-        if judged and any(self.of[k] == c and state == "beaten" for k, state in enumerate(self.state)):
-            return math.inf
+        own = [k for k, state in enumerate(self.state) if self.of[k] == c and state == "races"]
         losses = [self.held_out[k] if judged else statistics.mean(self.unseen[k]) for k in own]
         return statistics.mean(losses) if losses else math.inf
 
@@ -116,8 +113,7 @@ class Written:
 
     def ranks(self) -> list[int]:
         """Those that may win by held-out losses, the best first."""
-        found = [k for k, state in enumerate(self.state) if state in ("races", "stopped")]
-        found = [k for k in found if self.mean(self.of[k], True) < math.inf]
+        found = [k for k, state in enumerate(self.state) if state == "races" and self.mean(self.of[k], True) < math.inf]
         return sorted(found, key=lambda k: (self.mean(self.of[k], True), self.held_out[k]))
 
 
@@ -154,9 +150,9 @@ def check_rule(number: int) -> None:
                 if state == "races":
                     rule.held_out[k] = min(rule.held_out[k], draw.random())
             if out := some(0.1):
-                race.retire([f"v{k}" for k in out], "no better", "patience")
+                race.diverged([f"v{k}" for k in out], "predictions are not finite")
                 for k in out:
-                    rule.state[k] = "stopped"
+                    rule.state[k] = "diverged"
             if step > first:
                 race.judge({f"v{k}": loss for k, loss in enumerate(rule.held_out) if loss < math.inf}, last=False)
                 rule.rung(step, judged=True)

@@ -13,7 +13,7 @@ import skirl
 from skirl.cli.train import Train
 from skirl.data import Synthetic
 from skirl.models import DLRM
-from skirl.train.evaluation import evaluate
+from skirl.train.metrics import evaluate
 from tests.train.test_metrics import plain_auc
 
 SMALL: dict[str, Any] = {

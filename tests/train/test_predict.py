@@ -16,8 +16,7 @@ from skirl.core.batch import Batch
 from skirl.data import Synthetic
 from skirl.data.flags import DataFlags
 from skirl.models import DLRM
-from skirl.train.evaluation import evaluating
-from skirl.train.metrics import Metrics
+from skirl.train.metrics import Metrics, evaluating
 from skirl.train.predict import scored, side_by_side
 from tests.data import logs
 

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from skirl.cli.train import Train
-from skirl.train import loop
 from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule
@@ -39,33 +37,6 @@ def test_both_optimizers_have_the_rate_of_each_step(kind):
             seen.append((embeddings.optimizer.lr, dense.param_groups[0]["lr"]))
     factors = [Schedule(kind, 3, 12).factor(step) for step in range(13)]
     assert seen == [(0.5 * f, 0.01 * f) for f in factors]
-
-
-def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
-    flags: dict[str, Any] = {**TINY, "steps": 20, "quiet": True, "schedule": "cosine", "warmup": 3}
-    whole = Train.of(**flags).run()
-    cut(Train.of(**flags, save=tmp_path, save_every=9), 9)
-    resumed = Train.of(**flags, save=tmp_path, resume=True).run()
-    assert resumed["begun_at"] == 9 and resumed["loss"] == whole["loss"]
-
-
-def cut(recipe: Train, after: int) -> None:
-    """Run until the step after a checkpoint, and then fail as if killed."""
-
-    class Killed(Exception):
-        pass
-
-    real = loop.steps
-
-    def killed(*args: Any, **kwargs: Any) -> Any:
-        for number, done in enumerate(real(*args, **kwargs), start=1):
-            yield done
-            if number == after + 1:
-                raise Killed
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(loop, "steps", killed)
-        recipe.run()
 
 
 def test_another_schedule_than_the_saved_one_is_refused(tmp_path):

@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skirl.cli.command_line import LEFT, in_flags, read_config, read_flags
-from skirl.cli.show import listed
+from skirl.cli.command_line import in_flags, read_config, read_flags
+from skirl.cli.show import Progress, listed
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
@@ -23,8 +23,8 @@ from skirl.tools.progress import shown_by
 COMMANDS = {
     "train": ("skirl.cli.train:Train", "train a model whose tables are larger than the cache"),
     "verify": ("skirl.cli.train:Verify", "train with a cache, without, and in plain Python; compare all bits"),
-    "size": ("skirl.cli.size:Size", "show how much cache a run needs, and what to choose"),
-    "place": ("skirl.cli.place:Place", "plan which trainer of TorchRec keeps which tables, or parts of them"),
+    "size": ("skirl.cli.plan:Size", "show how much cache a run needs, and what to choose"),
+    "place": ("skirl.cli.plan:Place", "plan which trainer of TorchRec keeps which tables, or parts of them"),
     "sweep": ("skirl.cli.sweep:SweepCommand", "train variants of a model on one stream; drop the worse half at rungs"),
     "report": ("skirl.cli.report:Report", "show what a run or a sweep did, with a page of plots"),
     "launch": ("skirl.cli.train:Launch", "start trainers of one job here: skirl launch -n 2 -- train ..."),
@@ -121,8 +121,6 @@ def _main(args: list[str]) -> int:
 
 def _run(name: str, command: Any, as_json: bool, quiet: bool) -> int:
     first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
-    from skirl.cli.progress import Progress
-
     display = partial(Progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
     with shown_by(display):
         result: Mapping[str, Any] = command.run()
@@ -166,7 +164,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
-            given = read_config(path, flags, {name: flags_of(_command(name)) for name in LEFT.values()})
+            given = read_config(path, name, flags, flags_of(_command("train")))
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if given.keys() & getattr(kind, "positional", ()) else example
         flags |= {CONFIG.name: CONFIG}

@@ -1,4 +1,4 @@
-"""Reads a command's flags from a command line and a file; tyro shows help. What is wrong is one sentence."""
+"""Reads a command's flags from a command line and a file, and shows help. What is wrong is one sentence."""
 
 import difflib
 import json
@@ -7,14 +7,16 @@ import sys
 import tomllib
 import types
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, field, make_dataclass
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from skirl.tools.flags import Flag, choices, expected, is_list, option, read_as, read_text
 
-LEFT = {"config.json": "train", "sweep.json": "sweep"}
-"""Files in which commands leave their flags, and the command of each."""
+LEFT = ("sweep.json", "config.json")
+"""Files in which sweep and train leave their flags."""
 
 
 def read_flags(
@@ -89,9 +91,6 @@ def _value(prog: str, flag: Flag, texts: Sequence[str]) -> Any:
 def _show_help(
     prog: str, about: str, kind: Any, flags: Mapping[str, Flag], positional: Sequence[str], everything: bool
 ) -> NoReturn:
-    import tyro  # 0.1 s that only help needs
-    from tyro.conf import FlagCreatePairsOff, Positional, arg  # --json, and no --no-json
-
     usual = () if everything else getattr(kind, "usual", ())
     if usual:
         about += f" `{prog} --help all` lists all flags; these are the ones that are used most."
@@ -100,25 +99,25 @@ def _show_help(
         name = positional[0]
         about += f" {prog} {name.upper()} is the same as {prog} --{name} {name.upper()}."
     first = [n for n in getattr(kind, "common", ()) if n in flags] + [n for n, flag in flags.items() if not flag.group]
-    whole, groups = list[Any](), dict[str, list[Any]]()
-    for name in dict.fromkeys([*first, *flags]):
-        if name in getattr(kind, "hidden", ()) or (usual and name not in {*first, *usual}):
+    shown: dict[str, list[str]] = {}
+    for name in dict.fromkeys([*words, *first, *flags]):
+        if name in getattr(kind, "hidden", ()) or (usual and name not in {*words, *first, *usual}):
             continue
-        flag, default = flags[name], False if flags[name].type is bool else flags[name].default
-        hint = "" if flag.default in (None, "", (), MISSING) or flag.default is False else None  # nobody types None
-        shown = None if flag.type is bool else name.upper() if name in words else metavar(flag.type)
-        typed = name.removesuffix("_") if name.endswith("_") else None
-        told = arg(name=typed, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
-        typed_as = Positional[flag.type] if name in words else flag.type
-        made = (name, Annotated[typed_as, told], field() if default is MISSING else field(default=default))
-        (whole if name in first else groups.setdefault(flag.group, [])).append(made)
-    for group, fields in groups.items():
-        part = make_dataclass(group, fields, kw_only=True)
-        whole.append((f"group_{group}", Annotated[part, arg(help="", name=group)], field()))
-    tyro.cli(
-        FlagCreatePairsOff[make_dataclass("Flags", whole, kw_only=True)], prog=prog, args=["--help"], description=about
-    )
-    raise AssertionError
+        flag = flags[name]
+        unset = flag.default in (None, "", (), MISSING) or flag.default is False
+        typed = name.upper() if name in words else f"{option(name)} {'' if flag.type is bool else metavar(flag.type)}"
+        text = _filled(flag.help + ("" if unset else f" (default: {flag.default})"), "      ")
+        shown.setdefault("flags" if name in {*words, *first} else flag.group, []).append(f"  {typed.rstrip()}\n{text}")
+    print(f"usage: {prog} {' '.join(map(str.upper, words))}".rstrip(), "[flags]\n\n" + _filled(about, ""))
+    for group, texts in shown.items():
+        print(f"\n{group}", *texts, sep="\n")
+    raise SystemExit(0)
+
+
+def _filled(text: str, indent: str) -> str:
+    width = min(100, get_terminal_size().columns)
+    how: Any = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
+    return fill(text, width, break_long_words=False, **how)
 
 
 def metavar(kind: Any) -> str:
@@ -162,42 +161,42 @@ def _begun(sentence: str) -> str:
 def in_flags(sentence: str, names: Collection[str]) -> str:
     """Turn a sentence about arguments into one about flags. Leave words that only look like the name of one."""
     one = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    long = "|".join(sorted((re.escape(name) for name in names if "_" in name), key=len, reverse=True))
+    long = "|".join(sorted((re.escape(name) for name in names if "_" in name), key=len, reverse=True)) or "(?!)"
     subject = rf"^(?:{one})(?:, (?:{one}))*(?: and (?:{one}))?(?= (?:is|are|needs?|counts|has) | ['\d])"
     object_ = rf"\b(?:[Ss]et|leave|make|raise) (?:{one})(?: (?:and|or) (?:{one}))?\b(?![-=.(_])"
-    for pattern in (subject, object_, rf"\b(?:and|but) (?:{one})(?= is | ')"):
+    anywhere = rf"(?<![-\w.='\"`/(])(?:{long})(?![-\w.=(/])"
+    for pattern in (subject, object_, rf"\b(?:and|but) (?:{one})(?= is | ')", anywhere):
         sentence = re.sub(
             pattern, lambda part: re.sub(rf"\b(?<![-.])({one})\b", lambda name: option(name[0]), part[0]), sentence
         )
-    return (
-        re.sub(rf"(?<![-\w.='\"`/(])({long})(?![-\w.=(/])", lambda name: option(name[0]), sentence)
-        if long
-        else sentence
-    )
+    return sentence
 
 
 # A file.
 
 
-def read_config(path: Path, flags: Mapping[str, Flag], known: Mapping[str, Mapping[str, Flag]]) -> dict[str, Any]:
-    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder; `known` are their flags.
+def read_config(path: Path, command: str, flags: Mapping[str, Flag], train: Mapping[str, Flag]) -> dict[str, Any]:
+    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder.
 
-    Other flags of `train` are passed over, those of `sweep` are refused.
+    Flags of `train` that this command does not have are passed over.
     """
-    others, of_sweep = known["train"], known["sweep"]
     if path.is_dir():
-        path = next((path / name for name in LEFT if (path / name).is_file()), path / "config.json")
+        path = next((path / name for name in LEFT if (path / name).is_file()), path / LEFT[-1])
     found = _parsed(path)
     left = set(found) >= {"command", "flags"}  # by a command
     if left:
-        left_out = of_one_run(known.get(str(found["command"]), {}))
+        if found["command"] == "sweep" != command:
+            raise ValueError(
+                f"{path} is of a sweep: use `skirl sweep --config {path}`, or name the folder of a variant"
+            )
+        left_out = of_one_run(flags if command == "sweep" == found["command"] else train)
         found = {name: value for name, value in found["flags"].items() if name not in left_out}
     values = {}
     for key, value in found.items():
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
             raise ValueError(f"{path}: [{key}] is a table: write flags at the top of the file")
         name = key.replace("-", "_")
-        name = f"{name}_" if f"{name}_" in {*flags, *others} else name  # a word that Python keeps for itself
+        name = f"{name}_" if f"{name}_" in {*flags, *train} else name  # a word that Python keeps for itself
         if name in flags:
             try:
                 values[name] = read_as(flags[name].type, value)
@@ -207,12 +206,7 @@ def read_config(path: Path, flags: Mapping[str, Flag], known: Mapping[str, Mappi
                 given = json.dumps(value, default=str)
                 quoted = f', such as "{given}"' if str(wanted) == "text" and isinstance(value, int | float) else ""
                 raise ValueError(f"{path}: {key} is {given}: set it to {wanted}{quoted}") from None
-        elif name not in others and not (name in of_sweep and value in (of_sweep[name].default, [], None)):
-            if name in of_sweep:
-                raise ValueError(
-                    f"{path}: {key} is a flag of skirl sweep, not of this command: use `skirl sweep --config {path}`, or "
-                    "leave it out"
-                )
+        elif name not in train:
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")

@@ -72,36 +72,26 @@ class Vocab(FileFlags):
     """The vocabulary file to write."""
     min_count: int = 10
     """Give an id a row of its own if it occurs at least this many times; all other ids share one row."""
-    memory: str = "1GiB"
-    """Memory to use for counting; counts that do not fit go to disk."""
     valid: str | None = None
     """The rows that training will hold out, as for `skirl train`; they are not counted."""
-    folder: str | None = None
-    """Where to write counts that do not fit in memory; next to the vocabulary file if not given."""
     force: bool = False
     """Replace the vocabulary file if it exists; runs that used it can then no longer be resumed."""
 
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
-        parsed("memory", self.memory, parse_bytes, "a size such as 4GiB")
         check_in_and_out(self.data, self.out)
         check_new(self.out, self.force, ", and runs may need it")
 
     def run(self) -> dict[str, Any]:
         from skirl.data.vocabulary.counting import count
 
-        folder = None if self.folder is None else Path(self.folder)
-        return self.timed(
-            "vocab", lambda: count(
-                self.data, self.out, schema=self.schema, valid=self.valid, workers=self.workers,
-                skip=self.bad_rows == "skip", min_count=self.min_count, memory=parse_bytes(self.memory), folder=folder,
-            ),
-        )  # fmt: skip
+        read = {"schema": self.schema, "valid": self.valid, "workers": self.workers, "skip": self.bad_rows == "skip"}
+        return self.timed("vocab", lambda: count(self.data, self.out, **read, min_count=self.min_count))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         saved = {"saved": f"{self.out}; train with --vocab {self.out}"}
-        return facts(result, *READ, "rows", "distinct", "spilled_bytes", "peak_bytes") | saved
+        return facts(result, *READ, "rows", "distinct", "peak_bytes") | saved
 
 
 @dataclass(frozen=True)
@@ -208,10 +198,8 @@ class Convert(SessionFlags):
 class Analyze(SessionFlags):
     """Flags of `skirl analyze`."""
 
-    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "batch", "sample", "schema", "workers")
+    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "sample", "schema", "workers")
 
-    batch: int = 4096
-    """Samples in a batch, for the estimate of lookups."""
     sample: str = "64MiB"
     """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
 
@@ -219,8 +207,6 @@ class Analyze(SessionFlags):
         from skirl.dedup.sessions import Sessions
 
         check_in_and_out(self.data, ".", folder=True)
-        if self.batch < 1:
-            raise ValueError(f"batch is {self.batch}: set it to 1 or more")
         Sessions(self.session, self.user, self.gap)
         if parsed("sample", self.sample, parse_bytes, "a size such as 64MiB") < 1 << 20:
             raise ValueError(f"sample is {self.sample!r}: set it to 1MiB or more")
@@ -237,7 +223,7 @@ class Analyze(SessionFlags):
             if not (self.session or self.user or schema.session):
                 return advice("no session column")
             files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
-            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample), batch=self.batch)
+            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample))
 
         return self.timed("analyze", found)
 
@@ -251,7 +237,7 @@ class Analyze(SessionFlags):
         order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
         lines |= facts(result, "samples", "seconds", "sessions", "per_session", "sampled")
         lines["columns"] = text([{"name": name, **of[name]} for name in order])
-        lines |= facts(result, "bytes", "lookup", "peak_bytes")
+        lines |= facts(result, "bytes", "peak_bytes")
         if result["advice"] != "don't bother":
             flags = {name: getattr(self, name) for name in ("data", "schema", "session", "user", "gap")}
             given = [f"--{name} {value}" for name, value in flags.items() if value]

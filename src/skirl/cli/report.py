@@ -207,12 +207,6 @@ def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Char
     auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
     yield Chart("AUC", auc, "step", "")
     yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")}, "step", "")
-    shares = [
-        {"step": line["step"], **{n: 100 * line[n] / max(line["seconds"], 1e-9) for n in ("stall", "read")}}
-        for line in lines
-    ]
-    waits = {"for rows": _points(shares, "stall"), "for the loader": _points(shares, "read")}
-    yield Chart("Time that the loop waited", waits, "step", "%")
 
 
 # A sweep
@@ -282,7 +276,7 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
     kinds = [left["kind"] for left in sweep["left"]]
     if kinds:
-        says = {"dropped": "dropped at a rung", "diverged": "diverged", "patience": "no better in their evaluations"}
+        says = {"dropped": "dropped at a rung", "diverged": "diverged"}
         lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in says.items() if kind in kinds)
     if sweep["seed_noise"] is not None:
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"

@@ -1,19 +1,23 @@
-"""A command's result as people read it: text on a terminal, or one HTML file that opens offline, with pictures.
+"""A command's progress and result as people read them: text, or one HTML file that opens offline, with pictures.
 
 `--json` prints the result itself."""
 
 import io
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
-from skirl.tools.os_errors import writing
+from skirl.tools.os_errors import why, writing
+from skirl.tools.progress import Facts
 from skirl.tools.units import clock, figure, size
 
+log = logging.getLogger("skirl")
 MOST = 40
 """Items of a list or a mapping that are named; of the others, only the count is given."""
 
@@ -82,6 +86,50 @@ def scores(result: Mapping[str, Any], prefix: str = "") -> str:
     names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
     found = {text: result[prefix + name] for name, text in names.items() if prefix + name in result}
     return ", ".join(f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items())
+
+
+# Progress
+
+EVERY = 3.0  # seconds between two lines
+
+
+class Progress:
+    """Prints a line about the progress of a loop now and then: use it in a with-block, and call it once per step."""
+
+    def __init__(self, to: TextIO, title: str, steps: int | None = None) -> None:
+        self._to, self._title, self._of = to, title, "" if steps is None else f"/{steps}"
+        self._due, self._shown, self._full = 0.0, -1, False
+        self._last: tuple[int, Callable[[], Facts]] | None = None
+
+    def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
+        """Report that `done` steps are done. `facts` returns what else to show; it is called only when it is shown."""
+        self._last = (done, facts)
+        if time.monotonic() >= self._due:
+            self._show()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None and self._last is not None and self._last[0] != self._shown:
+            self._show()
+
+    def _show(self) -> None:
+        assert self._last is not None
+        self._shown, facts = self._last
+        text = " · ".join(f"{name} {value}" for name, value in facts().items())
+        self._due = time.monotonic() + EVERY
+        self._print(f"{self._title} {self._shown}{self._of} · {text}")
+
+    def _print(self, line: str) -> None:
+        if not self._full:
+            try:
+                print(line, file=self._to, flush=True)
+            except OSError as error:  # a log on a full disk: what is done goes on without it
+                if isinstance(error, BrokenPipeError):
+                    raise
+                self._full = True
+                log.warning("progress is not shown any more: %s", why(error))
 
 
 # Pages

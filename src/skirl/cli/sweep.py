@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from skirl.cli.show import ShowFlags, columns, facts
-from skirl.sweep.flags import KeepFlags, RaceFlags, VaryFlags
+from skirl.sweep.flags import KeepFlags, RaceFlags
 from skirl.sweep.variants import Varied, check_store, variants_of
 from skirl.tools.flags import Composed
 from skirl.tools.os_errors import why
@@ -20,15 +20,17 @@ class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience")  # a sweep has one trainer and many runs
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "patience")  # a sweep has one trainer and many runs
 
-    vary: VaryFlags = field(default_factory=VaryFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     save: KeepFlags = field(default_factory=KeepFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
+    vary: tuple[str, ...] = ()
+    """A flag and its values, such as lr=0.01,0.02; given several times, every combination is a variant. Sizes of
+    layers are joined by x: top=64x32,128x64."""
     log_every: int | None = None
     """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
     processes: int | Literal["auto"] = "auto"
@@ -55,10 +57,12 @@ class SweepCommand(Composed):
             raise ValueError(
                 f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
             )
+        if self.evaluation.patience is not None:
+            raise ValueError("patience ends a single run: leave it out, set rungs, and keep_best for the best of each")
         self.made()
 
     def made(self) -> list[Varied]:
-        return variants_of(self.recipe, self.vary.vary, self.vary.variants)
+        return variants_of(self.recipe, self.vary)
 
     def run(self) -> dict[str, Any]:
         device = self.recipe.device
@@ -107,13 +111,12 @@ class SweepCommand(Composed):
         places = standing(result["standing"])
         race = columns(places, left=(1, len(places[0]) - 1)) + f"\n{MEANS}" * (result["seed_noise"] is not None)
         lines = sweep_lines(result | ended) | {"race": race}
-        lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes", "stopped_early")
+        lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes")
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])
-        lines |= facts(result, "from_zero", "run", "page", "stopped_by")
+        lines |= facts(result, "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
-            more = "--patience" if result["stopped_early"] else "--steps"
             lines["saved"] = (
-                f"step {result['saved_step']:,} in {result['save']}; more {more} and --resume go on from there"
+                f"step {result['saved_step']:,} in {result['save']}; more --steps and --resume go on from there"
             )
         return lines | facts({"missing": "\n".join(result["missing"])})

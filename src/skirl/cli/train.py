@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, scores, text
-from skirl.core import OptimizerName
 from skirl.tools.flags import Composed
 from skirl.tools.units import malformed, size
-from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, SavedFlags, SaveFlags, check_evaluated
+from skirl.train.flags import EvaluationFlags, LogFlags, SavedFlags, SaveFlags, check_evaluated
 from skirl.train.recipe import Recipe
 
 
@@ -100,8 +99,6 @@ class Verify(Composed):
 
     recipe: Recipe = field(default_factory=Recipe)
     show: ShowFlags = field(default_factory=ShowFlags)
-    optimizer: OptimizerName | Literal["all"] = "rowwise-adagrad"
-    """The optimizer of the rows; dense weights use Adam. all: each optimizer in turn."""
     trainers: str | None = None
     """Numbers of trainers, such as 1,2,4: train with each, with three caches and depths, and with both stores."""
 
@@ -130,9 +127,8 @@ class Verify(Composed):
             if self.trainers is not None:
                 found = self._with_trainers(touched)
             else:
-                runs = [verify(recipe, touched) for recipe in self.recipes()]
-                differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
-                found = {"runs": runs, "failed": "\n".join(differences) or None}
+                run = verify(self.recipe, touched)
+                found = {"runs": [run], "failed": run["difference"] and run["difference"]["text"]}
         return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:
@@ -147,35 +143,21 @@ class Verify(Composed):
         least, store = self.recipe.cache_size(touched), self.recipe.cache.store
         if not isinstance(least, int):
             raise ValueError(f"cache is {least!r}: with trainers, set it to rows or a share of the touched rows")
-        names = [recipe.optimizer.optimizer for recipe in self.recipes()]
         stores = (store,) if store.startswith("rpc:") else STORES
         caches = [least, 2 * least, max(touched, least)]
-        found = verify_trainers(self.recipe, self.sizes(), names, caches, stores)
+        found = verify_trainers(self.recipe, self.sizes(), caches, stores)
         first = found["first"]
         failed = None if first is None else f"{found['differences']} of {found['runs']} runs differ: {first}"
         return found | {"failed": failed}
-
-    def recipes(self) -> list[Recipe]:
-        """One for each optimizer. On disk, each has a folder of its own if there are several."""
-        from skirl.store import inside
-
-        if self.optimizer != "all":
-            return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
-        made = [replace(self.recipe, optimizer=OptimizerFlags(name)) for name in get_args(OptimizerName)]
-        stores = [inside(self.recipe.cache.store, name) for name in get_args(OptimizerName)]
-        return [replace(one, cache=replace(one.cache, store=store)) for one, store in zip(made, stores)]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         if self.trainers is not None:
             found = facts(result, "runs", "differences", "first", "steps", "fetched", "seconds")
             return {f"{self.trainers} trainers": "DIFFERENT" if result["failed"] else "equal, bit for bit", **found}
-        lines = {}
-        for run in result["runs"]:
-            lines[run["optimizer"]] = "DIFFERENT" if run["difference"] else "equal, bit for bit"
-            shown = ("losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
-            lines[run["optimizer"]] += "".join(f"\n{name} {text(run[name], name)}" for name in shown)
-            lines[run["optimizer"]] += "\nuse a smaller --cache or more --steps" * (not run["moved"]["fetched"])
-        return lines
+        [run] = result["runs"]
+        lines = {run["optimizer"]: "DIFFERENT" if run["difference"] else "equal, bit for bit"}
+        lines |= facts(run, "losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+        return lines | ({} if run["moved"]["fetched"] else {"next": "use a smaller --cache or more --steps"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +175,7 @@ class Evaluate(SavedFlags, ShowFlags):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, "checkpoint", "step", "data", "part", "samples")
         lines |= {"metrics": scores(result)} if "auc" in result else {}
-        cost = ("samples_per_second", "cpu_us_per_sample", "seconds", "bad_rows_skipped", "into", "bytes")
+        cost = ("samples_per_second", "seconds", "bad_rows_skipped", "into", "bytes")
         return lines | facts(result, *cost)
 
 

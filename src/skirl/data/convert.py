@@ -1,6 +1,5 @@
 """Converts data files to Parquet, which is read several times faster than text."""
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +16,7 @@ from skirl.data.files.encode import Fingerprints
 from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
-from skirl.tools.os_errors import writing
+from skirl.tools.os_errors import replacing, writing
 from skirl.tools.progress import progress_of
 
 
@@ -101,27 +100,23 @@ def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
 def write(
     path: str, schema: FileSchema, kept_names: list[str], groups: Iterator[Encoded], compression: str
 ) -> Iterator[int]:
-    place = Path(path)  # drops a trailing slash
-    unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None
-    try:
-        for rows in groups:
-            table = table_of(rows, schema, kept_names).replace_schema_metadata({KEY: schema.toml().encode()})
-            if writer is not None:
-                table = table.cast(writer.schema)  # another file may store kept columns with other types
+    with replacing(path) as draft:
+        try:
+            for rows in groups:
+                table = table_of(rows, schema, kept_names).replace_schema_metadata({KEY: schema.toml().encode()})
+                if writer is not None:
+                    table = table.cast(writer.schema)  # another file may store kept columns with other types
+                with writing(path):
+                    if writer is None:
+                        writer = pq.ParquetWriter(draft, table.schema, compression=compression, use_dictionary=False)
+                    writer.write_table(table, row_group_size=len(rows))
+                yield len(rows)
+            if writer is None:
+                raise ValueError(f"{path}: there are no rows to write: set data to files that have some")
             with writing(path):
-                if writer is None:
-                    writer = pq.ParquetWriter(unfinished, table.schema, compression=compression, use_dictionary=False)
-                writer.write_table(table, row_group_size=len(rows))
-            yield len(rows)
-        if writer is None:
-            raise ValueError(f"{path}: there are no rows to write: set data to files that have some")
-        with writing(path):
-            writer.close()
-            os.replace(unfinished, place)
-    finally:
-        with suppress(OSError):  # the error that matters has been raised already
-            if writer is not None:
                 writer.close()
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+        finally:
+            with suppress(OSError):  # the error that matters has been raised already
+                if writer is not None:
+                    writer.close()

@@ -290,8 +290,8 @@ def encodings_of(
     name = str(schema)
     read = BUILT_IN[name] if name in BUILT_IN and not Path(name).exists() else FileSchema.load(name)
     read = replace(read, dense=(), time=None)
-    of_tables, rows_of, _ = encoding_of(read, rows, vocab)
-    encoder = Encoder(read, rows_of, of_tables, {})
+    of_tables, rows_of = encoding_of(read, rows, vocab)
+    encoder = Encoder(read, rows_of, of_tables)
     return {column.name: Encoding(encoder, column) for column in read.ids}
 
 
@@ -304,4 +304,4 @@ def _encoder(
     texts = (missing,) if isinstance(missing, str) else tuple(missing)
     spec = Id(table, type=type, rows=rows, list=bool(separator), separator=separator)
     schema = FileSchema((Label("label"),), (), (spec,), missing=texts, nan_is_missing=nan_is_missing)
-    return Encoder(schema, rows_of, {table: rows}, {}), spec
+    return Encoder(schema, rows_of, {table: rows}), spec

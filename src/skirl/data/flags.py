@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 SYNTHETIC_STEPS = 1000  # of a run over a synthetic stream, which has no end
 FILE_KINDS = ("criteo", "avazu", "mind", "csv", "parquet")
-OF_ORDER = ("session_order", "most_rows", "mix")
 _OF_FILES = (
-    "epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows", "repeats", *OF_ORDER
+    "epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows", "repeats",
+    "session_order",
 )  # fmt: skip
 SESSIONS = "sessions"  # the synthetic data whose samples repeat their lists
 OPEN = "open"  # the `vocab` that grows
 _LEAST = {"shuffle": 0, "workers": 0}
-_LEAST |= dict.fromkeys(("batch", "epochs", "steps", "admit", "stale", "most_rows", "mix"), 1)
+_LEAST |= dict.fromkeys(("batch", "epochs", "steps", "admit", "stale"), 1)
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,7 @@ class DataFlags:
     shuffle: int = 0
     """Rows in the shuffle window; 0 keeps the order of the files."""
     session_order: Literal["keep", "shuffle"] = "keep"
-    """keep: rows come in the order of the files; shuffle: chunks of rows of the same session are shuffled."""
-    most_rows: int | Literal["all"] = 8
-    """With --session-order shuffle: most rows of a session that stay together."""
-    mix: int = 65536
-    """With --session-order shuffle: rows in the shuffle window."""
+    """With --shuffle: shuffle chunks of up to 8 rows of the same session, not single rows; keep: do not."""
     repeats: Literal["stored", "find"] = "stored"
     """stored: batches share the lists that files leave out; find: every list that repeats in them, for files of others."""
     workers: int = 0
@@ -85,7 +81,7 @@ class DataFlags:
         check_types(self)
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value != "all" and value < least:
+            if value is not None and value < least:
                 raise ValueError(f"{name} is {value}: set it to {least} or more")
         for name in ("seed", "data_seed"):
             if not 0 <= (getattr(self, name) or 0) < 1 << 63:
@@ -148,13 +144,14 @@ class DataFlags:
             (not files, _OF_FILES, "files, and data is synthetic: leave it out"),
             (files, ("rows_scale", "pooling_factor"), "synthetic data, and data is files: leave it out"),
             (self.vocab != OPEN, ("admit", "stale"), "an open vocabulary: set vocab to open, or leave it out"),
-            (self.session_order == "keep", OF_ORDER[1:], "session_order shuffle: set that, or leave it out"),
         ):
             for name in names:
                 if unread and getattr(self, name) != getattr(DataFlags, name):
                     raise ValueError(f"{name} is a flag of {of}")
-        if self.session_order == "shuffle" and self.shuffle:
-            raise ValueError("shuffle and session_order shuffle are both set: leave one of them out")
+        if self.session_order == "shuffle" and not self.shuffle:
+            raise ValueError(
+                "session_order is 'shuffle', and there is no window: set shuffle to its rows, such as 65536"
+            )
         if self.repeats == "find" and self.vocab == OPEN:
             raise ValueError(
                 "repeats is 'find', and an open vocabulary gives ids rows when batches are made: write its vocabulary with "

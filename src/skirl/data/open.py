@@ -30,8 +30,8 @@ def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
     schema = schema_of(flags.kind, flags.schema, paths[0])
     if not flags.labelled:
         schema = as_labelled(schema, paths[0])
-    rows, rows_of, means = encoding_of(schema, flags.rows, flags.vocab)
-    session = most_rows = None
+    rows, rows_of = encoding_of(schema, flags.rows, flags.vocab)
+    session = None
     if flags.session_order == "shuffle":
         if (session := schema.session) is None:
             raise ValueError(
@@ -39,15 +39,14 @@ def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
                 "the files again with `skirl convert --by session`, or set session_order to keep"
             )
         schema = replace(schema, also=(session,))
-        most_rows = 0 if flags.most_rows == "all" else flags.most_rows
     files = Files(
         Dataset(paths, schema, PART if part_bytes is None else part_bytes),
-        Encoder(schema, rows_of, rows, means, skip=flags.bad_rows == "skip", all_there=session is not None),
+        Encoder(schema, rows_of, rows, skip=flags.bad_rows == "skip", all_there=session is not None),
         flags.batch,
         epochs=flags.epochs,
         batches=flags.steps,
-        shuffle=flags.shuffle if session is None else flags.mix,
-        most_rows=most_rows,
+        shuffle=flags.shuffle,
+        by_session=session is not None,
         seed=flags.stream_seed,
         workers=flags.workers,
         find_repeats=flags.repeats == "find",
@@ -76,14 +75,11 @@ def as_labelled(schema: FileSchema, path: str) -> FileSchema:
 
 
 def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: int, skip: bool) -> Files:
-    """Open the rows that training will see: ids as fingerprints; columns to standardise unscaled, NaN where missing."""
+    """Open the rows that training will see, with ids as fingerprints."""
     kind, _, path = data.partition(":")
     paths = find(path)
     read = schema_of(kind, schema, paths[0])
-    bare = (replace(c, fill=float("nan")) if c.transform == "standardise" else c for c in read.dense)
-    means = {column.name: (0.0, 1.0) for column in read.standardised}
-    read = replace(read, dense=tuple(bare))
-    encoder = Encoder(read, Fingerprints(), read.rows_of(None), means, skip=skip)
+    encoder = Encoder(read, Fingerprints(), read.rows_of(None), skip=skip)
     files = Files(Dataset(paths, read), encoder, 1, workers=workers)
     return files if valid is None else _split(files, valid)
 
@@ -106,32 +102,23 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     )
 
 
-def encoding_of(
-    schema: FileSchema, rows: str | None, vocab: str | None
-) -> tuple[Mapping[str, int], RowsOf, Mapping[str, tuple[float, float]]]:
-    """Rows of each table, the mapping from ids to rows, and the mean and deviation of each standardised column."""
+def encoding_of(schema: FileSchema, rows: str | None, vocab: str | None) -> tuple[Mapping[str, int], RowsOf]:
+    """Rows of each table, and the mapping from ids to rows."""
     if vocab == "open":
-        if schema.standardised:
-            raise ValueError("an open vocabulary knows no mean to standardise with: set transform to log or none")
         if not schema.kinds:
             raise ValueError(
                 'every id column holds rows already, not ids (encode = "row" in the schema): leave vocab out'
             )
-        return schema.rows_of(rows), Fingerprints(), {}
+        return schema.rows_of(rows), Fingerprints()
     if vocab is not None:
         if rows is not None:
             raise ValueError("rows and vocab are both set: a vocabulary says how many rows there are, leave rows out")
         vocabulary = load_vocabulary(vocab)
         vocabulary.check(schema)
         of_tables = schema.rows_of(None) | {table: vocabulary.rows[table] for table in schema.kinds}
-        return of_tables, vocabulary, vocabulary.facts.means
+        return of_tables, vocabulary
     of_tables = schema.rows_of(rows)
-    if schema.standardised:
-        raise ValueError(
-            f"dense column {schema.standardised[0].name!r} is to be standardised: set vocab to a file that `skirl vocab` "
-            "made, which has its mean"
-        )
-    return of_tables, ByHash(of_tables), {}
+    return of_tables, ByHash(of_tables)
 
 
 def _split(files: Files, valid: str) -> Files:
@@ -153,7 +140,7 @@ def _split(files: Files, valid: str) -> Files:
             raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
         held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated)))
         files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated)))
-    return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, most_rows=None))
+    return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, by_session=False))
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:

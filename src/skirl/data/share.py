@@ -35,10 +35,6 @@ class Shards:
                 f"above it and to at most {self.of}"
             )
 
-    @property
-    def partial(self) -> bool:
-        return self.cut and self.last - self.first < self.of
-
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
         """The cuts to read from samples that begin with a step, for each step."""
         each = batch // self.of if self.cut else batch
@@ -67,10 +63,6 @@ class Turn:
     @property
     def batches(self) -> int:
         return self.of
-
-    @property
-    def partial(self) -> bool:
-        return self.of > 1
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
         rounds = range(self.rank * batch, samples + self.rank * batch, self.of * batch)

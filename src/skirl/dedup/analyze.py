@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from skirl.core.inverse import pays
 from skirl.data.files.columnar import SLICE
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
@@ -64,7 +63,7 @@ class Sample:
         return pa.concat_tables(self._kept).sort_by([(key, "ascending") for key in KEYS])
 
 
-def analyze(tables: Iterator[Any], columns: Columns, *, keep: int, batch: int) -> dict[str, Any]:
+def analyze(tables: Iterator[Any], columns: Columns, *, keep: int) -> dict[str, Any]:
     """Read all rows once, `keyed`, and return the result of the command. keep: bytes of rows to keep in the sample."""
     sample = Sample(keep)
     with progress_of("analyze") as progress:
@@ -77,9 +76,7 @@ def analyze(tables: Iterator[Any], columns: Columns, *, keep: int, batch: int) -
     groups = list(row_groups([sample.kept()], columns, columns.starts()))
     table = pa.concat_tables([group.table for group in groups]).combine_chunks()
     new, schema = np.concatenate([group.new for group in groups]), columns.schema
-    figures, own = {}, {}
-    for column in (*schema.dense, *schema.ids):
-        figures[column.name], own[column.name] = figures_of(one(table.column(column.name)), new)
+    figures = {c.name: figures_of(one(table.column(c.name)), new) for c in (*schema.dense, *schema.ids)}
     first = pa.concat_tables(sample.first).drop_columns(list(KEYS)).combine_chunks()
     sessions = int(new.sum())
     found: dict[str, Any] = {
@@ -94,12 +91,11 @@ def analyze(tables: Iterator[Any], columns: Columns, *, keep: int, batch: int) -
     of = with_runs(schema)
     sides = {"as_it_is": (schema, [first]), "once": (of, [once(group.table, of, group.new) for group in groups])}
     found["bytes"] = {name: round(sample.rows * _written(*side)) for name, side in sides.items()}
-    found["lookup"] = _lookup(table, own, schema, batch)
     return found | verdict(found, schema)
 
 
-def figures_of(array: Any, new: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the figures of a column in order, and its rows that differ from the row above or begin a session."""
+def figures_of(array: Any, new: np.ndarray) -> dict[str, Any]:
+    """Return the figures of a column in order. new: where sessions begin."""
     sizes, lists = np.ones(len(new), np.int64), pa.types.is_list(array.type)
     if lists:
         own, sizes = changed(array, new), np.diff(array.offsets.to_numpy()).astype(np.int64)
@@ -109,7 +105,7 @@ def figures_of(array: Any, new: np.ndarray) -> tuple[dict[str, Any], np.ndarray]
     within = max(1, len(new) - int(new.sum()))
     ids, left = int(sizes.sum()), int(sizes[own].sum())
     figures = {"list": lists, "ids": round(ids / len(new), 3), "change": round(float((own & ~new).sum() / within), 4)}
-    return figures | {"factor": round(ids / max(1, left), 3)}, own
+    return figures | {"factor": round(ids / max(1, left), 3)}
 
 
 def _written(of: FileSchema, tables: list[Any]) -> float:
@@ -123,25 +119,6 @@ def _written(of: FileSchema, tables: list[Any]) -> float:
     return sum(page.total_compressed_size for page in pages) / sum(map(len, tables))
 
 
-def _lookup(table: Any, own: Mapping[str, np.ndarray], schema: FileSchema, batch: int) -> dict[str, Any]:
-    """Return the average number of ids in a batch by session, and of those that are looked up: each list once."""
-    batch = min(batch, len(table))
-    begins = np.arange(0, len(table) - batch + 1, batch)
-    ids = left = 0
-    for column in schema.ids:
-        array, rows = one(table.column(column.name)), len(begins) * batch
-        sizes = np.diff(array.offsets.to_numpy()) if pa.types.is_list(array.type) else np.ones(len(table), np.int64)
-        total = few = np.add.reduceat(sizes[:rows].astype(np.int64), begins)
-        if column.list:
-            kept = own[column.name][:rows].copy()
-            kept[begins] = True
-            few = np.add.reduceat(sizes[:rows] * kept, begins)
-        ids += int(total.sum())
-        left += sum(b if pays(a, b, batch) else a for a, b in zip(total.tolist(), few.tolist(), strict=True))
-    count = len(begins)
-    return {"batch": batch, "ids": ids // count, "ids_once": left // count, "x": round(ids / max(1, left), 2)}
-
-
 def verdict(found: Mapping[str, Any], schema: FileSchema) -> dict[str, Any]:
     """Return the advice as a word and as a sentence, with the factor that it is based on."""
     lists = [found["columns"][column.name] for column in schema.ids if column.list]
@@ -152,12 +129,9 @@ def verdict(found: Mapping[str, Any], schema: FileSchema) -> dict[str, Any]:
     if factor < LEAST:
         why = f"with {found['per_session']:.1f} samples a session, a list comes {factor:.1f} times in one"
         return advice(f"{why}; {LEAST:g} times would be worth it", factor)
-    smaller, fewer = found["bytes"]["as_it_is"] / max(1, found["bytes"]["once"]), found["lookup"]["x"]
-    return advice("", factor) | {
-        "advice": "cluster",
-        "verdict": f"cluster by session: a list comes {factor:.1f} times in one, files get {smaller:.1f} times as small, "
-        f"and a batch looks up {fewer:.1f} times fewer ids",
-    }
+    smaller = found["bytes"]["as_it_is"] / max(1, found["bytes"]["once"])
+    gains = f"a list comes {factor:.1f} times in one, and files get {smaller:.1f} times as small"
+    return advice("", factor) | {"advice": "cluster", "verdict": f"cluster by session: {gains}"}
 
 
 def advice(why: str, factor: float | None = None) -> dict[str, Any]:

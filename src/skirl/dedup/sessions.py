@@ -23,8 +23,6 @@ KEYS = ("~partition", "~session", "~time", "~row")
 """Columns that rows are ordered by: partition of time, hash of the session or the user, time, and place in the data."""
 ROWS = 4096
 """Rows to decode, and to write out in full, at once: lists may be long, and a file may store each once for many rows."""
-WHOLE = 128 << 20
-"""Most bytes of a row group that has to be decoded as a whole."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def shaped(files: Files, request: Sessions) -> tuple[Files, Columns]:
         written = replace(written, session=named)
     read = tuple(dict.fromkeys(c for c in (request.user or session, schema.time) if c is not None))
     files = keeping(files, read, all_there=True)
-    files = replace(files, dataset=replace(files.dataset, slice_rows=ROWS, whole_bytes=WHOLE))
+    files = replace(files, dataset=replace(files.dataset, slice_rows=ROWS))
     return files, Columns(request, written, kept, read, schema.time, named)
 
 

@@ -11,7 +11,7 @@ from skirl.core.batch import Batch
 from skirl.core.once import Distinct, expand
 from skirl.models.attention import attend
 from skirl.models.base import Embeddings, fit, last, linear, mlp
-from skirl.models.history import OfHistory, SamplesByBag, Seats
+from skirl.models.history import OfHistory, SamplesByBag
 
 
 class DCAT(OfHistory):
@@ -118,10 +118,10 @@ class Transformer(nn.Module):
         places = torch.arange(rows.shape[1], device=rows.device)
         x = self.enter(rows) + ages[(lengths - places).clamp(min=0)]
         t = self.enter(target) + ages[0]
-        seats = Seats.of(bags, 2)  # few bags are copied, and seats are cheap
+        of_samples = mask[bags.inverse]
         for number, layer in enumerate(cast(list[Layer], self.layers)):
             queries, keys, values = layer.split(x)
-            t = layer.attend(t, keys, values, mask, seats)
+            t = layer.attend(t, bags.for_samples(keys), bags.for_samples(values), of_samples)
             if number + 1 < len(self.layers):  # nothing after the last layer needs the history
                 seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
                 x = layer.rest(x, joined(seen))
@@ -164,17 +164,19 @@ class Layer(nn.Module):
         x = x + self.output(seen)
         return x + self.down(functional.gelu(self.up(self.second(x))))
 
-    def attend(self, t: Tensor, keys: Tensor, values: Tensor, mask: Tensor, seats: Seats) -> Tensor:
-        """Return the next states of targets, [batch, width], which attend to their history and to themselves."""
+    def attend(self, t: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the next states of targets, [batch, width], which attend to their history and to themselves.
+
+        Keys and values of each sample's history are [batch, heads, n, width / heads]; `mask`, [batch, n], says which are.
+        """
         query, own_key, own_value = (part.transpose(0, 1) for part in self.split(t))  # [batch, heads, width / heads]
         query = query * query.shape[-1] ** -0.5
-        scores = seats.take(query).transpose(1, 2) @ seats.for_tables(keys).transpose(-1, -2)
-        scores = scores.masked_fill(~mask[seats.bag][:, None, None], -torch.inf)  # [tables, heads, seats, ids]
-        own = seats.take((query * own_key).sum(-1, keepdim=True)).transpose(1, 2)
+        scores = query[:, :, None] @ keys.transpose(-1, -2)
+        scores = scores.masked_fill(~mask[:, None, None], -torch.inf)  # [batch, heads, 1, n]
+        own = (query * own_key).sum(-1, keepdim=True)[:, :, None]
         of_history, of_own = torch.cat([scores, own], dim=-1).softmax(dim=-1).split([scores.shape[-1], 1], dim=-1)
-        seen = seats.leave((of_history @ seats.for_tables(values)).transpose(1, 2))
-        seen = seen + seats.leave(of_own.transpose(1, 2)) * own_value
-        return self.rest(t[:, None], joined(seen[:, :, None])).squeeze(1)
+        seen = of_history @ values + of_own * own_value[:, :, None]
+        return self.rest(t[:, None], joined(seen)).squeeze(1)
 
 
 class Ids(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct
 from skirl.models.base import Embeddings, fit, last, linear, mlp
-from skirl.models.history import OfHistory, SamplesByBag, Seats, owners, sums
+from skirl.models.history import OfHistory, SamplesByBag, owners, sums
 from skirl.models.weighing import interests
 
 
@@ -25,7 +25,7 @@ class DIN(OfHistory):
     `clicked` in a schema, and has an activation unit of its own; other lists are pooled as their table says. Without such a
     pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
 
-    If samples share bags, the targets of a bag share a product: (A + C t) h for all of them at once.
+    If samples share bags, on a CPU the targets of a bag share a product: (A + C t) h for all of them at once.
 
     **Arguments**
 
@@ -108,18 +108,6 @@ class ActivationUnit(nn.Module):
         by_bag = SamplesByBag.of(bags)
         return interests(bags.rows, self.matrices(t), hidden, prelu.weight, last.weight[0], last.bias, by_bag)
 
-    def of_tables(self, h: Tensor, t: Tensor) -> Tensor:
-        """Return the activations, [tables, seats, n], of each table's padded bag `h`, [tables, n, dim], and targets
-        `t`, [tables, seats, dim].
-
-        A h + C (h * t) is (A + C t) h: one matrix for each target, and one product for all targets of a bag.
-        """
-        matrices = self.matrices(t)  # [tables, seats, width, dim]
-        hidden = (matrices.flatten(1, 2) @ h.transpose(1, 2)).unflatten(1, matrices.shape[1:3])
-        hidden = self.rest[0](hidden + (self.of_target(t) + self.of_behaviour.bias)[:, :, :, None])
-        last = self.rest[1]
-        return (last.weight @ hidden).squeeze(2) + last.bias
-
 
 def _interest(unit: ActivationUnit, lists: Distinct, target: Tensor) -> Tensor:
     """Sum each sample's history, weighted by how much each id counts for the sample's target: [batch, dim]."""
@@ -129,7 +117,7 @@ def _interest(unit: ActivationUnit, lists: Distinct, target: Tensor) -> Tensor:
         return sums(unit(h, target.index_select(0, sample)) * h, sample, len(lengths))
     if fit(lists.rows, target):
         return unit.interests(lists, target)
-    rows, _ = lists.padded()  # padding is zeros, so its activations add nothing
-    seats = Seats.of(lists, 0.5)  # a seat costs more than copying a bag
-    h = seats.for_tables(rows)
-    return seats.leave(unit.of_tables(h, seats.take(target)) @ h)
+    h = lists.for_samples(lists.padded()[0])  # padding is zeros, so its activations add nothing
+    hidden = unit.matrices(target) @ h.transpose(1, 2)  # [batch, width, n]
+    hidden = unit.rest[0](hidden + (unit.of_target(target) + unit.of_behaviour.bias)[:, :, None])
+    return ((unit.rest[1].weight @ hidden + unit.rest[1].bias) @ h).squeeze(1)

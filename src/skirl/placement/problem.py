@@ -18,21 +18,13 @@ EPS = 1e-9
 
 
 @kernel
-def place_greedily(order, compute, exchange, nbytes, fixed, slow, caps, at, load, used):
+def place_greedily(order, compute, exchange, nbytes, slow, caps, at, load, used):
     """Put each item of `order` on the least busy rank that has room, or else on the one that is then least over.
 
-    Item i has compute[i] and exchange[i] in ms, nbytes[i], and fixed[i] (its rank, or -1). Rank r multiplies what is
-    computed by slow[r], and has room for caps[r] bytes. Out: `at`, the rank of each item; the `load` in ms and `used`
-    bytes of each rank grow.
+    Item i has compute[i] and exchange[i] in ms, and nbytes[i]. Rank r multiplies what is computed by slow[r], and has
+    room for caps[r] bytes. Out: `at`, the rank of each item; the `load` in ms and `used` bytes of each rank grow.
     """
     for i in order:
-        if fixed[i] >= 0:
-            at[i] = fixed[i]
-            load[at[i]] += compute[i] * slow[at[i]] + exchange[i]
-            used[at[i]] += nbytes[i]
-    for i in order:
-        if fixed[i] >= 0:
-            continue
         best, best_load, best_over = -1, 0.0, 0
         for r in range(len(caps)):
             over = max(0, used[r] + nbytes[i] - caps[r])
@@ -50,7 +42,7 @@ def _over(used, cap):
 
 
 @kernel
-def move_and_swap(compute, exchange, nbytes, fixed, slow, caps, at, load, used, base, most):
+def move_and_swap(compute, exchange, nbytes, slow, caps, at, load, used, base, most):
     """Move or swap items while that reduces the bytes over the caps or the busiest rank's time. Return how often.
 
     Each change, of at most `most`, is the best one for a single rank: the one most over its cap, or else the busiest.
@@ -65,10 +57,10 @@ def move_and_swap(compute, exchange, nbytes, fixed, slow, caps, at, load, used, 
         tight = worst >= 0
         if not tight:
             worst = np.argmax(load)
-        changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, used)
+        changed = _change(worst, tight, compute, exchange, nbytes, slow, caps, at, load, used)
         if not changed and tight:  # the bytes over cannot shrink; the busiest rank's time still may
             worst = np.argmax(load)
-            changed = _change(worst, np.bool_(False), compute, exchange, nbytes, fixed, slow, caps, at, load, used)
+            changed = _change(worst, np.bool_(False), compute, exchange, nbytes, slow, caps, at, load, used)
         if not changed:
             break
         done += 1
@@ -80,7 +72,7 @@ def move_and_swap(compute, exchange, nbytes, fixed, slow, caps, at, load, used, 
 
 
 @kernel
-def _change(b, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, used):
+def _change(b, tight, compute, exchange, nbytes, slow, caps, at, load, used):
     """Make the best move or swap of an item of rank b, if it gains. Return whether one was made."""
     best_i, best_j, best_r = np.int64(-1), np.int64(-1), np.int64(-1)  # as above, for `_put`
     best_over, best_busy = 0, load[b] * (1 - EPS)
@@ -89,7 +81,7 @@ def _change(b, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, us
         best_over, best_busy = -1, np.inf  # the bytes over have to become fewer
     n, ranks = len(at), len(caps)
     for i in range(n):
-        if at[i] != b or fixed[i] >= 0:
+        if at[i] != b:
             continue
         ib = compute[i] * slow[b] + exchange[i]
         left_over = _over(used[b] - nbytes[i], caps[b]) - over_b
@@ -106,7 +98,7 @@ def _change(b, tight, compute, exchange, nbytes, fixed, slow, caps, at, load, us
                 best_i, best_j, best_r, best_over, best_busy = i, -1, r, over, busy
         for j in range(n):
             r = at[j]
-            if r == b or fixed[j] >= 0:
+            if r == b:
                 continue
             more = nbytes[j] - nbytes[i]
             over = _over(used[b] + more, caps[b]) - over_b + _over(used[r] - more, caps[r]) - _over(used[r], caps[r])
@@ -182,7 +174,6 @@ class Problem:
     caps: tuple[int, ...]
     costs: Costs
     columns: Columns = "exact"
-    rows: bool = True
     by_rows_cut: frozenset[int] = frozenset()
     """Tables that are cut by rows, whose blocks stay at their ranks; the others are to be placed."""
     blocks: np.ndarray = field(default_factory=lambda: np.zeros((3 + SUMS, 0)))
@@ -196,18 +187,12 @@ class Problem:
         check_names([spec.name for spec in self.specs])
         if not self.caps or min(self.caps) <= 0:
             raise ValueError(f"the ranks hold {self.caps} bytes: give each more than 0")
-        for spec in self.specs:
-            if spec.rank is not None and spec.rank >= len(self.caps):
-                raise ValueError(
-                    f"table {spec.name!r} has rank {spec.rank}, there are ranks 0 to {len(self.caps) - 1}: name one"
-                )
         if len(self.caps) > (rows := sum(spec.rows for spec in self.specs)):
             raise ValueError(f"there are {len(self.caps)} ranks for {rows} rows: set fewer ranks than rows")
         self.bytes_of = np.array(self.caps, np.int64)
         if not self.blocks.size:
             self.blocks = np.zeros((3 + SUMS, len(self.caps)))
         self._ms, self._exchange, self._sums = self.blocks[0], self.blocks[1], self.blocks[3:].T.copy()
-        self.pinned = [-1 if spec.rank is None else spec.rank for spec in self.specs]
         for number, spec in enumerate(self.specs):  # raises before the search if a cost is missing
             self.cost(whole(number, spec))
 
@@ -226,24 +211,20 @@ class Problem:
         self.cost(piece)
         return self._adds[_key(piece)]
 
-    def by_rows(self, spec: TableSpec) -> bool:
-        return self.rows and spec.rank is None and spec.split in ("any", "rows")
-
     def by_columns(self, spec: TableSpec) -> bool:
         may = self.columns == "always" or (self.columns == "exact" and not spec.one_state)
-        return may and spec.rank is None and spec.split in ("any", "columns")
+        return may and spec.split in ("any", "columns")
 
     def root(self) -> tuple[Piece, ...]:
         """Every table whole that is not cut by rows."""
         return tuple(whole(number, spec) for number, spec in enumerate(self.specs) if number not in self.by_rows_cut)
 
     def arrays(self, items: tuple[Piece, ...]) -> tuple[np.ndarray, ...]:
-        """Compute and exchange ms, bytes, pins and what is added to sums, each [items]."""
+        """Compute and exchange ms, bytes and what is added to sums, each [items]."""
         if self._last[0] is not items:
             compute, exchange, nbytes = np.array([self.cost(piece) for piece in items]).reshape(-1, 3).T.copy()
-            fixed = np.array([self.pinned[piece.table] for piece in items], np.int64)
             adds = np.array([self._adds[_key(piece)] for piece in items]).reshape(-1, SUMS)
-            self._last = (items, compute, exchange, nbytes.astype(np.int64), fixed, adds)
+            self._last = (items, compute, exchange, nbytes.astype(np.int64), adds)
         return self._last[1:]
 
     def greedy(self, items: tuple[Piece, ...], order: np.ndarray) -> Placed:
@@ -278,11 +259,11 @@ class Problem:
         return self._together(placed.items, at, used)
 
     def _loops(self, items: tuple[Piece, ...], slow: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        return *self.arrays(items)[:4], np.ones(len(self.caps)) if slow is None else slow, self.bytes_of
+        return *self.arrays(items)[:3], np.ones(len(self.caps)) if slow is None else slow, self.bytes_of
 
     def _together(self, items: tuple[Piece, ...], at: np.ndarray, used: np.ndarray) -> Placed:
         """By a net, the load of a rank is not the sum over its parts."""
-        compute, exchange, _, _, adds = self.arrays(items)
+        compute, exchange, _, adds = self.arrays(items)
         ranks, slow = len(self.caps), np.ones(len(self.caps))
         if self.costs.net is not None:
             sums = np.stack([np.bincount(at, column, minlength=ranks) for column in adds.T], axis=1)

@@ -3,15 +3,14 @@ stay whole or are cut by columns, by a beam over halvings, each of whose states 
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from skirl.placement.costs import SUMS, Costs
-from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Placed, Problem
-from skirl.placement.spec import MULTIPLE, Piece, TableSpec, blocks, canonical, halves, whole
+from skirl.placement.spec import MULTIPLE, Piece, TablePlan, TableSpec, blocks, canonical, halves, whole
 from skirl.tools.units import size
 
 BEST, FEW, TRIED = 4, 7, 40
@@ -38,52 +37,45 @@ BEAM = 0.8
 
 @dataclass
 class SearchResult:
-    """The best placement, whether the search ended by itself, and the next best ones."""
+    """The best placement, the seconds that the search took, and the next best ones."""
 
     placed: Placed
     seconds: float = 0.0
-    in_time: bool = True
     others: list[Placed] = field(default_factory=list)
 
 
 def plan_tables(
-    specs: Sequence[TableSpec], caps: tuple[int, ...], costs: Costs, *, columns: Columns = "exact", rows: bool = True,
-    seconds: float = 30.0, forced: Sequence[str] = (),
+    specs: Sequence[TableSpec], caps: tuple[int, ...], costs: Costs, *, columns: Columns = "exact", seconds: float = 30.0,
+    forced: Sequence[str] = (),
 ) -> tuple[TablePlan, SearchResult, Problem]:  # fmt: skip
     """Return a plan within memory, what the search found, and the problem that it searched.
 
     Tables named in `forced` have to be cut by rows. Raise a ValueError if no plan fits.
     """
     order = canonical(specs)
-    problem = Problem([specs[n] for n in order], caps, costs, columns, rows)
+    problem = Problem([specs[n] for n in order], caps, costs, columns)
     held, room = sum(spec.nbytes(spec.rows, spec.dim) for spec in specs), sum(caps)
     if held > room:
         raise ValueError(
             f"the tables take {size(held)} with their optimizer state, the ranks hold {size(room)}, {size(held - room)} too "
             f"little: set --memory higher, or --ranks to {math.ceil(len(caps) * held / room)}"
         )
-    if forced and not rows:
-        raise ValueError(f"table {forced[0]!r} has to be cut by rows, and rows is False: leave one of the two out")
     numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
     found = search(problem, forced=numbers, seconds=seconds)
     over = found.placed.over
     if over.max() > 0:
-        more = "--memory" if found.in_time else "--seconds, since the search ran out of time, or --memory"
         raise ValueError(
             f"found no plan that fits: rank {over.argmax()} exceeds its memory by {size(int(over.max()))}: let tables be "
-            f"cut by rows, or set {more} or --ranks higher"
+            "cut by rows, or set --memory, --ranks or --seconds higher"
         )
     return TablePlan.of(specs, order, found.placed), found, problem
 
 
-def search(
-    problem: Problem, *, forced: Iterable[int] = (), seconds: float = 30.0,
-    now: Callable[[], float] = time.perf_counter,
-) -> SearchResult:  # fmt: skip
+def search(problem: Problem, *, forced: Iterable[int] = (), seconds: float = 30.0) -> SearchResult:
     """Search for a placement in which each table is whole, cut by columns, or cut into `blocks` of rows at the ranks."""
-    one = Problem([replace(problem.specs[0], rank=None)], problem.caps[:1], problem.costs)
+    one = Problem(problem.specs[:1], problem.caps[:1], problem.costs)
     one.improved(one.greedy(one.root(), np.zeros(1, np.int64)))  # compiles the loops before the time starts
-    return _RowCuts(problem, frozenset(forced), seconds, now).run()
+    return _RowCuts(problem, frozenset(forced), seconds).run()
 
 
 @dataclass
@@ -91,40 +83,46 @@ class _RowCuts:
     problem: Problem
     forced: frozenset[int]
     seconds: float
-    now: Callable[[], float]
     tried: dict[frozenset[int], tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.began = self.now()
+        self.began = time.perf_counter()
         ranks, specs = len(self.problem.caps), self.problem.specs
-        may = (n for n, spec in enumerate(specs) if spec.rows >= ranks and self.problem.by_rows(spec))
+        may = (n for n, spec in enumerate(specs) if spec.rows >= ranks and spec.split in ("any", "rows"))
         self.may = [n for n in may if n not in self.forced]
-        self.blocks = _Blocks(self.problem, [*self.forced, *self.may])
+        self.blocks = {n: self.of_ranks(n) for n in (*self.forced, *self.may)}
+
+    def of_ranks(self, table: int) -> np.ndarray:
+        """Compute ms, exchange ms, bytes and sums for a net of each rank's block of a table: [3 + SUMS, ranks]."""
+        spec, ranks = self.problem.specs[table], len(self.problem.caps)
+        out = np.zeros((3 + SUMS, ranks))
+        for rank, (begin, end) in enumerate(blocks(spec.rows, ranks)):
+            if begin < end:
+                piece = Piece(table, begin, end, 0, spec.dim)
+                out[:, rank] = (*self.problem.cost(piece), *self.problem.adds(piece))
+        return out
 
     def late(self, share: float) -> bool:
-        return self.now() - self.began >= self.seconds * share
+        return time.perf_counter() - self.began >= self.seconds * share
 
     def rest(self, cut: frozenset[int]) -> Problem:
         """The problem that is left when these tables are cut."""
-        return replace(self.problem, rows=False, by_rows_cut=cut, blocks=self.blocks.of(sorted(cut)))
+        none = np.zeros((3 + SUMS, len(self.problem.caps)))
+        return replace(self.problem, by_rows_cut=cut, blocks=sum((self.blocks[n] for n in sorted(cut)), none))
 
     def run(self) -> SearchResult:
         self.choose()
         sets = sorted(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))[:BEST]
         found = list[Placed]()
-        in_time = not self.late(QUICK)
         for number, cut in enumerate(sets):
-            left = max(0.0, (1 - SPARED) * self.seconds - (self.now() - self.began)) / (len(sets) - number)
+            left = max(0.0, (1 - SPARED) * self.seconds - (time.perf_counter() - self.began)) / (len(sets) - number)
             if found and left == 0.0:
-                in_time = False
                 break
             rest = self.rest(cut)
-            result = beam_search(rest, seconds=left, now=self.now)
-            in_time = in_time and result.in_time
-            found.append(_with_blocks(rest, _side_by_side(rest, result.placed)))
+            found.append(_with_blocks(rest, _side_by_side(rest, _Beam(rest, left).run())))
         best, *others = sorted(found, key=lambda placed: placed.score)
         fitting = [placed for placed in others if placed.score[0] == 0]
-        return SearchResult(best, self.now() - self.began, in_time, fitting)
+        return SearchResult(best, time.perf_counter() - self.began, fitting)
 
     def rate(self, cut: frozenset[int]) -> None:
         """Score a choice of tables to cut, with the others whole, by moves and swaps alone."""
@@ -182,31 +180,6 @@ def _counts(tables: int) -> Sequence[int]:
     return counts
 
 
-class _Blocks:
-    """Costs of blocks at each rank, without a look at each: all blocks of a table but the last have the same rows."""
-
-    def __init__(self, problem: Problem, tables: Iterable[int]) -> None:
-        self.ranks, count = len(problem.caps), len(problem.specs)
-        self.full, self.last = np.zeros((count, 3 + SUMS)), np.zeros((count, 3 + SUMS))
-        self.of_full = np.zeros(count, np.int64)  # blocks of each table with as many rows as a block may have
-        for n in tables:
-            spec = problem.specs[n]
-            size = -(-spec.rows // self.ranks)
-            self.of_full[n] = spec.rows // size
-            for into, rows in ((self.full, size), (self.last, spec.rows % size)):
-                if rows:
-                    piece = Piece(n, 0, rows, 0, spec.dim)
-                    into[n] = (*problem.cost(piece), *problem.adds(piece))
-
-    def of(self, tables: Sequence[int]) -> np.ndarray:
-        """Compute ms, exchange ms, bytes and sums for a net of each rank's blocks: [3 + SUMS, ranks]."""
-        full, last = (np.zeros((self.ranks + 1, 3 + SUMS)) for _ in range(2))
-        np.add.at(full, self.of_full[tables], self.full[tables])
-        np.add.at(last, self.of_full[tables], self.last[tables])
-        # Rank r has a full block of each table with more than r of them.
-        return (np.cumsum(full[::-1], axis=0)[::-1][1:] + last[:-1]).T.copy()
-
-
 def _side_by_side(problem: Problem, placed: Placed) -> Placed:
     """The placement with each rank's columns of a table side by side, a width of no multiple of 4 at the end.
 
@@ -245,21 +218,15 @@ def _with_blocks(problem: Problem, placed: Placed) -> Placed:
 # Cuts by columns
 
 
-def beam_search(
-    problem: Problem, *, seconds: float = 30.0, now: Callable[[], float] = time.perf_counter
-) -> SearchResult:
-    """Search for a placement of tables, whole or cut by columns, whose busiest rank is hardly busier than it has to be.
-
-    The plan of a search that ends by itself depends only on the problem.
-    """
-    return _Beam(problem, seconds, now).run()
-
-
 class _Beam:
-    def __init__(self, problem: Problem, seconds: float, now: Callable[[], float]) -> None:
+    """Searches for a placement of tables, whole or cut by columns, whose busiest rank is hardly busier than it has to be.
+
+    The plan of a search that ends in time depends only on the problem.
+    """
+
+    def __init__(self, problem: Problem, seconds: float) -> None:
         self.problem = problem
-        self.now, self.began, self.seconds = now, now(), seconds
-        self.ended = False
+        self.began, self.seconds = time.perf_counter(), seconds
         self.memo: dict[frozenset[Piece], Placed] = {}
         self.best: Placed | None = None
         self.root = problem.root()
@@ -267,17 +234,15 @@ class _Beam:
         self.may = {n for n, spec in enumerate(problem.specs) if problem.by_columns(spec)}
 
     def late(self, share: float = 1.0) -> bool:
-        late = self.now() - self.began >= self.seconds * share
-        self.ended = self.ended or late
-        return late
+        return time.perf_counter() - self.began >= self.seconds * share
 
-    def run(self) -> SearchResult:
+    def run(self) -> Placed:
         first = self.placed_anew(self.root)
         self.take(first)
         if any(piece.table in self.may for piece in self.root):
             self.beam([first])
         assert self.best is not None
-        return SearchResult(self.best, self.now() - self.began, not self.ended)
+        return self.best
 
     def take(self, placed: Placed) -> None:
         if self.best is None or placed.score < self.best.score:

@@ -1,25 +1,30 @@
-"""Tables before they are placed: the size of each and what a batch looks up in it; their parts; and the file of them."""
+"""Tables to place: the size of each and what a batch looks up in it; their parts; plans of them; and the files of both."""
 
 import json
+import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
-from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, misfit
+from skirl.tools.os_errors import writing
+from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, TEXT, misfit, put_whole
+
+if TYPE_CHECKING:
+    from skirl.placement.problem import Placed, Problem
 
 FORMAT, VERSION = "skirl-tables", 1
 BINS = 17
 """Bins of reuse: rows that a batch looks up once, twice, up to 4, 8, ... 32,768 times, and more often."""
 MULTIPLE = 4  # columns are cut at multiples of it
-_MOST = 64 << 20
+_MOST = 256 << 20  # bytes of a file
 _FLOAT = 4
 Split = Literal["any", "rows", "columns", "no"]
 
@@ -29,7 +34,7 @@ class TableSpec:
     """A table, with all that its cost depends on.
 
     `batch` is the samples of a step over all ranks, `ids` and `distinct` the lookups and distinct rows of a batch on
-    average, `reuse` the shares of these rows in each of `BINS` (() if not known), `rank` where it has to be (None: any).
+    average, `reuse` the shares of these rows in each of `BINS` (() if not known).
     """
 
     name: str
@@ -40,7 +45,6 @@ class TableSpec:
     distinct: float
     reuse: tuple[float, ...] = ()
     optimizer: str = "rowwise-adagrad"
-    rank: int | None = None
     split: Split = "any"
 
     def __post_init__(self) -> None:
@@ -62,8 +66,6 @@ class TableSpec:
             raise ValueError(f"{who} has a reuse that is not {BINS} shares whose sum is 1: correct it, or leave it out")
         if not isinstance(self.optimizer, str) or self.optimizer not in ROW_OPTIMIZERS:
             raise ValueError(f"{who} has optimizer {self.optimizer!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
-        if self.rank is not None and (type(self.rank) is not int or self.rank < 0):
-            raise ValueError(f"{who} has rank {self.rank!r}: set it to the number of a rank, from 0 on")
         if self.split not in ("any", "rows", "columns", "no"):
             raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
 
@@ -93,9 +95,8 @@ def canonical(specs: Sequence[TableSpec]) -> list[int]:
     """Return the numbers of tables in an order that does not depend on how they are listed. Names break ties."""
 
     def key(n: int) -> tuple[Any, ...]:
-        s, pin = specs[n], -1 if specs[n].rank is None else specs[n].rank
-        facts = (s.batch, s.optimizer, s.split, pin, s.reuse, s.name)
-        return (-s.ids * s.dim, -s.rows, -s.dim, -s.ids, -s.distinct, *facts)
+        s = specs[n]
+        return (-s.ids * s.dim, -s.rows, -s.dim, -s.ids, -s.distinct, s.batch, s.optimizer, s.split, s.reuse, s.name)
 
     return sorted(range(len(specs)), key=key)
 
@@ -206,3 +207,132 @@ def check_cover(name: str, rows: int, dim: int, pieces: Iterable[Piece]) -> None
         if begin != end:
             how, low, high = ("no piece has", end, begin) if begin > end else ("two pieces have", begin, end)
             raise ValueError(f"{who}: {how} {what} {low:,} to {high:,}: cover each once")
+
+
+# Plans
+
+PLAN_VERSION = 1
+_HEAD = {"format": "skirl-table-plan", "format_version": PLAN_VERSION}
+_PIECE = {"rank": COUNT, "rows": [COUNT], "columns": [COUNT]}
+_PLAN = {
+    "ranks": COUNT,
+    "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "optimizer": TEXT, "pieces": [_PIECE]}],
+}
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A plan of where every row and column of some tables is to be."""
+
+    ranks: int
+    tables: tuple[tuple[str, int, int, str], ...]
+    """Name, rows, dim and row optimizer of each."""
+    pieces: tuple[tuple[tuple[Piece, int], ...], ...]
+    """Of each table, with the rank of each piece."""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"the plan has {self.ranks} ranks: set it to 1 or more")
+        check_names([name for name, *_ in self.tables])
+        for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True):
+            TableSpec(name, rows, dim, 1, 1.0, 1.0, optimizer=optimizer)
+            for _, rank in pieces:
+                if not 0 <= rank < self.ranks:
+                    raise ValueError(
+                        f"table {name!r} has a piece at rank {rank}: there are ranks 0 to {self.ranks - 1}"
+                    )
+            check_cover(name, rows, dim, [piece for piece, _ in pieces])
+
+    @classmethod
+    def of(cls, specs: Sequence[TableSpec], order: Sequence[int], placed: "Placed") -> "TablePlan":
+        """Make a plan of what a search found for the specs in this order."""
+        pieces: list[list[tuple[Piece, int]]] = [[] for _ in specs]
+        for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
+            number = order[piece.table]
+            pieces[number].append((piece._replace(table=number), rank))
+        return cls(len(placed.caps), tuple(map(_facts, specs)), tuple(tuple(sorted(of)) for of in pieces))
+
+    def save(self, path: Path) -> None:
+        tables = [
+            {
+                "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
+                "pieces": [
+                    {"rank": rank, "rows": [p.row, p.row_end], "columns": [p.col, p.col_end]} for p, rank in pieces
+                ],
+            }
+            for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True)
+        ]  # fmt: skip
+        text = json.dumps(_HEAD | {"ranks": self.ranks, "tables": tables}, indent=1) + "\n"
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put_whole(path, text.encode(), secrets.token_hex(8))
+
+    @classmethod
+    def load(cls, path: Path) -> "TablePlan":
+        """Read a file. Raise a ValueError that names it if it is wrong."""
+        if not path.is_file() or path.stat().st_size > _MOST:
+            raise ValueError(f"{path} is no plan of tables: name a file that `skirl place` wrote")
+        try:
+            return cls.parsed(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def parsed(cls, text: str) -> "TablePlan":
+        """Raise a ValueError if the text is no plan, or a wrong one."""
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is not JSON ({error}): make the plan again") from None
+        if not isinstance(body, dict) or any(body.get(name) != value for name, value in _HEAD.items()):
+            raise ValueError(
+                f"it is not a plan of tables in format {PLAN_VERSION}: name a file that `skirl place` wrote"
+            )
+        if (wrong := misfit(body, _PLAN)) is not None:
+            raise ValueError(f"{wrong}: make the plan again")
+        tables, pieces = [], []
+        for number, table in enumerate(body["tables"]):
+            tables.append((table["name"], table["rows"], table["dim"], table["optimizer"]))
+            pieces.append(tuple(_piece(number, table["name"], piece) for piece in table["pieces"]))
+        return cls(body["ranks"], tuple(tables), tuple(pieces))
+
+    def check(self, specs: Sequence[TableSpec]) -> None:
+        known, found = ({name: of for name, *of in tables} for tables in (self.tables, map(_facts, specs)))
+        if other := [name for name in {**known, **found} if name not in known or name not in found]:
+            where = "the plan has no" if other[0] in found else "the plan has a table that is not there:"
+            raise ValueError(f"{where} table {other[0]!r}: make the plan again")
+        for name, of in found.items():
+            for what, planned, now in zip(("rows", "dim", "optimizer"), known[name], of, strict=True):
+                if planned != now:
+                    raise ValueError(
+                        f"table {name!r} has {what} {planned} in the plan and {now} now: make the plan again"
+                    )
+
+    def placed(self, problem: "Problem") -> "Placed":
+        """The plan as a placement of a problem's tables, in the problem's order."""
+        numbers = {name: number for number, (name, *_) in enumerate(self.tables)}
+        items, at = [], []
+        for table, spec in enumerate(problem.specs):
+            for piece, rank in self.pieces[numbers[spec.name]]:
+                items.append(piece._replace(table=table))
+                at.append(rank)
+        return problem.at(tuple(items), np.array(at, np.int64))
+
+    def at(self, rank: int) -> list[str]:
+        """The tables of a rank, each with how it is cut."""
+        found = []
+        for (name, _, dim, _), pieces in zip(self.tables, self.pieces, strict=True):
+            if any(at == rank for _, at in pieces):
+                how = "columns" if pieces[0][0].dim < dim else "rows"
+                found.append(name if len(pieces) == 1 else f"{name} ({len(pieces)} parts by {how})")
+        return found
+
+
+def _facts(spec: TableSpec) -> tuple[str, int, int, str]:
+    return spec.name, spec.rows, spec.dim, spec.optimizer
+
+
+def _piece(number: int, name: str, body: Mapping[str, Any]) -> tuple[Piece, int]:
+    if len(body["rows"]) != 2 or len(body["columns"]) != 2:
+        raise ValueError(f"table {name!r} has a piece that is not of two ends of rows and of columns: correct it")
+    return Piece(number, *body["rows"], *body["columns"]), body["rank"]

@@ -137,10 +137,6 @@ class Contender:
         self.embeddings.current.expect(work, micro)
         self.stepped, self.ends_step = False, ends_step
 
-    def __repr__(self) -> str:
-        state = f", left: {self.left}" if self.left else ""
-        return f"<variant {self.name!r}{state}>"
-
 
 State = list[Tensor]
 

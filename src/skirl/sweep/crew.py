@@ -26,10 +26,9 @@ from skirl.tools import rng_state
 from skirl.tools.flags import flat_of
 from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
-from skirl.train.evaluation import Evaluation, evaluating
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.loop import touched_rows
-from skirl.train.metrics import Meter, Metrics, NotFinite
+from skirl.train.metrics import Evaluation, Meter, Metrics, NotFinite, evaluating
 from skirl.train.recipe import Recipe
 from skirl.train.resume import Origin, begin_from
 from skirl.train.run_folder import RunFolder
@@ -47,7 +46,7 @@ class Entrant:
         self.variant, self.contender = variant, contender
         self.rates: Rates = variant.recipe.rates_of(contender.embeddings, contender.dense)  # type: ignore[arg-type]
         self.meter = Meter()
-        self.judge = Evaluation(every=duty.evaluation.eval_every, patience=duty.evaluation.patience)
+        self.judge = Evaluation(every=duty.evaluation.eval_every)
         folder = duty.folder(variant.name)
         alone = (SaveFlags(from_=duty.from_), LogFlags(run=folder, log_every=duty.every))
         self.flags = flat_of(variant.recipe, duty.evaluation, *alone)
@@ -103,7 +102,7 @@ class Entrant:
             **self.flags,
             **self.meter.result(),
             **self.judge.result(),
-            "stopped_early": self.judge.stops,
+            "stopped_early": False,
             "steps": self.meter.steps,
             "begun_at": self.run.begun_at,
             "left": left,
@@ -122,8 +121,7 @@ class Entrant:
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
     names = (
-        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "stopped_early", "best",
-        "left", "run",
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run",
     )  # fmt: skip
     return {name: result[name] for name in names if name in result}
 

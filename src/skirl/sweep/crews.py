@@ -3,11 +3,9 @@
 Threads of one process would wait for each other where steps are short. Each process reads the stream and plans for itself.
 """
 
-import logging
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import sys
 import time
@@ -15,7 +13,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from logging.handlers import QueueHandler
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +24,6 @@ import torch
 from skirl.engine.capacity import AUTO, DoesNotFit
 from skirl.peers.processes import die_with_parent
 from skirl.sweep.crew import Crew, Duty, Stepped
-from skirl.sweep.race import Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
 from skirl.train.loop import touched_rows
@@ -76,24 +72,17 @@ def _only_one(on_cpu: bool, *, trace: bool) -> str | None:
     return "a timeline is of one process" if trace else None
 
 
-def dealt(variants: Sequence[Varied], race: Race, count: int) -> list[list[Varied]]:
-    """Assign variants to processes: those of one shape, and seeds of one configuration, go to different ones."""
-    of = dict(zip(race.names, race.configurations, strict=True))
-    width = {variant.name: _numbers(variant) for variant in variants}
-    order = sorted(variants, key=lambda v: (-width[v.name], v.recipe.model.model, of[v.name]))
-    hands: list[list[Varied]] = [[] for _ in range(count)]
-    for n, variant in enumerate(order):  # back and forth, so that the first one does not get the widest each time
-        turn, place = divmod(n, count)
-        hands[place if turn % 2 == 0 else count - 1 - place].append(variant)
-    given = {variant.name: n for n, variant in enumerate(variants)}
-    return [sorted(hand, key=lambda v: given[v.name]) for hand in hands]
+def dealt(variants: Sequence[Varied], count: int) -> list[list[Varied]]:
+    """Assign variants to processes, the widest in turn, so that all take about as long."""
+    order = sorted(range(len(variants)), key=lambda n: -_numbers(variants[n]))
+    return [[variants[n] for n in sorted(order[first::count])] for first in range(count)]
 
 
 def _numbers(variant: Varied) -> int:
     return variant.recipe.row_optimizer().width(variant.recipe.model.row_dim)
 
 
-def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
+def duties(duty: Duty, count: int) -> list[Duty]:
     """Split a duty over processes: its variants and, if it is given in bytes, its cache."""
     recipe = duty.recipe
     if recipe.counts_first:
@@ -103,7 +92,7 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
     kind, amount = recipe.cache.parsed()
     total = sum(map(_numbers, duty.variants))
     split = []
-    for own in dealt(duty.variants, race, count):
+    for own in dealt(duty.variants, count):
         cache = recipe.cache.cache
         if kind in ("bytes", "auto"):
             whole = amount if kind == "bytes" else AUTO * free_bytes()
@@ -253,7 +242,7 @@ class _Process:
 
     def answer(self) -> Any:
         try:
-            good, found = self._received()
+            good, found = self.pipe.recv()
         except (EOFError, OSError):
             self._process.join(5.0)
             names = ", ".join(sorted(self.racing)) or "no variant any more"
@@ -265,17 +254,11 @@ class _Process:
             raise found
         return found
 
-    def _received(self) -> tuple[bool, Any]:
-        answer, logged = self.pipe.recv()
-        for record in logged:
-            logging.getLogger(record.name).handle(record)
-        return answer
-
     def ended(self, until: float) -> None:
         """Wait until the process has ended, and kill it if that takes too long. Drop answers that nobody waits for."""
         with suppress(EOFError, OSError):
             while self.pipe.poll(max(0.0, until - time.monotonic())):
-                self._received()
+                self.pipe.recv()
 
     def end(self) -> None:
         self.pipe.close()
@@ -293,19 +276,18 @@ def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: in
         other.close()
     _forget_forkserver()
     torch.set_num_threads(duty.recipe.device.threads or 1)
-    line = _Line(pipe)
     try:
         try:
             with Crew(duty) as crew:
-                line.send((True, None))
-                while (order := line.receive()) is not _END:
+                _send(pipe, (True, None))
+                while (order := _received(pipe)) is not _END:
                     if order == _STOP:
                         raise _Stopped
-                    line.send(_carried_out(crew, order))
+                    _send(pipe, _carried_out(crew, order))
             answer = (True, None)
         except Exception as error:
             answer = (False, _sendable(error))
-        line.send(answer)
+        _send(pipe, answer)
     except _Gone:
         os._exit(1)
 
@@ -318,30 +300,18 @@ class _Gone(BaseException):
     """The parent process is gone."""
 
 
-class _Line:
-    """The pipe to the parent process, which shows what is logged here, since it knows what the terminal shows."""
+def _received(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        raise _Gone from None
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._logged: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-        log = logging.getLogger("skirl")
-        log.handlers, log.propagate = [QueueHandler(self._logged)], False
 
-    def receive(self) -> Any:
-        try:
-            return self._pipe.recv()
-        except (EOFError, OSError):
-            raise _Gone from None
-
-    def send(self, answer: tuple[bool, Any]) -> None:
-        logged: list[logging.LogRecord] = []
-        with suppress(queue.Empty):
-            while True:
-                logged.append(self._logged.get_nowait())
-        try:
-            self._pipe.send((answer, logged))
-        except OSError:
-            raise _Gone from None
+def _send(pipe: Connection, answer: tuple[bool, Any]) -> None:
+    try:
+        pipe.send(answer)
+    except OSError:
+        raise _Gone from None
 
 
 def _forget_forkserver() -> None:

@@ -18,19 +18,6 @@ def points(steps: int | None) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VaryFlags:
-    """What differs between variants."""
-
-    group: ClassVar[str] = "sweep"
-
-    vary: tuple[str, ...] = ()
-    """A flag and its values, such as lr=0.01,0.02; given several times, every combination is a variant. Sizes of
-    layers are joined by x: top=64x32,128x64."""
-    variants: Path | None = None
-    """A TOML file with a table for each variant; with --vary, each of them is combined with every combination."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RaceFlags:
     """When variants are dropped."""
 
@@ -41,8 +28,8 @@ class RaceFlags:
     with the lowest loss on samples that nobody had trained on. Without it, none is dropped. With several epochs, each
     waits for the next evaluation on the samples held out."""
     keep: int = 1
-    """How many configurations are trained to the end, or fewer if some end by --patience or diverge. The seeds of one
-    configuration are dropped together; if one of them ends by itself, the race compares those that are left."""
+    """How many configurations are trained to the end, or fewer if some diverge. The seeds of one configuration are dropped
+    together; if one of them diverges, the race compares those that are left."""
 
     def __post_init__(self) -> None:
         Rules(keep=self.keep)

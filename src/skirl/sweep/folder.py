@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from skirl.sweep.checkpoint import SWEEP
-from skirl.sweep.race import Left, Race, VariantPlace
+from skirl.sweep.race import Left, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
@@ -67,9 +67,7 @@ class SweepFolder:
         return "none" if self.path is None else str(self.path / variant)
 
     def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], race: Race, step: int) -> None:
-        """Write sweep.json and begin race.jsonl. A sweep that resumes drops the lines after the step that it resumes from,
-        and those of variants that had ended it and race again.
-        """
+        """Write sweep.json and begin race.jsonl; one that resumes drops the lines after its step."""
         if self.path is None:
             return
         self._begun_at = step
@@ -89,8 +87,7 @@ class SweepFolder:
             put_json(self.path / SWEEP, facts)
         with self._missing.tried(RACE, self.path, of=OSError):
             lines = (self.path / RACE).read_bytes().splitlines() if step and (self.path / RACE).is_file() else []
-            read = {line: json.loads(line) for line in lines if line.endswith(b"}")}
-            kept = [line for line, of in read.items() if of["step"] <= step and of.get("variant") not in race.racing]
+            kept = [line for line in lines if line.endswith(b"}") and json.loads(line)["step"] <= step]
             put_whole(self.path / RACE, b"".join(line + b"\n" for line in kept), "new")
             self._race = Lines(self.path / RACE)
 
@@ -102,13 +99,12 @@ class SweepFolder:
         step: int,
         seconds: float,
         race: Race,
-        places: Callable[[], Sequence[VariantPlace]],
         aucs: Callable[[], Mapping[str, float | None]],
     ) -> None:
         if self._race is None:
             return
         of = aucs()
-        at = [asdict(place) | {"auc": of.get(place.variant)} for place in places()]
+        at = [asdict(place) | {"auc": of.get(place.variant)} for place in race.standing()]
         when = {"step": step, "seconds": seconds, "begun_at": self._begun_at}
         by = {"measure": race.measure, "unseen": race.unseen}
         self._write({"event": "standing", **when, **by, "places": at})

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from skirl.train.evaluation import Evaluation
+    from skirl.train.metrics import Evaluation
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +22,7 @@ class Rules:
     """When variants are dropped."""
 
     keep: int = 1
-    """Configurations that stay to the end, unless others than the race make them leave."""
+    """Configurations that stay to the end, unless they diverge."""
     rungs: tuple[int, ...] = ()
     """Steps after which only half as many configurations as before may go on."""
 
@@ -106,25 +106,15 @@ class Judged:
     """The lowest log loss; None if none was finite."""
     best_step: int
     """The step with the lowest log loss."""
-    since: int
-    """Number of evaluations since then."""
 
     @classmethod
     def of(cls, judge: "Evaluation") -> "Judged":
         best = judge.best if judge.best is not None and isfinite(judge.best) else None
-        return cls(judge.step, best, judge.best_step, judge.since)
+        return cls(judge.step, best, judge.best_step)
 
     @property
     def is_best(self) -> bool:
         return self.best is not None and self.best_step == self.step
-
-    def stops(self, patience: int | None) -> bool:
-        """Return whether the last `patience` evaluations were no better than the best, so that the variant stops."""
-        return patience is not None and self.since >= patience
-
-
-def why_stopped(patience: int | None, step: int) -> str:
-    return f"no better in {patience} evaluation{'s' * (patience != 1)} at step {step:,}"
 
 
 def best_of(name: str | None, judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -154,7 +144,7 @@ class Left:
     variant: str
     why: str
     kind: str
-    """diverged, dropped (at a rung) or patience."""
+    """diverged, or dropped at a rung."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +156,7 @@ class VariantPlace:
     loss: float | None
     """Mean over the recent batches that nobody had trained on; if it has left, over those before it left."""
     difference: float | None
-    """Mean loss of its configuration minus that of rank 1, on the same batches: the recent ones before either left."""
+    """Mean loss of its configuration minus that of rank 1, on the same batches: the recent ones before it left."""
     error: float | None
     """Standard error of that difference."""
     state: str
@@ -194,8 +184,7 @@ class Race:
     Where samples come again, `judge` takes losses on samples held out, and ranks and rungs are by these.
 
     Variants that differ only in the seed are one configuration: their losses are averaged, and they are dropped together.
-    If others make a seed leave, those that are left stand for the configuration; one that left for want of patience counts
-    on by its losses on samples held out.
+    If a seed diverges, those that are left stand for the configuration.
     """
 
     def __init__(
@@ -260,22 +249,17 @@ class Race:
             return []
         return self._drop()
 
-    def retire(self, names: Sequence[str], why: str, kind: str) -> list[Left]:
-        """Let variants leave for what others found of them, and return them."""
-        return self._leave([self.names.index(name) for name in names], why, kind)
+    def diverged(self, names: Sequence[str], why: str) -> list[Left]:
+        """Let variants leave whose predictions are not finite, and return them."""
+        return self._leave([self.names.index(name) for name in names], why, "diverged")
 
     def winner(self) -> str:
         return self.standing()[0].variant
 
     def standing(self) -> list[VariantPlace]:
-        """Return the places of all variants, best first. Those that left follow, the last to leave and the best first.
-
-        Who left for want of patience was not beaten, and is ranked by its log loss on the samples held out, unless others
-        beat its configuration.
-        """
-        ranked = self._ranked()
-        order, values = self._order(ranked), self._values()
-        best = [k for c in order for k in sorted(self._own(c, ranked), key=lambda k: values[k])]
+        """Return the places of all variants, best first. Those that left follow, the last to leave and the best first."""
+        order, values = self._order(), self._values()
+        best = [k for c in order for k in sorted(self._own(c), key=lambda k: values[k])]
         rest = [k for k in range(len(self.names)) if k not in best]
         whole = self._whole()
         rest.sort(key=lambda k: (-self._gone[k].step, self._gone[k].loss or 0.0, k))
@@ -283,11 +267,11 @@ class Race:
 
     def seed_noise(self) -> float | None:
         """Return the standard deviation over seeds of what ranks are by; None if no configuration has several."""
-        values, ranked = self._values(), self._ranked()
+        values = self._values()
         spreads = [
             (np.var(values[own], ddof=1), len(own) - 1)
             for c in range(self._of.max() + 1)
-            if len(own := self._own(c, ranked)) > 1
+            if len(own := self._own(c)) > 1
         ]
         free = sum(n for _, n in spreads)
         return float(np.sqrt(sum(v * n for v, n in spreads) / free)) if free else None
@@ -328,38 +312,28 @@ class Race:
         own = (self._of[None, :] == np.arange(self._of.max() + 1)[:, None]) & self._racing[None, :]
         return pooled(self._sums(), own / np.maximum(own.sum(1, keepdims=True), 1))
 
-    def _ranked(self) -> np.ndarray:
-        """Return, for each variant, whether it may win: it races, or it stopped and its configuration was not beaten."""
-        ranked, numbers = self._racing.copy(), {one.variant: self.names.index(one.variant) for one in self.left}
-        beaten = {self._of[numbers[one.variant]] for one in self.left if one.kind == "dropped"}
-        stopped = [numbers[one.variant] for one in self.left if one.kind == "patience" and self._judged]
-        ranked[[k for k in stopped if k in self._held_out and self._of[k] not in beaten]] = True
-        return ranked
-
     def _values(self) -> np.ndarray:
         if self._judged:
             return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
         sums = self._sums()
         return sums.losses / max(1, sums.batches)
 
-    def _own(self, c: int, among: np.ndarray) -> list[int]:
-        return np.flatnonzero((self._of == c) & among).tolist()
+    def _own(self, c: int) -> list[int]:
+        return np.flatnonzero((self._of == c) & self._racing).tolist()
 
-    def _order(self, among: np.ndarray) -> list[int]:
-        """Return the configurations of the variants in `among`, best first."""
+    def _order(self) -> list[int]:
+        """Return the configurations that race, best first."""
         values, losses = self._values(), self._whole().losses
         means = {
             c: float(np.mean(values[own])) if self._judged else float(losses[c])
             for c in range(len(losses))
-            if (own := self._own(c, among))
+            if (own := self._own(c))
         }
         return sorted(means, key=lambda c: (means[c], c))
 
     def _drop(self) -> list[Left]:
-        on = np.bincount(self._of, self._racing) > 0
-        order = [c for c in self._order(self._ranked()) if on[c]]
-        below = order[self.rules.most(len(on), self.step) :]
-        gone = [int(k) for c in reversed(below) for k in np.flatnonzero((self._of == c) & self._racing)]
+        below = self._order()[self.rules.most(int(self._of.max()) + 1, self.step) :]
+        gone = [k for c in reversed(below) for k in self._own(c)]
         by = "held-out loss" if self._judged else "loss"
         return self._leave(gone, f"dropped at step {self.step:,} by {by}", "dropped")
 
@@ -386,16 +360,9 @@ class Race:
         place = VariantPlace(rank, self.names[k], of.loss, None, None, of.state, held_out=held_out)
         if not order:  # all have diverged
             return place
-        c, first = int(self._of[k]), order[0]
-        difference, error = of.differences[first], of.errors[first]
-        other = max(self._own(first, self._of >= 0), key=self._end)
-        if self._end(other) < self._end(k):  # rank 1 left before, and was compared then
-            difference, error = -self._gone[other].differences[c], self._gone[other].errors[c]
-        return replace(place, difference=_known(difference), error=_known(error), leading=c == first)
-
-    def _end(self, k: int) -> float:
-        return self._gone[k].step if k in self._gone else np.inf
+        first, leading = order[0], int(self._of[k]) == order[0]
+        return replace(place, difference=_known(of.differences[first]), error=_known(of.errors[first]), leading=leading)
 
 
-def _known(value: float | None) -> float | None:
-    return None if value is None or not np.isfinite(value) else float(value)
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -5,9 +5,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import isfinite, nan
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from skirl.sweep.crew import Crew, Duty, check_pooled, facts
 from skirl.sweep.crews import Crews, duties, how_many
 from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
-from skirl.sweep.race import BROKEN, Judged, Left, Race, VariantPlace, best_of, difference, why_stopped
+from skirl.sweep.race import BROKEN, Judged, Left, Race, best_of, difference
 from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.machine import machine
@@ -38,7 +38,7 @@ def run(sweep_run: "SweepRun") -> dict[str, Any]:
     reporting = progress_of("sweep", sweep_run.stream.steps)
     with sweep_run, sweep_run.crew, Signals(keeping.save is not None) as signals, reporting as progress:
         sweep_run.begin()
-        while not sweep_run.over and sweep_run.step():
+        while sweep_run.step():
             progress(sweep_run.steps, sweep_run.facts)
             if sweep_run.keep(signals):
                 break
@@ -111,8 +111,6 @@ class SweepRun:
         self.judged = {name: Judged(**one) for name, one in saved.get("judged", {}).items()}
         self._best: list[str] = []
         """The variants that were never better than after this step."""
-        self.over = False
-        """Whether all that are left have stopped for want of patience."""
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
@@ -132,7 +130,7 @@ class SweepRun:
             from_=keeping.from_, origin=origin,
         )  # fmt: skip
         self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
-        self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
+        self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.processes))
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
         self.steps, self.samples = self.race.step, 0
@@ -164,16 +162,9 @@ class SweepRun:
         self.folder.begin(self.flags, self.variants, self.race, step)
         if self.header is not None and self.bests.on:
             self.bests.go_on(self.header, self.judged)
-        if not self._has_ended():
-            self._retire_stopped()  # of a sweep that goes on with less patience, or that was over
         if self.header is None and self.keeping.save is not None:
             self._save()
             self._settle()
-
-    def _has_ended(self) -> bool:
-        """Whether the sweep resumes from its last step, and has no more steps now."""
-        also = {} if self.header is None else self.header["also"]
-        return bool(also.get("ended")) and all(also["flags"].get(n) == self.flags[n] for n in ("steps", "epochs"))
 
     def step(self) -> bool:
         """Train all that race on a batch, and drop those below a rung. Return False if none or no batch is left."""
@@ -199,7 +190,6 @@ class SweepRun:
             if self.failed is not None:
                 self._stand(done.step)
                 return False
-        last_step = last_step or self.over
         self.crew.end_step(last=last_step)
         self.samples = done.samples
         self.speed.reached(done.samples)
@@ -209,11 +199,11 @@ class SweepRun:
 
     def _stand(self, step: int) -> None:
         seconds = time.monotonic() - self._began
-        self.folder.standing(step, seconds, self.race, self.standing, self._aucs)
+        self.folder.standing(step, seconds, self.race, self._aucs)
 
     def facts(self) -> Facts:
         """Return the standing for one line."""
-        first, *others = [one for one in self.standing() if one.rank == 1 or one.state in ("leads", "races")]
+        first, *others = [one for one in self.race.standing() if one.rank == 1 or one.state in ("leads", "races")]
         losses = {"held out": first.held_out, "loss": first.loss}
         return {
             "leader": first.variant,
@@ -222,15 +212,6 @@ class SweepRun:
             "racing": f"{len(self.race.racing)} of {len(self.variants)}",
             "samples/s": f"{self.speed.rate(self.samples):,.0f}",
         }
-
-    def standing(self) -> list[VariantPlace]:
-        """Who ends the sweep for want of patience has stopped as others did before."""
-        places, why = self.race.standing(), self._why_over
-        return [replace(one, state=why) if why and one.variant in self.race.racing else one for one in places]
-
-    @property
-    def _why_over(self) -> str | None:
-        return why_stopped(self.evaluation.patience, self.race.step) if self.over else None
 
     def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
         with self.speed.paused():
@@ -241,29 +222,12 @@ class SweepRun:
                 self.failed = (
                     f"all {len(self.variants)} variants have diverged, the last ones at step {step:,}, where {BROKEN}"
                 )
-            self._let_leave(self.race.retire(broken, f"diverged at step {step:,}: {BROKEN}", "diverged"))
+            self._let_leave(self.race.diverged(broken, f"diverged at step {step:,}: {BROKEN}"))
             if self.failed is not None:
                 return
         self._best = [name for name, one in found.items() if one is not None and one.is_best]
-        if not last:  # whoever is there at the end was trained to the end
-            self._retire_stopped()
         if last or not unseen:
-            self._rank(last=last or self.over)
-
-    def _rank(self, *, last: bool) -> None:
-        self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=last))
-
-    def _retire_stopped(self) -> None:
-        """Let variants leave that stop for want of patience. If all do, the sweep is over instead."""
-        race, patience = self.race, self.evaluation.patience
-        stopped = [name for name in race.racing if name in self.judged and self.judged[name].stops(patience)]
-        self.over = bool(stopped) and len(stopped) == len(race.racing)
-        if self.over:
-            self._rank(last=True)
-            for name in stopped:
-                self.folder.left(Left(race.step, name, why_stopped(patience, race.step), "patience"))
-        elif stopped:
-            self._let_leave(race.retire(stopped, why_stopped(patience, race.step), "patience"))
+            self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=last))
 
     def _let_leave(self, left: Sequence[Left]) -> None:
         diverged = {one.variant: one.why for one in left if one.kind == "diverged"}
@@ -280,8 +244,8 @@ class SweepRun:
         stop, step = signals.came is not None, self.race.step
         if self.keeping.save is not None:
             written = self._saving is not None and not self._still_saving
-            last, best = self._last or self.over, self.bests.on and bool(self._best)
-            due = stop or last or best or self.keeping.due(step, time.monotonic() - self._saved_at)
+            best = self.bests.on and bool(self._best)
+            due = stop or self._last or best or self.keeping.due(step, time.monotonic() - self._saved_at)
             if written:
                 self._settle()
             if due:
@@ -294,13 +258,11 @@ class SweepRun:
         race, results = self.race, self.results
         if self.failed is None:
             self._settle()
-            more, why = self._more(race.racing), self._why_over
-            results |= self.crew.finish({name: of | ({"left": why} if why else {}) for name, of in more.items()})
+            results |= self.crew.finish(self._more(race.racing))
         self._settle()
         aucs, seconds = self._aucs(), time.monotonic() - self._began
         winner = None if self.failed else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
-        whole = self.stream.steps or (None if self.over else self.steps)  # of the run that was asked for
         result = {
             "command": "sweep",
             **self.flags,
@@ -309,16 +271,15 @@ class SweepRun:
             "steps": self.steps,
             "saved_step": self._saved_step,
             "variant_steps": self.spent,
-            "cost": None if whole is None else self.spent / max(1, whole * len(self.variants)),
+            "cost": self.spent / max(1, (self.stream.steps or self.steps) * len(self.variants)),
             "seed_noise": race.seed_noise(),
             "seconds": seconds,
             "samples_per_second": self.speed.rate(self.samples),
-            "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in self.standing()],
+            "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
             "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
             "best": best_of(winner, self.judged, {name: results[name].get("best") for name in race.names}),
-            "stopped_early": self.over,
-            **_origin({name: results[name].get("from") for name in race.names}),
+            "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
             "processes_used": self.processes,
             **self.crew.facts(),
             "machine": machine() | {"threads": self.recipe.device.threads},
@@ -354,7 +315,7 @@ class SweepRun:
             "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
             "flags": self.flags,
             "judged": {name: asdict(one) for name, one in self.judged.items()},
-            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants}, "ended": self._last,
+            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
         left = {one.variant: (one.why, one.step) for one in self.race.left}
         body = header_of(self.race.step, left, plain(also))
@@ -386,13 +347,3 @@ class SweepRun:
         self.bests.miss(best, step, "it could not be saved")
         self.not_saved = f"step {step:,} is not saved: {error}"
         log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.not_saved)
-
-
-def _origin(begun: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return what the variants took from another run, and which of them have another row optimizer, unless all have."""
-    zero = [name for name, of in begun.items() if of and not of["row_state"]]
-    whole = next((of for name, of in begun.items() if of and name not in zero), None)
-    return {
-        "from": whole or next(filter(None, begun.values()), None),
-        "from_zero": zero if whole is not None else [],
-    }

@@ -71,17 +71,11 @@ def flat_of(*parts: Any) -> dict[str, Any]:
 
 
 def flags_of(command: type) -> dict[str, Flag]:
-    """Return the flags of a command by name. A flag of the whole replaces one with the same name in a part.
-
-    A command may name flags of its own in `groups`, by the title that help shows them under. They come last, in this order.
-    """
+    """Return the flags of a command by name. A flag of the whole replaces one with the same name in a part."""
     changed = getattr(command, "defaults", {})
     found: dict[str, Flag] = {}
     for flag in _own_first(command):
         found.setdefault(flag.name, flag)
-    for group, names in getattr(command, "groups", {}).items():
-        for name in names:
-            found[name] = dataclasses.replace(found.pop(name), group=group)
     for name, value in changed.items():
         found[name] = dataclasses.replace(found[name], default=value)
     return found

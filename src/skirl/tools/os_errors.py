@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _WORDS = {
@@ -86,6 +86,20 @@ def writing(path: str | Path) -> Iterator[None]:
             raise
         then = "free some room, or name another place" if found.errno in ROOM else "name a place that can be written to"
         raise NotWritten(f"{path} could not be written, {why(found, path)}: {then}", found.errno) from error
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A draft to write in this block, which then takes the place of a file; if the block raises, it is removed."""
+    place = Path(path)  # drops a trailing slash
+    draft = place.with_name(f"{place.name}.{os.getpid()}.part")
+    try:
+        yield draft
+        with writing(path):
+            os.replace(draft, place)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _free(path: Path) -> int | None:

@@ -8,18 +8,18 @@ from contextvars import ContextVar
 Facts = Mapping[str, str]
 Report = Callable[[int, Callable[[], Facts]], None]
 """Takes how many steps are done, and what returns the facts to show; it is called only if they are shown."""
-Display = Callable[[str, int | None, str], AbstractContextManager[Report]]
-"""Takes a title, the number of steps if it is known, and a line to show first."""
+Display = Callable[[str, int | None], AbstractContextManager[Report]]
+"""Takes a title, and the number of steps if it is known."""
 _display: ContextVar[Display | None] = ContextVar("display", default=None)
 
 
 @contextmanager
-def progress_of(title: str, steps: int | None = None, begun: str = "") -> Iterator[Report]:
+def progress_of(title: str, steps: int | None = None) -> Iterator[Report]:
     """Report the progress of a loop, once a step."""
     if (display := _display.get()) is None:
         yield lambda done, facts: None
         return
-    with display(title, steps, begun) as report:
+    with display(title, steps) as report:
         yield report
 
 

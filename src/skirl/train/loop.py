@@ -29,9 +29,8 @@ from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Report, progress_of
-from skirl.train.evaluation import Evaluation
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
-from skirl.train.metrics import Meter, NotFinite
+from skirl.train.metrics import Evaluation, Meter, NotFinite
 from skirl.train.recipe import Recipe
 from skirl.train.resume import RULES, agreed_start, begin_from, told
 from skirl.train.run_folder import RunFolder, Since
@@ -341,15 +340,10 @@ def train(
     folder = RunFolder(log.folder(), name=f"{recipe.model.model}-{recipe.data.kind}", flags=flags, **where)
     run = _Run(recipe, share, folder, evaluation, saving.resume)
     begun_from: dict[str, Any] | None = None
-    total = recipe.stream().steps
-    begun = (
-        f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {'all' if total is None else f'{total:,}'} "
-        f"batches of {recipe.data.batch:,}, --cache {recipe.cache.cache}"
-    )
     with (
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
         run.keeper(saving, batches) as keeper,
-        progress_of("train", total, begun) as progress,
+        progress_of("train", recipe.stream().steps) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -25,18 +24,17 @@ from skirl.core.batch import Batch
 from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema
 from skirl.data.files.find import find, kind_of
 from skirl.data.files.stream import Files
-from skirl.data.flags import FILE_KINDS, OF_ORDER, DataFlags, Unlabelled
+from skirl.data.flags import FILE_KINDS, DataFlags, Unlabelled
 from skirl.data.source import Source
 from skirl.data.vocabulary.growing import Growing
 from skirl.nn.collection import collections_of
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.os_errors import writing
+from skirl.tools.os_errors import replacing, writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
-from skirl.train.evaluation import evaluating
 from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, SavedFlags, StepFlags
-from skirl.train.metrics import Metrics
+from skirl.train.metrics import Metrics, evaluating
 from skirl.train.recipe import Recipe
 from skirl.train.resume import check_same_data, run_of
 
@@ -147,8 +145,7 @@ def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
             f"data is {given['data']}, but the run was trained on {flags['data']}: set data to the same kind"
         )
     if kind in FILE_KINDS:
-        given |= {"epochs": 1, "steps": None, "shuffle": 0}
-        given |= {name: getattr(DataFlags, name) for name in OF_ORDER}
+        given |= {"epochs": 1, "steps": None, "shuffle": 0, "session_order": "keep"}
         if chosen.data is not None and chosen.schema is None:
             first = find(given["data"].partition(":")[2])[0]
             if kind_of(first) == "parquet" and embedded_schema(first) is not None:
@@ -213,7 +210,7 @@ def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
             raise ValueError(f"--into is {into}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if run.labelled else None
-        samples, first, began, cpu = 0, 0, started, 0.0
+        samples, first, began = 0, 0, started
         with (
             progress_of(command, run.source.steps) as progress,
             predictions_in(into, labelled=run.labelled, about=about) as write,
@@ -225,14 +222,13 @@ def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
                 write(numbers, logits, batch.labels)
                 samples += len(numbers)
                 if done == 1:  # the first batch loads kernels, so its time says nothing about the others
-                    first, began, cpu = samples, time.monotonic(), time.process_time()
+                    first, began = samples, time.monotonic()
                 progress(done, lambda n=samples: {"samples": f"{n:,}"})
-        ended, cpu = time.monotonic(), time.process_time() - cpu
+        ended = time.monotonic()
         scores = {} if metrics is None else asdict(metrics.scores())
     return {
         "command": command, **about, **scores, "samples": samples, "seconds": ended - started,
         "samples_per_second": (samples - first) / (ended - began) if samples > first else None,
-        "cpu_us_per_sample": 1e6 * cpu / (samples - first) if samples > first else None,
         "into": None if into is None else str(into), "bytes": None if into is None else into.stat().st_size,
         "bad_rows_skipped": run.source.bad_rows, "peak_bytes": peak_bytes(), "machine": machine(), "failed": None,
     }  # fmt: skip
@@ -360,7 +356,6 @@ def predictions_in(
     fields += [("label", pa.float32())] if labelled else []
     schema = pa.schema(fields, metadata={KEY_OF_PREDICTIONS: json.dumps(about).encode()})
     kept: list[list[np.ndarray]] = []
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
 
     def write(numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
         kept.append([numbers, probability(logits), logits, *([labels.numpy()] if labelled else [])])
@@ -374,19 +369,18 @@ def predictions_in(
             writer.write_table(table, row_group_size=len(table))
         kept.clear()
 
-    with writing(path):
-        writer = pq.ParquetWriter(draft, schema, use_dictionary=False)
-    try:
-        yield write
-        if kept:
-            end_group()
+    with replacing(path) as draft:
         with writing(path):
-            writer.close()
-            os.replace(draft, path)
-    finally:
-        with suppress(OSError):
-            writer.close()
-        draft.unlink(missing_ok=True)
+            writer = pq.ParquetWriter(draft, schema, use_dictionary=False)
+        try:
+            yield write
+            if kept:
+                end_group()
+            with writing(path):
+                writer.close()
+        finally:
+            with suppress(OSError):
+                writer.close()
 
 
 def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:

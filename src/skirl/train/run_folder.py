@@ -30,18 +30,12 @@ from skirl.train.resume import Change, changes_between
 
 if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
-    from skirl.train.evaluation import Evaluation
-    from skirl.train.metrics import Meter
+    from skirl.train.metrics import Evaluation, Meter
 
 log = logging.getLogger("skirl")
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 LINE = {"kind": TEXT, "step": COUNT}  # the fields of every line
-GROUPS = {
-    "rows": ("fetched", "new", "written", "forwarded", "touched", "filled", "window"),
-    "time": ("samples_per_second", "seconds", "hidden", "stall", "read"),
-    "rate": ("lr", "dense_lr"),
-}
 
 
 class Lines:
@@ -97,7 +91,8 @@ class TensorBoard:
         self._add(b"")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        values = [self._summary.Value(tag=tag, simple_value=float(value)) for tag, value in tagged(line)]
+        numbers = {name: float(of) for name, of in line.items() if name != "step" and isinstance(of, int | float)}
+        values = [self._summary.Value(tag=f"{line['kind']}/{name}", simple_value=of) for name, of in numbers.items()]
         self._add(self._of(step=line["step"], summary=self._summary(value=values)))
 
     def close(self) -> None:
@@ -112,18 +107,6 @@ class TensorBoard:
         out = io.BytesIO()
         self._records(out).write(self._event(wall_time=time.time(), **content).SerializeToString())
         return out.getvalue()
-
-
-def tagged(line: Mapping[str, Any]) -> list[tuple[str, int | float]]:
-    """The numbers of a line under tags that TensorBoard groups by."""
-    group_of = {name: group for group, names in GROUPS.items() for name in names}
-    found = []
-    for name, value in line.items():
-        if name != "step" and isinstance(value, int | float):
-            test = line["kind"] == "eval"
-            group = "test" if test else group_of.get(name, "train")
-            found.append((f"{group}/{name.removeprefix('test_')}" if test else f"{group}/{name}", value))
-    return found
 
 
 class RunFolder:

@@ -33,7 +33,7 @@ def schemas(draw: Any) -> FileSchema:
             )
         )  # fmt: skip
     dense = tuple(
-        Dense(name, transform=draw(st.sampled_from(["none", "log", "standardise", "hour"])),
+        Dense(name, transform=draw(st.sampled_from(["none", "log", "hour"])),
               fill=draw(st.floats(-1e30, 1e30)), indicator=draw(st.booleans()))
         for name in names[n_ids:]
     )  # fmt: skip

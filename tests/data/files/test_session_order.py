@@ -49,18 +49,18 @@ def written(folder: Path, sessions: Sequence[int], group: int = 40, files: int =
 
 def opened(data: str, **flags: Any) -> Files:
     schema = str(Path(data.partition(":")[2]).parent / "schema.toml")
-    return DataFlags(data, **{"schema": schema, "batch": 8, "session_order": "shuffle", **flags}).files()
+    return DataFlags(data, **{"schema": schema, "batch": 8, "session_order": "shuffle", "shuffle": 72, **flags}).files()
 
 
 def rows_of(batches: Sequence[Batch]) -> list[int]:
     return [int(row) for batch in batches for row in batch.dense[:, 0].tolist()]
 
 
-def plain_chunks(sessions: Sequence[int], low: int, high: int, most: int) -> set[tuple[int, ...]]:
+def plain_chunks(sessions: Sequence[int], low: int, high: int) -> set[tuple[int, ...]]:
     """Return the chunks of a window, found row by row."""
     chunks: list[list[int]] = []
     for row in range(low, high):
-        goes_on = chunks and sessions[chunks[-1][-1]] == sessions[row] and (not most or len(chunks[-1]) < most)
+        goes_on = chunks and sessions[chunks[-1][-1]] == sessions[row] and len(chunks[-1]) < 8
         if goes_on:
             chunks[-1].append(row)
         else:
@@ -69,21 +69,21 @@ def plain_chunks(sessions: Sequence[int], low: int, high: int, most: int) -> set
 
 
 @given(
-    n=st.integers(1, 200), longest=st.integers(1, 30), most=st.sampled_from([1, 2, 3, 8, "all"]),
+    n=st.integers(1, 200), longest=st.integers(1, 30),
     mix=st.integers(1, 250), batch=st.sampled_from([1, 7, 64]), seed=st.integers(0, 9),
 )  # fmt: skip
 @cases(12)
 def test_chunks_of_a_window_change_places_and_nothing_else(
-    tmp_path_factory: Any, n: int, longest: int, most: Any, mix: int, batch: int, seed: int
+    tmp_path_factory: Any, n: int, longest: int, mix: int, batch: int, seed: int
 ) -> None:
     sessions = drawn(n, longest, seed)
     data = written(tmp_path_factory.mktemp("order"), sessions, files=min(n, 2))
-    batches = list(opened(data, most_rows=most, mix=mix, batch=batch, seed=seed))
+    batches = list(opened(data, shuffle=mix, batch=batch, seed=seed))
     assert [len(b.labels) for b in batches] == [batch] * (n // batch) + ([n % batch] if n % batch else [])
     rows = rows_of(batches)
     size = -(-mix // batch) * batch
     for low in range(0, n, size):
-        left = plain_chunks(sessions, low, min(low + size, n), 0 if most == "all" else most)
+        left = plain_chunks(sessions, low, min(low + size, n))
         at = low
         while left:  # each chunk comes whole and in order, one after another
             chunk = next((c for c in left if c[0] == rows[at]), None)
@@ -93,20 +93,9 @@ def test_chunks_of_a_window_change_places_and_nothing_else(
         assert at == min(low + size, n)
 
 
-def test_order_is_of_the_seed_and_the_epoch(tmp_path: Path) -> None:
-    data = written(tmp_path, drawn(300, 10, 1))
-    first, again, other = (rows_of(list(opened(data, epochs=2, seed=seed))) for seed in (1, 1, 2))
-    assert first == again != other and first[:300] != first[300:]
-    assert sorted(first[:300]) == sorted(first[300:]) == list(range(300))
-    kept = rows_of(list(opened(data, session_order="keep")))
-    assert kept == list(range(300)) != first[:300]
-    one, each = (rows_of(list(opened(data, most_rows=1, mix=64))) for _ in range(2))
-    assert one == each == rows_of(list(opened(data, session_order="keep", shuffle=64))), "chunks of a row are rows"
-
-
 def test_a_state_is_a_few_numbers_and_goes_on_at_its_step(tmp_path: Path) -> None:
     data = written(tmp_path, drawn(300, 20, 2), group=33, files=3)
-    flags: dict[str, Any] = {"epochs": 2, "mix": 72, "most_rows": 3}
+    flags: dict[str, Any] = {"epochs": 2}
     files = opened(data, **flags)
     batches, states = list[Batch](), [files.state_dict()]
     for batch in files:
@@ -122,7 +111,7 @@ def test_a_state_is_a_few_numbers_and_goes_on_at_its_step(tmp_path: Path) -> Non
 
 def test_workers_and_trainers_change_nothing(tmp_path: Path) -> None:
     data = written(tmp_path, drawn(250, 20, 3), group=30, files=2)
-    flags: dict[str, Any] = {"mix": 90, "most_rows": 4, "epochs": 2}
+    flags: dict[str, Any] = {"shuffle": 90, "epochs": 2}
     alone = list(opened(data, **flags))
     assert rows_of(list(opened(data, workers=3, **flags))) == rows_of(alone)
     halves = [list(opened(data, **flags).sharded(rank, rank + 1, 2)) for rank in range(2)]
@@ -134,17 +123,6 @@ def test_what_is_held_out_stays_in_order(tmp_path: Path) -> None:
     files = opened(written(tmp_path, drawn(200, 10, 5)), valid="25%")
     assert files.held_out is not None and rows_of(list(files.held_out)) == list(range(150, 200))
     assert sorted(rows_of(list(files))) == list(range(150)) != rows_of(list(files))
-
-
-def test_a_state_of_another_order_is_refused(tmp_path: Path) -> None:
-    data = written(tmp_path, drawn(50, 5, 7))
-    ways = [{}, {"most_rows": 2}, {"most_rows": "all"}, {"session_order": "keep", "shuffle": 65536}]
-    states = [opened(data, **way).state_dict() for way in ways]
-    for mine, way in enumerate(ways):
-        for theirs, state in enumerate(states):
-            if mine != theirs:
-                with pytest.raises(ValueError, match="session-order"):
-                    opened(data, **way).load_state_dict(state)
 
 
 def test_a_row_without_a_session_is_malformed(tmp_path: Path) -> None:

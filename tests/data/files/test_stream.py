@@ -195,8 +195,6 @@ def test_a_state_of_another_schema_rows_or_vocabulary_is_refused(tmp_path: Path)
     for *change, said in (
         (c7, c7.replace("hex", "string"), 'schema has type = "hex", not type = "string" in column "C7": set schema'),
         (i3, i3.replace("log", "none"), 'has transform = "log", not transform = "none" in column "I3"'),
-        ('missing = [""]', 'missing = ["", "0"]', r'has missing = \[""\], not missing = \["", "0"\]: set schema and'),
-        ('header = "auto"', 'header = "no"', 'schema has header = "auto", not header = "no": set schema and rows to'),
     ):
         other = whole.replace(*change)
         assert other != whole
@@ -212,8 +210,6 @@ def test_a_state_of_another_schema_rows_or_vocabulary_is_refused(tmp_path: Path)
         first.load_state_dict(state)
     with pytest.raises(ValueError, match=r"by a vocabulary of .* with checksum .*, not by a vocabulary of .*: set voc"):
         second.load_state_dict(first.state_dict())
-    (tmp_path / "moved").write_bytes(Path(vocabularies[0]).read_bytes())
-    made(rows=None, vocab=str(tmp_path / "moved"), workers=2).load_state_dict(first.state_dict())
     grown = made(vocab="open")
     with pytest.raises(ValueError, match="the state is of an open vocabulary: set vocab to open"):
         made().load_state_dict(grown.state_dict())

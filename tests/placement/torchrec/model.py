@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from skirl.placement.plan_file import TablePlan
-from skirl.placement.spec import Piece, blocks
+from skirl.placement.spec import Piece, TablePlan, blocks
 
 LR, EPS, DENSE, BATCH = 0.1, 1e-8, 13, 32
 TABLES = (("a", 400, 24, 3), ("b", 301, 8, 1), ("c", 77, 16, 6), ("d", 1000, 16, 2), ("e", 5, 4, 1))

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skirl.placement.plan_file import TablePlan
-from skirl.placement.spec import Piece
+from skirl.placement.spec import Piece, TablePlan
 from skirl.placement.torchrec import tables
 from skirl.torchrec import SkirlPlanner, cache_statistics, sharding_plan, table_plan
 from tests.placement.torchrec import model
@@ -77,16 +76,16 @@ def test_every_number_is_at_one_rank(sizes, world, optimizer, columns):
     assert "above the mean" in planner.summary()
 
 
-def test_memory_constraints_and_pins_are_kept(tmp_path):
+def test_memory_and_constraints_are_kept(tmp_path):
     sizes = [(1000, 8, 1), (1000, 8, 1), (600, 16, 1), (64, 4, 1)]
     held = sum(rows * (dim + 1) * 4 for rows, dim, _ in sizes)
     model = model_of(*sizes)
     planner = SkirlPlanner(
         topology(2, int(held / 2 * 1.06)), constraints=constraint(sharding_types=["row_wise"], pooling_factors=[3.0]),
-        optimizer="rowwise-adagrad", pins={"t3": 1}, seconds=2.0,
+        optimizer="rowwise-adagrad", seconds=2.0,
     )  # fmt: skip
     plan = planner.plan(model).plan["inner.ebc"]
-    assert plan["t0"].sharding_type == "row_wise" and plan["t3"].ranks == [1]
+    assert plan["t0"].sharding_type == "row_wise"
     assert planner._found is not None and max(planner._found[0].placed.used) <= int(held / 2 * 1.06)
     assert planner.table_plan is not None
     planner.table_plan.save(tmp_path / "p.json")
@@ -146,11 +145,11 @@ def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch, fails):
 
     planner, said, ranks = SkirlPlanner(topology(2), storage_reservation=Reservation()), list[Any](), iter(range(2))
 
-    def heard(mine: Any, pg: Any) -> Any:
-        said.append(mine)
-        return said[0]
+    def heard(mine: list[Any], first: int, group: Any) -> None:
+        said.extend(mine)
+        mine[0] = said[0]
 
-    monkeypatch.setattr("skirl.placement.torchrec.planner.from_first", heard)
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", heard)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda pg=None: next(ranks))
     no_room = "^the storage reservation leaves no memory for tables: The reserved topology has negative memory.$"
@@ -223,12 +222,10 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"seconds": 0}, "seconds is 0: set it above 0"),
     ({"columns": "some"}, "columns is 'some': set it to exact, always or never"),
-    ({"pins": {"x": 0}}, "pins name a table 'x', the model has t0, t1"),
     ({"constraints": {"min_partition": 8}}, "set min_partition, which skirl does not plan: leave it out"),
     ({"constraints": {"compute_kernels": ["dense"]}}, "allow dense: skirl plans fused, allow it"),
     ({"constraints": {"sharding_types": ["data_parallel"]}}, "allow data_parallel: skirl plans table_wise"),
     ({"constraints": {"sharding_types": ["column_wise"]}}, "allow column_wise, and skirl may find a table best whole"),
-    ({"constraints": {"sharding_types": ["row_wise"]}, "rows": False}, "table 't0' has to be cut by rows, and rows is"),
     ({"constraints": {"pooling_factors": [1.0, 2.0, 3.0]}}, "have 3 pooling_factors for 1 features: give one each"),
     ({"constraints": {"pooling_factors": [float("nan")]}}, "set them to 0 or more"),
     ({"batches": [0]}, "there are 1 batches for 2 ranks: give one of each rank at least"),

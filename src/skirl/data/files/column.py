@@ -12,7 +12,6 @@ import torch
 
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.inverse import grouped, pays
-from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
 
 _ONE = np.uint64(1)
@@ -130,12 +129,6 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @classmethod
-    def nothing(cls, schema: FileSchema) -> "Encoded":
-        none, begin = np.empty(0, np.int64), np.zeros(1, np.int64)
-        labels, dense = (np.empty((0, width), np.float32) for width in (len(schema.labels), schema.dense_features))
-        return cls(labels, dense, [Column(none, begin if column.list else None) for column in schema.ids], none)
 
     def slice(self, low: int, high: int) -> "Encoded":
         if low == 0 and high == len(self):

@@ -26,28 +26,22 @@ class ParquetFile:
     """A Parquet file: row groups, read in slices. Where lists are left out, groups are read as a whole: only the first row
     of one is sure to store its lists."""
 
-    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE, whole_bytes: int | None = None) -> None:
+    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE) -> None:
         self.path, self._schema = path, schema
         try:
             self._file: Any = pq.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
             meta, stored = self._file.metadata, self._file.schema_arrow
-            groups = [
-                (meta.row_group(g).num_rows, meta.row_group(g).total_byte_size) for g in range(meta.num_row_groups)
-            ]
+            groups = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
             _ = stored.names, [str(kind) for kind in stored.types]  # Arrow reads names lazily, so errors show up here
         except _DAMAGED as error:
             raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
         check_runs(path, stored, schema)
         check_columns(path, stored, schema)
         whole = any(column.run for column in schema.ids)
-        for number, (_, size) in enumerate(groups, start=1):
-            if whole and whole_bytes is not None and size > whole_bytes:
-                found = f"takes about {size >> 20:,} MiB, and is read as a whole: it leaves lists out"
-                raise BadFile(path, f"row group {number:,} {found}", "write it with smaller row groups")
-        self._slice = [max(1, rows) if whole else slice_rows for rows, _ in groups]  # rows a part, for each group
+        self._slice = [max(1, rows) if whole else slice_rows for rows in groups]  # rows a part, for each group
         self._parts = [
             (group, first, min(self._slice[group], rows - first))
-            for group, (rows, _) in enumerate(groups)
+            for group, rows in enumerate(groups)
             for first in range(0, rows, self._slice[group])
         ]
         """For each part: its group, its first row in the group, and its number of rows."""
@@ -66,7 +60,7 @@ class ParquetFile:
     def rows(self, part: int) -> int:
         return self._parts[part][2]
 
-    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+    def read(self, part: int) -> Raw:
         group, first, there = self._parts[part]
         try:
             table = self._read(part)
@@ -78,8 +72,7 @@ class ParquetFile:
         if wrong := share_lists(columns, self._schema):
             row, found = wrong
             raise self._damaged(f"row {row + 1:,} of row group {group + 1:,} {found}")
-        raw = Raw(columns, there, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
-        return raw if rows is None else raw.only(rows)
+        return Raw(columns, there, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
 
     def _read(self, part: int) -> Any:
         """The slice of a part. Going back within a group reads the group again from its start."""

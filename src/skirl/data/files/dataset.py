@@ -1,4 +1,4 @@
-"""Data files as one sequence of rows, read in parts and in windows that are shuffled, by this process or by several."""
+"""Data files as one sequence of rows, read in parts and cut into windows, by this process or by several."""
 
 import multiprocessing
 import os
@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.data.files.column import Column, Encoded
+from skirl.data.files.column import Encoded
 from skirl.data.files.columnar import SLICE, ParquetFile
 from skirl.data.files.encode import Encoder
 from skirl.data.files.find import BadFile, kind_of
-from skirl.data.files.hashing import named, unit
+from skirl.data.files.hashing import unit
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.text import PART, MindFile, TextFile
-from skirl.data.share import WHOLE, Cut, Share
 from skirl.tools.jit import kernel
 
 
@@ -54,15 +53,13 @@ class Dataset:
     """Of a text file."""
     slice_rows: int = SLICE
     """Most rows of Parquet files to decode at once, unless a file leaves lists out."""
-    whole_bytes: int | None = None
-    """Most bytes of a row group that leaves lists out, and so is read as a whole; None: any."""
 
     def opened(self, number: int) -> ParquetFile | TextFile:
         """A file, in the format that its first bytes say it has."""
         path, text = self.paths[number], self.schema.text
         kind = kind_of(path)
         if kind == "parquet":
-            return ParquetFile(path, self.schema, self.slice_rows, self.whole_bytes)
+            return ParquetFile(path, self.schema, self.slice_rows)
         if not text.columns and text.header == "no":
             raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
         kind_of_text = MindFile if text.samples == "shown" else TextFile
@@ -99,80 +96,6 @@ class Dataset:
         return RowPosition(len(self.paths))
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Rows from one place to before another, or to the end, cut into windows and samples; picklable."""
-
-    begin: RowPosition
-    end: RowPosition | None
-    share: Share = WHOLE
-    batch: int = 1
-    rows: int = 1
-    """Rows of a window: a whole number of steps."""
-    number: int = 0
-    """Of the first window in its epoch."""
-    shuffled: tuple[int, int] | None = None
-    """The seed and the epoch that decide the order of rows in a window; None keeps the order of the files."""
-    most_rows: int | None = None
-    """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
-    partial: bool = False
-
-    def samples(self, number: int, rows: int, sessions: np.ndarray | None = None) -> tuple[list[list[Cut]], np.ndarray]:
-        """The batches of each step in window `number` of `rows` rows, and the row of each sample in them, in order (int64).
-
-        sessions: a number for each row's session, if sessions are shuffled.
-        """
-        steps = self.share.cuts(rows, self.batch)
-        parts = [np.arange(low, high) for cuts in steps for low, high in cuts]
-        samples = np.concatenate([np.empty(0, np.int64), *parts])
-        if self.shuffled is not None:
-            stream = named(*self.shuffled, number)
-            if self.most_rows is None or sessions is None:
-                order = permutation(rows, stream)
-            else:
-                begins = chunks_of(sessions, self.most_rows)
-                order = Column(np.arange(rows), begins).take(permutation(len(begins) - 1, stream)).values
-            samples = order[samples]
-        return steps, samples
-
-    def parts(self, dataset: Dataset) -> Iterator[tuple[FilePart, Any, np.ndarray | None]]:
-        """Yield each part, its file, and the rows of it to read, ascending (int64); None for all of the part's bounds.
-
-        Rows of partial windows are counted, without reading their values, up to the end of the window in which a part ends:
-        the order of a last window depends on its size.
-        """
-        reading = dataset.parts(self.begin, self.end)
-        if not self.partial:
-            yield from ((part, file, None) for part, file in reading)
-            return
-        waiting: deque[tuple[int, int]] = deque()  # of parts that were counted: ends in the part, and from `begin` on
-        known = np.empty(0, np.int64)  # rows to read, counted from `begin`, of the windows before `done`
-        counted, done, number = 0, 0, self.number
-
-        def ready(upto: int) -> Iterator[tuple[FilePart, Any, np.ndarray]]:
-            nonlocal known
-            while waiting and waiting[0][1] <= upto:
-                high, last = waiting.popleft()
-                part, file = next(reading)
-                here = int(np.searchsorted(known, last))
-                yield part._replace(high=high), file, known[:here] - last + high
-                known = known[here:]
-
-        for part, file in dataset.parts(self.begin, self.end):
-            rows = file.rows(part.part)
-            high = max(part.low, rows if part.high is None else min(part.high, rows))
-            counted += high - part.low
-            waiting.append((high, counted))
-            chosen = [known]
-            while counted - done >= self.rows:
-                chosen.append(done + np.sort(self.samples(number, self.rows)[1]))
-                done, number = done + self.rows, number + 1
-            known = np.concatenate(chosen)
-            yield from ready(done)
-        known = np.concatenate([known, done + np.sort(self.samples(number, counted - done)[1])])
-        yield from ready(counted)
-
-
 class RowWindow(NamedTuple):
     """Rows that are read as one, which begin at a place, and in a piece at index `first`."""
 
@@ -180,47 +103,35 @@ class RowWindow(NamedTuple):
     """Its rows, and maybe others."""
     first: int
     rows: int
-    """If only some are in the piece, the others count too."""
     place: RowPosition
 
 
-def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int, *, partial: bool = False) -> Iterator[RowWindow]:
-    """Yield windows of `size` rows, the last one smaller. A window that lies in one piece is not cut out of it.
-
-    partial: pieces have only some of the rows of their parts, and all of these count.
-    """
-    kept: deque[tuple[Encoded, FilePart, int]] = deque()
+def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator[RowWindow]:
+    """Yield windows of `size` rows, the last one smaller. A window that lies in one piece is not cut out of it."""
+    kept: deque[tuple[Encoded, FilePart]] = deque()
     begun = rows = 0  # rows of the first piece that are in windows already; rows that are not in one yet
-
-    def index(piece: Encoded, part: FilePart, row: int) -> int:
-        return int(np.searchsorted(piece.places, part.low + row)) if partial else row
 
     def window(size: int) -> RowWindow:
         nonlocal begun
-        piece, part, _ = kept[0]
-        place = RowPosition(part.file, part.part, part.low + begun if partial else int(piece.places[begun]))
+        piece, part = kept[0]
+        place = RowPosition(part.file, part.part, int(piece.places[begun]))
         cuts, left = [], size
         while left:
-            piece, part, there = kept[0]
-            end = min(begun + left, there)
-            cuts.append((piece, index(piece, part, begun), index(piece, part, end)))
+            piece, _ = kept[0]
+            end = min(begun + left, len(piece))
+            cuts.append((piece, begun, end))
             left, begun = left - (end - begun), end
-            if end == there:
+            if end == len(piece):
                 kept.popleft()
                 begun = 0
         if len(cuts) == 1:
             return RowWindow(cuts[0][0], cuts[0][1], size, place)
-        some = [piece.slice(low, high) for piece, low, high in cuts if high > low] or [cuts[0][0].slice(0, 0)]
-        return RowWindow(Encoded.concat(some), 0, size, place)
+        return RowWindow(Encoded.concat([piece.slice(low, high) for piece, low, high in cuts]), 0, size, place)
 
     for piece, part in found:
-        there = len(piece)
-        if partial:
-            assert part.high is not None
-            there = part.high - part.low
-        if there:
-            kept.append((piece, part, there))
-            rows += there
+        if len(piece):
+            kept.append((piece, part))
+            rows += len(piece)
         while rows >= size:
             yield window(size)
             rows -= size
@@ -228,12 +139,14 @@ def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int, *, partial:
         yield window(rows)
 
 
-def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
-    """Where each chunk of at most `most` rows of a session begins (0: of all), and the end of the last (int64)."""
+CHUNK = 8  # most rows of a session that stay together where sessions are shuffled
+
+
+def chunks_of(sessions: np.ndarray) -> np.ndarray:
+    """Where each chunk of at most `CHUNK` rows of a session begins, and the end of the last (int64)."""
     rows, begins = np.arange(len(sessions)), np.ones(len(sessions), np.bool_)
     begins[1:] = sessions[1:] != sessions[:-1]
-    if most:
-        begins |= (rows - np.maximum.accumulate(np.where(begins, rows, 0))) % most == 0
+    begins |= (rows - np.maximum.accumulate(np.where(begins, rows, 0))) % CHUNK == 0
     return np.append(np.flatnonzero(begins), len(sessions))
 
 
@@ -254,30 +167,30 @@ class WorkerDied(RuntimeError):
     """A worker process ended without an error message."""
 
 
+Stretch = tuple[RowPosition, RowPosition | None]
+"""Rows from one place to before another, or to the end."""
+
+
 def pieces(
-    dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], workers: int
+    dataset: Dataset, encoder: Encoder, ranges: Sequence[Stretch], workers: int
 ) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
     """Yield the encoded pieces of each range in turn, with their parts, and None at the end of each range."""
     if workers:
         yield from _by_workers(dataset, encoder, ranges, workers)
         return
     for stretch in ranges:
-        for part, file, rows in stretch.parts(dataset):
-            yield _read(encoder, part, file, rows), part
+        for part, file in dataset.parts(*stretch):
+            yield _read(encoder, part, file), part
         yield None
 
 
-def _read(encoder: Encoder, part: FilePart, file: Any, rows: np.ndarray | None) -> Encoded:
-    if rows is not None:
-        return encoder(file.read(part.part, rows)) if len(rows) else Encoded.nothing(encoder.schema)
+def _read(encoder: Encoder, part: FilePart, file: Any) -> Encoded:
     raw = file.read(part.part)
-    if part.low or part.high is not None:
-        raw = raw.only(np.arange(part.low, raw.rows + len(raw.broken) if part.high is None else part.high))
-    return encoder(raw)
+    return encoder(raw.only(part.low, part.high) if part.low or part.high is not None else raw)
 
 
 def _by_workers(
-    dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], workers: int
+    dataset: Dataset, encoder: Encoder, ranges: Sequence[Stretch], workers: int
 ) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["skirl.data.files.dataset"])  # imports modules once, which takes 2 s
@@ -328,7 +241,7 @@ def _receive(process: Any, pipe: Connection) -> Any:
 
 
 def _work(
-    pipe: Connection, dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], number: int, workers: int
+    pipe: Connection, dataset: Dataset, encoder: Encoder, ranges: Sequence[Stretch], number: int, workers: int
 ) -> None:
     """Run a worker. It sends (piece, part, whether it ends a share) for each piece, None after each range, or its error."""
     # Ctrl-C and SIGTERM also reach the training process, which saves and then ends this worker.
@@ -338,12 +251,12 @@ def _work(
         try:
             for stretch in ranges:
                 before: tuple[Encoded, FilePart] | None = None
-                for part, file, rows in stretch.parts(dataset):
+                for part, file in dataset.parts(*stretch):
                     if part.share % workers != number:
                         continue
                     if before is not None:
                         pipe.send((*before, before[1].share != part.share))
-                    before = _read(encoder, part, file, rows), part
+                    before = _read(encoder, part, file), part
                 if before is not None:
                     pipe.send((*before, True))
                 pipe.send(None)

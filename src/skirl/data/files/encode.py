@@ -44,13 +44,14 @@ class Raw:
         if self.places is None:
             self.places = np.arange(self.rows)
 
-    def only(self, rows: np.ndarray) -> "Raw":
-        """Only these rows (int64, ascending) of the piece."""
-        at = np.flatnonzero(np.isin(self.places, rows))
-        n, whole = len(at), len(at) > 0 and at[-1] - at[0] + 1 == len(at)
-        columns = {name: c.slice(at[0], n) if whole else c.take(pa.array(at)) for name, c in self.columns.items()}
-        broken = [each for each in self.broken if each[0] in rows]
-        return replace(self, columns=columns, rows=n, broken=broken, places=self.places[at])
+    def only(self, low: int, high: int | None) -> "Raw":
+        """Rows `low` to before `high`, or to the last, of the piece, malformed ones counted."""
+        end = self.rows + len(self.broken) if high is None else high
+        places = self.places[(self.places >= low) & (self.places < end)]
+        begin = int(np.searchsorted(self.places, low))
+        columns = {name: column.slice(begin, len(places)) for name, column in self.columns.items()}
+        broken = [each for each in self.broken if low <= each[0] < end]
+        return replace(self, columns=columns, rows=len(places), broken=broken, places=places)
 
 
 class RowsOf(Protocol):
@@ -124,8 +125,6 @@ class Encoder:
     schema: FileSchema
     rows_of: RowsOf
     rows: Mapping[str, int]
-    means: Mapping[str, tuple[float, float]]
-    """Mean and standard deviation of the columns to standardise."""
     skip: bool = False
     """Leave malformed rows out instead of raising."""
     keep: Span | None = None
@@ -185,9 +184,6 @@ class Encoder:
         with np.errstate(all="ignore"):  # the slot of a missing value may hold anything
             if dense.transform == "log":
                 log_of(values, out[:, k])
-            elif dense.transform == "standardise":
-                mean, deviation = self.means[dense.name]
-                out[:, k] = (values - mean) / deviation
             else:
                 out[:, k] = np.mod(values, 100) / 24 if dense.transform == "hour" else values
         large = ~np.isfinite(out[:, k]) & (kinds == GOOD)  # check what the model gets, after the transform

@@ -34,9 +34,8 @@ class Dense:
     name: str
     column: str = ""
     """To read it from; `name` if not set."""
-    transform: Literal["none", "log", "standardise", "hour"] = "none"
-    """none; log: log(1 + max(x, 0)); standardise: (x - mean) / deviation, both from `skirl vocab`; hour: the hour of
-    YYMMDDHH or of a date, divided by 24."""
+    transform: Literal["none", "log", "hour"] = "none"
+    """none; log: log(1 + max(x, 0)); hour: the hour of YYMMDDHH or of a date, divided by 24."""
     fill: float = 0.0
     """Replaces a missing value, after the transform."""
     indicator: bool = False
@@ -155,10 +154,6 @@ class FileSchema:
     @property
     def dense_features(self) -> int:
         return len(self.dense) + sum(column.indicator for column in self.dense)
-
-    @property
-    def standardised(self) -> tuple[Dense, ...]:
-        return tuple(column for column in self.dense if column.transform == "standardise")
 
     def rows_of(self, rows: str | None) -> dict[str, int]:
         """Rows of each table: from --rows, the schema or the default."""

@@ -16,16 +16,17 @@ import numpy as np
 from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
-from skirl.data.files.column import Encoded
+from skirl.data.files.column import Column, Encoded
 from skirl.data.files.columns import sessions_of
-from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, Windows, in_windows, pieces
+from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, chunks_of, in_windows, permutation, pieces
 from skirl.data.files.encode import Encoder
+from skirl.data.files.hashing import named
 from skirl.data.share import WHOLE, Shards, Share, Turn, of_batch
 from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
 from skirl.tools.units import malformed
 
 logger = logging.getLogger("skirl")
-_FLAGS = {"reads": "valid", "rows_of": "vocab", "schema": "schema and rows", "sessions": "session-order and most-rows"}
+_FLAGS = {"reads": "valid", "rows_of": "vocab", "schema": "schema and rows", "sessions": "session-order"}
 """The flags of what identifies a stream, where the name is another."""
 
 
@@ -41,8 +42,8 @@ class Files:
     """Most steps of the stream; None for no limit."""
     shuffle: int = 0
     """Rows in a window to shuffle; 0 does not shuffle."""
-    most_rows: int | None = None
-    """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
+    by_session: bool = False
+    """Whether chunks of rows of a session are shuffled, not single rows."""
     find_repeats: bool = False
     """Whether to find lists that repeat in a batch, for files that do not leave them out."""
     seed: int = 0
@@ -116,8 +117,6 @@ class Files:
     # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Files":
-        """Values of other shards are parsed only if malformed rows are skipped, rows are chosen by time, or sessions are
-        shuffled: which row is which sample then depends on all of them."""
         return replace(self, share=of_batch(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Files":
@@ -168,7 +167,7 @@ class Files:
 
     def _parts(self) -> Iterator[tuple[Encoded, FilePart]]:
         self.bad_rows, self._first_bad = 0, None
-        with closing(pieces(self.dataset, self.encoder, [Windows(self.begin, self.end)], self.workers)) as source:
+        with closing(pieces(self.dataset, self.encoder, [(self.begin, self.end)], self.workers)) as source:
             yield from self._counted(source, count=True)
 
     def _all(self, state: dict[str, int]) -> Iterator[tuple[list[Batch], dict[str, int]]]:
@@ -179,47 +178,42 @@ class Files:
             self.first_epoch = done
         together = self.share.batches * self.batch_size
         size = max(1, -(-self.shuffle // together)) * together
-        # Only this trainer's rows are read if it is known in advance which row is which sample.
-        some = self.share.partial and not self.encoder.skip and self.encoder.keep is None and self.most_rows is None
-        ranges: list[Windows] = []
-        for epoch in range(first, self.epochs):
-            begin, window = self.begin, 0
-            if epoch == first:
-                begin, window = RowPosition(state["file"], state["part"], state["row"]), state["window"]
-            order = (self.seed, epoch) if self.shuffle else None
-            ranges.append(
-                Windows(begin, self.end, self.share, self.batch_size, size, window, order, self.most_rows, partial=some)
-            )
+        start = RowPosition(state["file"], state["part"], state["row"])
+        ranges = [(self.begin if epoch > first else start, self.end) for epoch in range(first, self.epochs)]
         with closing(pieces(self.dataset, self.encoder, ranges, self.workers)) as source:
-            for epoch, windows in enumerate(ranges, start=first):
+            for epoch in range(first, self.epochs):
                 empty, n = not skip, 0
-                cut_out = in_windows(self._counted(source, epoch == 0), size, partial=some)
-                for number, (rows, begun, n, place) in enumerate(cut_out, start=windows.number):
+                cut_out = in_windows(self._counted(source, epoch == 0), size)
+                window = state["window"] if epoch == first else 0
+                for number, (rows, begun, n, place) in enumerate(cut_out, start=window):
                     sessions = None
-                    if self.most_rows is not None:
+                    if self.by_session:
                         sessions, _ = sessions_of(rows.kept[0].slice(begun, n))
-                    steps, samples = windows.samples(number, n, sessions)
-                    samples = (np.searchsorted(np.sort(samples), samples) if some else samples) + begun
+                    samples = begun + self._order(epoch, number, n, sessions)
                     here = {"epoch": epoch, **place._asdict(), "window": number}
-                    at = 0
-                    for index, cuts in enumerate(steps):
-                        batches = []
-                        for low, high in cuts:
-                            if index >= skip:
-                                batches.append(self.batch_of(rows, samples[at : at + high - low]))
-                            at += high - low
-                        if batches:
-                            done += 1
-                            yield batches, {**here, "next": index + 1, "batches": done}
-                            if done == self.batches:
-                                return
-                        empty = False
-                    skip = 0
+                    steps = self.share.cuts(n, self.batch_size)
+                    for index, cuts in enumerate(steps[skip:], start=skip):
+                        done += 1
+                        batches = [self.batch_of(rows, samples[low:high]) for low, high in cuts]
+                        yield batches, {**here, "next": index + 1, "batches": done}
+                        if done == self.batches:
+                            return
+                    empty, skip = empty and not steps, 0
                 if epoch == 0:
                     self.first_epoch = done
                 self._warn_of(self.share.left_out(n, self.batch_size))
                 if empty:
                     self._refuse_empty(n)
+
+    def _order(self, epoch: int, window: int, rows: int, sessions: np.ndarray | None) -> np.ndarray:
+        """The rows of a window in the order of their samples (int64). sessions: a number for each, if these are shuffled."""
+        if not self.shuffle:
+            return np.arange(rows)
+        stream = named(self.seed, epoch, window)
+        if sessions is None:
+            return permutation(rows, stream)
+        begins = chunks_of(sessions)
+        return Column(np.arange(rows), begins).take(permutation(len(begins) - 1, stream)).values
 
     def _counted(
         self, source: Iterator[tuple[Encoded, FilePart] | None], count: bool
@@ -299,15 +293,12 @@ class Files:
         # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do
         # not change what training reads.
         ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
-        by_session = "none"
-        if self.most_rows is not None:
-            by_session = f"{encoder.schema.also[0]}, at most {self.most_rows or 'all'} rows"
         return {
             "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
             "reads": reads,
             "rows_of": encoder.rows_of.described,
             "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
-            "sessions": by_session,
+            "sessions": encoder.schema.also[0] if self.by_session else "none",
             "repeats": "find" if self.find_repeats else "stored",  # sums by list first may differ in the last bit
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,

@@ -52,12 +52,10 @@ class TextFile:
         data = self._lines(part)
         return data.count(b"\n") + (len(data) > 0 and not data.endswith(b"\n"))
 
-    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+    def read(self, part: int) -> Raw:
         data = self._lines(part)
         if data and not data.endswith(b"\n"):
             data += b"\n"
-        if rows is not None:
-            data = _some(data, rows)
         needed, text = self._schema.needed, self._schema.text
         data, torn = _mended(data)
         if text.quotes and b'"' in data:
@@ -94,8 +92,6 @@ class TextFile:
             keep = ~np.isin(lines, list(torn))
             table, lines = table.filter(pa.array(keep)), lines[keep]
             broken = [(line, *why) for line, why in torn.items()] + [one for one in broken if one[0] not in torn]
-        if rows is not None:
-            broken, lines = [(int(rows[line]), found, wanted) for line, found, wanted in broken], rows[lines]
         columns = {name: table.column(name) for name in needed}
 
         def where(row: int) -> str:
@@ -218,13 +214,6 @@ class _Unpacked(_Plain):
         return self._kept[begin - self._at :][:size]
 
 
-def _some(data: bytes, lines: np.ndarray) -> bytes:
-    """Some lines of a text that consists of whole lines."""
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
-    runs = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
-    return b"".join(data[ends[run[0] - 1] if run[0] else 0 : ends[run[-1]]] for run in runs)
-
-
 def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
     """Text that Arrow splits into the same lines as we do, and the lines already found malformed, with the reasons.
 
@@ -294,7 +283,7 @@ class MindFile(TextFile):
     def rows(self, part: int) -> int:
         return int(self._shown(part)[2].sum())
 
-    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+    def read(self, part: int) -> Raw:
         raw, shown, counts = self._shown(part)
         ends = np.cumsum(counts)
         of = np.repeat(np.arange(raw.rows), counts[raw.places])
@@ -307,7 +296,7 @@ class MindFile(TextFile):
         columns["item"] = pc.if_else(split, pc.struct_field(found, "item"), each)
         columns["click"] = pc.if_else(split, pc.struct_field(found, "click"), None)
         broken = [(int(ends[line]) - 1, found, expected) for line, found, expected in raw.broken]
-        done = replace(
+        return replace(
             raw,
             columns={name: columns[name] for name in self._needed},
             rows=len(of),
@@ -315,7 +304,6 @@ class MindFile(TextFile):
             broken=broken,
             places=np.delete(np.arange(counts.sum()), [at for at, _, _ in broken]),
         )
-        return done if rows is None else done.only(rows)
 
     def _shown(self, part: int) -> tuple[Raw, pa.Array, np.ndarray]:
         """The lines of a part, the items of each that could be split (a missing one if it has none), and the number of

@@ -1,12 +1,9 @@
 """A vocabulary: which row each value of a column has, and the values of rows."""
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,8 +13,8 @@ from safetensors.numpy import save_file
 from skirl.data.files.hashing import BY_HASH, BY_OPEN, NONE, numbers_of, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
-from skirl.tools.os_errors import writing
-from skirl.tools.sealed_json import ANY, COUNT, NUMBER, TEXT, Kind, misfit
+from skirl.tools.os_errors import replacing, writing
+from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
 
 
 def places_for(keys: int) -> int:
@@ -107,8 +104,6 @@ class Facts:
     """How the values of each table were read, which decides their fingerprints; "" if a converted file did not say."""
     min_count: int
     samples: int
-    means: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Mean and standard deviation of each column to standardise."""
     version: int = VERSION
 
 
@@ -122,7 +117,7 @@ class Vocabulary:
     """The hash table of each table: the fingerprint and the row in each slot."""
     rows: dict[str, int]
     checksum: str
-    """First 16 digits of the SHA-256 of the means and the fingerprints in order."""
+    """First 16 digits of the SHA-256 of the fingerprints in order."""
 
     @property
     def described(self) -> str:
@@ -162,8 +157,7 @@ class Vocabulary:
         for column in schema.ids:
             if column.encode == "row" and (table := column.table or column.name) in self.rows:
                 return f"it has ids of {table!r}, which is a row in this data already: make it again with this data"
-        missing = [column.name for column in schema.standardised if column.name not in self.facts.means]
-        return f"it has no mean of {missing[0]!r}: make it with this schema" if missing else None
+        return None
 
 
 def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
@@ -172,15 +166,8 @@ def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndar
         for table, pair in tables.items()
         for what, array in zip(("keys", "counts"), pair, strict=True)
     }
-    place = Path(path)  # drops a trailing slash
-    unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
-    try:
-        with writing(path):
-            save_file(arrays, unfinished, metadata={"skirl": json.dumps(asdict(facts))})
-            os.replace(unfinished, place)
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+    with replacing(path) as draft, writing(path):
+        save_file(arrays, draft, metadata={"skirl": json.dumps(asdict(facts))})
 
 
 def load(path: str) -> Vocabulary:
@@ -197,7 +184,7 @@ def load(path: str) -> Vocabulary:
         missing = isinstance(error, FileNotFoundError)
         problem = "there is no such file" if missing else f" is not a vocabulary, or is damaged ({error})"
         raise _bad(path, f"{problem}: set vocab to one that `skirl vocab` made") from None
-    tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
+    tables, checksum = {}, sha256()
     for table, array in sorted(keys.items()):
         if not array.all():
             raise _bad(path, f"{table}.keys has a 0, which is not a fingerprint: make it again")
@@ -212,8 +199,7 @@ def load(path: str) -> Vocabulary:
     return Vocabulary(path, facts, tables, rows, checksum.hexdigest()[:16])
 
 
-_PAIR = Kind("a mean and a deviation", lambda v: isinstance(v, list) and len(v) == 2 and all(map(NUMBER.fits, v)))
-_FORM = {"types": {...: TEXT}, "min_count": COUNT, "samples": COUNT, "means": {...: _PAIR}}
+_FORM = {"types": {...: TEXT}, "min_count": COUNT, "samples": COUNT}
 
 
 def facts_of(path: str, text: str | None) -> Facts:
@@ -226,10 +212,7 @@ def facts_of(path: str, text: str | None) -> Facts:
         raise _bad(path, f" is of version {read['version']!r}, this skirl reads {VERSION}: make it again")
     if wrong := wrong or misfit(read, _FORM):
         raise _bad(path, f"it does not say what it is ({wrong}): make it with `skirl vocab`")
-    means = {name: (float(mean), float(deviation)) for name, (mean, deviation) in read["means"].items()}
-    if not all(np.isfinite(pair).all() and pair[1] > 0 for pair in means.values()):
-        raise _bad(path, "a mean in it is not a number, or a deviation not a number above 0: make it again")
-    return Facts(read["types"], read["min_count"], read["samples"], means)
+    return Facts(read["types"], read["min_count"], read["samples"])
 
 
 @dataclass(frozen=True)

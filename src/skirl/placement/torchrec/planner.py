@@ -2,7 +2,6 @@
 
 What TorchRec would not run as planned is refused."""
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +10,9 @@ from typing import Any
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
 from skirl.placement.measure import exchange_of
-from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Problem
 from skirl.placement.search import SearchResult, plan_tables
-from skirl.placement.spec import Piece, blocks
+from skirl.placement.spec import Piece, TablePlan, blocks
 from skirl.placement.torchrec.tables import BATCH, COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
 from skirl.tools.units import size
 
@@ -148,7 +146,6 @@ def table_plan(
 
 
 HBM_RESERVED = 0.15  # of a GPU's memory is left free if no reservation is given, as TorchRec's planner does
-MOST = 256 << 20  # bytes of a message from the first rank
 
 
 class SkirlPlanner:
@@ -171,16 +168,13 @@ class SkirlPlanner:
     - `costs`: from `measure_costs`, or a file of `skirl place --costs`; if not given, those of skirl's own kernels.
     - `columns`: "exact" cuts no table by columns whose optimizer keeps one number per row, since that would train
       another model; "always" and "never" do as they say.
-    - `rows`: whether tables may be cut by rows.
-    - `pins`: ranks of pinned tables, by name.
     - `seconds`: most seconds to search.
     """
 
     def __init__(
         self, topology: Any, batch_size: int | None = None, storage_reservation: Any = None,
         constraints: Mapping[str, Any] | None = None, *, batches: Sequence[Any] = (), optimizer: str | None = None,
-        costs: Costs | str | Path | None = None, columns: Columns = "exact", rows: bool = True,
-        pins: Mapping[str, int] | None = None, seconds: float = 30.0,
+        costs: Costs | str | Path | None = None, columns: Columns = "exact", seconds: float = 30.0,
     ) -> None:  # fmt: skip
         needed()
         if not 0 < seconds < float("inf"):
@@ -188,9 +182,9 @@ class SkirlPlanner:
         if columns not in ("exact", "always", "never"):
             raise ValueError(f"columns is {columns!r}: set it to exact, always or never")
         self.topology, self.reservation, self.constraints = topology, storage_reservation, constraints
-        self.request = PlanRequest(topology.world_size, batch_size or BATCH, constraints, batches, optimizer, pins)
+        self.request = PlanRequest(topology.world_size, batch_size or BATCH, constraints, batches, optimizer)
         self.columns: Columns = columns
-        self.costs, self.rows, self.seconds = costs, rows, seconds
+        self.costs, self.seconds = costs, seconds
         self.table_plan: TablePlan | None = None
         self._found: tuple[SearchResult, Problem] | None = None
 
@@ -200,7 +194,7 @@ class SkirlPlanner:
         tables = tables_of(module, sharders, self.request)
         self.table_plan, found, problem = plan_tables(
             [table.spec for table in tables], self._caps(module, sharders), self._costs(), columns=self.columns,
-            rows=self.rows, seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
+            seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
         self._found = found, problem
         return self._exported(tables)
@@ -211,21 +205,19 @@ class SkirlPlanner:
 
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
-        found, message, why = None, None, None
+        found, why, told = None, None, list[Any]([None])
         if dist.get_rank(pg) == 0:
             try:
                 found = self.plan(module, sharders)
-                assert self.table_plan is not None
-                message = {"plan": self.table_plan.text()}
+                told[0] = self.table_plan
             except Exception as error:  # whatever it is: the others wait for a message
                 named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-                message, why = {"wrong": f"{named}{error}"}, error
-        message = from_first(message, pg)
-        if "wrong" in message:
-            raise ValueError(message["wrong"]) from why
+                told[0], why = f"{named}{error}", error
+        dist.broadcast_object_list(told, 0 if pg is None else dist.get_global_rank(pg, 0), group=pg)
+        if isinstance(told[0], str):
+            raise ValueError(told[0]) from why
         if found is None:
-            self._found = None
-            self.table_plan = TablePlan.parsed(message["plan"])
+            self._found, self.table_plan = None, told[0]
             found = self._exported(tables_of(module, sharders_of(sharders), self.request))
         return found
 
@@ -283,22 +275,3 @@ class SkirlPlanner:
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
-
-
-def from_first(message: Any, group: Any = None) -> Any:
-    """The message of the first rank, at every rank: JSON, so that nothing is unpickled."""
-    import torch
-    import torch.distributed as dist
-
-    first = 0 if group is None else dist.get_global_rank(group, 0)
-    sends = dist.get_rank(group) == 0
-    on = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
-    data = json.dumps(message).encode() if sends else b""
-    length = torch.tensor([len(data)], device=on)
-    dist.broadcast(length, first, group=group)
-    if not 0 < (count := int(length)) <= MOST:
-        raise ValueError(f"the first rank sends {count:,} bytes, and at most {MOST:,} are taken")
-    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if sends else torch.empty(count, dtype=torch.uint8)
-    sent = sent.to(on)
-    dist.broadcast(sent, first, group=group)
-    return json.loads(bytes(sent.cpu().numpy()))

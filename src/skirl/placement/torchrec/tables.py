@@ -47,7 +47,6 @@ class PlanRequest:
     constraints: Mapping[str, Any] | None = None
     batches: Sequence[Any] = ()
     optimizer: str | None = None
-    pins: Mapping[str, int] | None = None
 
 
 def tables_of(module: Any, sharders: Iterable[Any], request: PlanRequest) -> list[ModelTable]:
@@ -72,8 +71,6 @@ def tables_of(module: Any, sharders: Iterable[Any], request: PlanRequest) -> lis
     if not found:
         raise ValueError("the model has no table that the sharders shard: give it an EmbeddingBagCollection")
     known = [config.name for _, config, *_ in found]
-    if unknown := [name for name in request.pins or () if name not in known]:
-        raise ValueError(f"pins name a table {unknown[0]!r}, the model has {', '.join(known[:5])}: name one of those")
     looked_up = _looked_up([config for _, config, *_ in found], request) if request.batches else None
     made = []
     for number, (path, config, param, sharder) in enumerate(found):
@@ -94,12 +91,10 @@ def _table(path: str, who: str, config: Any, param: Any, sharder: Any, request: 
     bags, ids, distinct, reuse = _expected(who, config, constraint, request) if counts is None else counts
     spec = TableSpec(
         who, int(config.num_embeddings), int(config.embedding_dim), bags, ids, distinct, reuse,
-        request.optimizer or optimizer_of(who, param, sharder) or "sgd", (request.pins or {}).get(config.name), split,
+        request.optimizer or optimizer_of(who, param, sharder) or "sgd", split,
     )  # fmt: skip
-    if forced and (spec.rank is not None or spec.rows < request.world):
-        raise ValueError(
-            f"table {who!r} has to be row-wise, and is pinned, or has fewer rows than there are ranks: allow table_wise"
-        )
+    if forced and spec.rows < request.world:
+        raise ValueError(f"table {who!r} has to be row-wise, and has fewer rows than there are ranks: allow table_wise")
     return ModelTable(path, config.name, spec, forced)
 
 

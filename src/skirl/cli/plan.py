@@ -1,19 +1,70 @@
-"""`skirl place`: flags and printed output. The work itself is imported when it runs."""
+"""`skirl size` and `skirl place`: their flags and what they print. The work itself is imported when they run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, facts, text
+from skirl.cli.show import ShowFlags, columns, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.tools.flags import Composed, check_new, parsed
 from skirl.tools.progress import progress_of
-from skirl.tools.units import parse_bytes, size
-from skirl.train.flags import OptimizerFlags
+from skirl.tools.units import Link, parse_bytes, size
+from skirl.train.flags import MovementFlags, OptimizerFlags
 
 MOST_RANKS = 1024
+
+
+@dataclass(frozen=True)
+class Size(Composed):
+    """Find out how much cache a run needs."""
+
+    group: ClassVar[str] = "output"
+    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "link", "step_ms")
+    positional: ClassVar[tuple[str, ...]] = ("data",)
+    example: ClassVar[str] = "skirl size synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50"
+    """A command line to begin with, shown if no data is given."""
+
+    data: DataFlags = field(default_factory=DataFlags)
+    model: ModelFlags = field(default_factory=ModelFlags)
+    optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
+    movement: MovementFlags = field(default_factory=MovementFlags)
+    show: ShowFlags = field(default_factory=ShowFlags)
+    link: str | None = None
+    """Rate and delay of the way between cache and store, such as 1Gbit,100us."""
+    step_ms: float | None = None
+    """Milliseconds that a step computes; with --link, the advice is the smallest cache with which the link keeps up."""
+
+    def __post_init__(self) -> None:
+        self.data.stream().tables(self.model.row_dim)  # checks dim
+        if self.link is not None:
+            Link.parse(self.link)
+        if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
+            raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
+
+    def run(self) -> dict[str, Any]:
+        from skirl.sizing.size import sized
+
+        link, step = self.link and Link.parse(self.link), self.step_ms and self.step_ms / 1e3
+        run = self.data, self.model.row_dim, self.optimizer.optimizer, self.movement.prefetch
+        return {"command": "size", **self.flat(), **sized(*run, link or None, step)}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        from skirl.sizing.curve import KINDS, LEAST
+
+        names = {LEAST: "least"} | {name: name for name in KINDS if name != LEAST}
+        cells = [("rows", *names.values())]
+        for i, point in enumerate(result["curves"][LEAST]):
+            shares = (f"{result['curves'][name][i]['moved'] / max(1, result['used']):.2%}" for name in names)
+            cells.append((f"{point['cache']:,}", *shares))
+        lines = facts(result, "ids", "steps", "rows", "touched", "largest")
+        lines["least cache"] = (
+            f"--cache {result['least_cache']} holds every batch, and so does {result['least_cache_bytes']}B"
+        )
+        lines["moved"] = "rows brought in again, of those that batches use"
+        lines["cache"] = columns(cells, left=())
+        return lines | facts(result, "bytes", "step_ms_that_hides") | {"advice": result["sentence"]}
 
 
 @dataclass(frozen=True)
@@ -43,8 +94,6 @@ class Place(Composed):
     """The kernels that will run the plan and are measured: skirl's or FBGEMM's, which TorchRec runs; cuda is unproven."""
     columns: Literal["exact", "always", "never"] = "exact"
     """Cut tables by columns; exact: but where the optimizer keeps one number a row, as that would train another model."""
-    no_rows: bool = False
-    """Do not cut tables by rows."""
     seconds: float = 30.0
     """The most seconds to search; the best plan so far is used."""
     costs: Path = Path("costs.json")
@@ -83,19 +132,14 @@ class Place(Composed):
 
     def rate(self) -> float:
         """Bytes a second of --link."""
-        from skirl.tools.units import Link
-
         return parsed("link", self.link, lambda rate: Link.parse(f"{rate},0us").rate, "a rate like 10Gbit")
 
     def run(self) -> dict[str, Any]:
-        import numpy as np
-
         from skirl.placement.calibrate import costs_for
         from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
-        from skirl.placement.plan_file import TablePlan
         from skirl.placement.problem import UNBOUND
         from skirl.placement.search import plan_tables
-        from skirl.placement.spec import canonical, read_specs
+        from skirl.placement.spec import TablePlan, canonical, read_specs
         from skirl.train.recipe import Recipe
 
         if self.tables is not None:
@@ -107,9 +151,7 @@ class Place(Composed):
             self.kernel, {spec.optimizer for spec in specs}, self.costs, link=self.rate(), ranks=self.ranks,
             minutes=None if self.no_measure else self.minutes,
         )  # fmt: skip
-        plan, found, problem = plan_tables(
-            specs, self.caps(), costs, columns=self.columns, rows=not self.no_rows, seconds=self.seconds
-        )
+        plan, found, problem = plan_tables(specs, self.caps(), costs, columns=self.columns, seconds=self.seconds)
         placed, checked = found.placed, None
         if not self.no_measure:
             with progress_of("measure plans"):
@@ -119,7 +161,6 @@ class Place(Composed):
         if self.out is not None:
             plan.save(self.out)
         exchange = exchange_of(problem, placed)
-        round_robin = problem.at(problem.root(), np.array(canonical(specs), np.int64) % self.ranks)
         ranks = [
             {
                 "rank": rank, "bytes": int(placed.used[rank]), "memory": None if cap >= UNBOUND else cap,
@@ -136,8 +177,8 @@ class Place(Composed):
         return {
             "tables": len(specs), "cut": sum(len(of) > 1 for of in plan.pieces), "ranks": ranks, "kernel": self.kernel,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
-            "balance": float(load.max() / load.mean()), "round_robin_ms": float(round_robin.load.max()),
-            "seconds": found.seconds, "in_time": found.in_time, "check": check,
+            "balance": float(load.max() / load.mean()),
+            "seconds": found.seconds, "check": check,
             "out": None if self.out is None else str(self.out),
         }  # fmt: skip
 
@@ -149,13 +190,12 @@ class Place(Composed):
             lines[f"rank {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
         lines["busiest"] = (
             f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms {'predicted' if checked is None else 'measured'}, "
-            f"{result['balance'] - 1:.1%} above perfect balance; dealing tables in turn would take "
-            f"{result['round_robin_ms'] / result['predicted_ms']:.2f} times as long"
+            f"{result['balance'] - 1:.1%} above perfect balance"
         )
         if checked is not None:
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
-        lines["search"] = f"{result['seconds']:.1f} s" + ("" if result["in_time"] else "; stopped by --seconds")
+        lines["search"] = f"{result['seconds']:.1f} s"
         return lines | facts(result, "out")
