@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from skirl.core.placement import Placement, Shard
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
 from skirl.store.base import Facts, FrozenPart, SavedRows
+from skirl.store.remote import rpc
 from skirl.store.remote.meeting import NodeError
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, filled
@@ -86,6 +88,22 @@ def test_no_node_at_all(monkeypatch):
     monkeypatch.setenv("SKIRL_PATIENCE", "0.2")
     with pytest.raises(NodeError, match=r"nobody answers at 127.0.0.1:9 after .* start `skirl serve "):
         open_store("rpc://127.0.0.1:9", LAYOUT)
+
+
+# Calls
+
+
+def test_a_node_calls_no_function_that_is_not_the_stores_and_returns_no_more_than_a_call_carries(nodes: Nodes):
+    store = filled_on(nodes)
+    node = store.stores[0]._node
+    with pytest.raises(rpc.Failed, match="AttributeError: On WorkerInfo"):
+        rpc.end(rpc.begin(node.name, os._exit, (3,), 5.0))
+    with pytest.raises(NodeError, match="serves no 'drain'"):
+        node.call("drain")
+    with pytest.raises(ValueError, match="20,000,000 rows are 320,000,000 bytes, a call carries 268,435,456"):
+        node.call("get", store.stores[0]._number, 1, torch.zeros(20_000_000, dtype=torch.int64))
+    assert one_row(store).shape == (1, 4), "it lives"
+    store.close()
 
 
 # Ownership of rows

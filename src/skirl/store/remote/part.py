@@ -28,6 +28,8 @@ from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.rpc import said
 
+MOST_BYTES = 256 << 20
+"""Most bytes of rows that a call returns."""
 VERSION = 5
 """Version of the protocol between nodes and owners."""
 LOOK = 5.0
@@ -119,6 +121,8 @@ class Part:
         """Return the rows that are held, in the order of `keys`, and a mask of the keys that are. None: all are held."""
         store = self._of(number).store
         record = store.layout.kinds[kind]
+        if (size := len(keys) * record.nbytes) > MOST_BYTES:
+            raise ValueError(f"{len(keys):,} rows are {size:,} bytes, a call carries {MOST_BYTES:,}: cut it in pieces")
         rows = torch.empty((len(keys), record.width), dtype=getattr(torch, record.dtype))
         there = store.read(keys.numpy(), rows.numpy())
         if there.all():
@@ -210,13 +214,16 @@ def _point(store: Store) -> Facts:
     return {"identity": store.identity, "generation": store.generation}
 
 
+METHODS = (
+    "open", "close", "get", "put", "describe", "held", "freeze", "write", "release", "check", "thaw", "bye"
+)  # fmt: skip
 _part: Part | None = None
 
 
 def call(method: str, *args: Any) -> Answer:
-    """Call a method of this process's part. Return ("ok", result) or ("error", result of `said`)."""
-    if _part is None:
-        return "error", said(NodeError("this process is no part of a node: install the same version of skirl"))
+    """Call one of `METHODS`. Return ("ok", result) or ("error", result of `said`)."""
+    if _part is None or method not in METHODS:
+        return "error", said(NodeError(f"this process serves no {method!r}: install the same version of skirl"))
     return _part.answer(method, args)
 
 
@@ -230,6 +237,7 @@ def run(pipe: Connection, task: PartFacts) -> None:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     _part = Part(task)
+    rpc.only((call, alive))
     try:
         meeting = Meeting(task.address, seconds=task.patience)
         name = part_name(task.rank, task.group)

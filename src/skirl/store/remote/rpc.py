@@ -7,9 +7,10 @@ import array
 import errno
 import fcntl
 import os
+import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +21,15 @@ from skirl.tools.sealed_json import CheckpointError
 THREADS = 8
 """Number of calls that a process answers at once."""
 INTERFACE = "TP_SOCKET_IFNAME"
+_MEMBERS = {
+    ("torch.distributed.rpc.internal", "PythonUDF"),
+    ("torch.distributed.rpc.internal", "RemoteException"),
+    ("torch.distributed.rpc._utils", "_update_group_membership"),
+    ("torch.distributed.rpc.backend_registry", "_get_device_infos"),
+    ("torch._C._distributed_rpc", "WorkerInfo"),
+    ("torch", "device"),
+}
+"""Names that members of a group use when one joins."""
 _SCHEME = "skirl"
 _meet_in: list[tuple[Any, int, int]] = []
 """The store in which this process's group is formed, and its rank there."""
@@ -94,6 +104,29 @@ def reason(error: BaseException) -> str:
     return LATE if "imeout" in text else text.splitlines()[0][:200] if text else type(error).__name__
 
 
+def only(functions: Iterable[Callable[..., Any]]) -> None:
+    """Let other processes call only these functions in this one, and those that are needed to join a group."""
+    from torch.distributed.rpc import internal
+
+    allowed = {(f.__module__, f.__qualname__): f for f in functions}
+    tensor = internal._InternalRPCPickler._tensor_receiver
+
+    class KnownNames(pickle.Unpickler):
+        def find_class(self, module: str, name: str, /) -> Any:
+            if (module, name) in allowed:
+                return allowed[module, name]
+            if (module, name) in _MEMBERS:
+                return super().find_class(module, name)
+            if (module, name) == ("torch.distributed.rpc.internal", "_InternalRPCPickler"):
+                return _PICKLER
+            if (module, name) == ("builtins", "getattr"):
+                return lambda of, attribute: tensor if (of, attribute) == (_PICKLER, "_tensor_receiver") else None
+            raise AttributeError(f"{module}.{name} is called by name: a node calls nothing but its store's functions")
+
+    internal._unpickler = KnownNames
+
+
+_PICKLER = "what makes tensors of a call"
 Said = tuple[str, str, int | None]
 """The kind of an error, its message, and its errno."""
 _KINDS: dict[str, Any] = {
