@@ -1,4 +1,6 @@
-"""Variants: products of lists, and which of them are refused."""
+"""Variants: products of lists, files, and which of them are refused."""
+
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,17 @@ def test_a_product_has_every_combination_and_changes_nothing_else(base: Recipe):
 def test_variants_that_differ_in_the_seed_alone_are_one_configuration():
     base = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4)
     assert seeds_of_one(variants_of(base, ["seed=0,1", "lr=0.01,0.5"])) == [0, 1, 0, 1]
+
+
+def test_a_file_has_a_table_for_each_variant(base: Recipe, tmp_path: Path):
+    path = tmp_path / "a.toml"
+    path.write_text('[low]\nlr = 0.01\n[high]\nlr = 1\ndeep = [8, 4]\nmodel = "dcnv2-tiny"\n')
+    assert [(v.name, v.overrides) for v in variants_of(base, (), path)] == [
+        ("low", {"lr": 0.01}),
+        ("high", {"lr": 1.0, "deep": (8, 4), "model": "dcnv2-tiny"}),
+    ]
+    twice = variants_of(base, ["seed=0,1"], path)
+    assert [v.name for v in twice] == ["low,seed=0", "low,seed=1", "high,seed=0", "high,seed=1"]
 
 
 SHARED = ("data", "batch", "rows", "schema", "vocab", "steps", "shards", "cache", "store", "depth", "prefetch",
@@ -59,3 +72,26 @@ def test_a_wrong_list_is_refused_in_a_sentence(base: Recipe, vary: tuple[str, ..
     with pytest.raises(ValueError) as said:
         variants_of(base, vary)
     assert BAD[vary] in str(said.value)
+
+
+BAD_FILES = {
+    "a.txt": ("", "set it to a file that ends in .toml"),
+    "none.toml": (None, "which cannot be read"),
+    "empty.toml": ("", "has no variant"),
+    "flat.toml": ("lr = 1\n", "lr is outside of a table"),
+    "broken.toml": ("[a\n", "is not valid TOML"),
+    "kind.toml": ("[a]\nlr = [1]\n", "[a]: lr is [1]: set it to a number"),
+    "shared.toml": ("[a]\nbatch = 3\n", "batch cannot vary"),
+    "slash.toml": ('["a/b"]\nlr = 1\n', "variant 'a/b' has a name that its folder cannot have"),
+    "alike.toml": ("[a]\nlr = 1\n[b]\nlr = 1.0\n", "variants a and b are alike"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_wrong_file_is_refused_in_a_sentence(base: Recipe, tmp_path: Path, name: str):
+    text, expected = BAD_FILES[name]
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError) as said:
+        variants_of(base, (), tmp_path / name)
+    assert expected in str(said.value)

@@ -222,7 +222,7 @@ def load_all(
     torch.set_rng_state(torch.from_numpy(state.copy()))
 
 
-MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "processes"}
+MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
 """Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
 losses from before and after the resume are summed."""
 _THEN = "go on with that, or begin another sweep in another --save"

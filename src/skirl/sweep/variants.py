@@ -1,12 +1,14 @@
-"""Variants: a name and overrides of a sweep's flags, made by combining lists of values."""
+"""Variants: a name and overrides of a sweep's flags, made by combining lists of values or read from a file."""
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from skirl.tools.flags import Flag, expected, flags_of, is_list, read_text
+from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
 from skirl.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -46,17 +48,26 @@ class Varied(Variant):
     """The recipe with these flags. Where `seed` is not the sweep's, `data_seed` keeps the sweep's batches."""
 
 
-def variants_of(base: Recipe, vary: Sequence[str]) -> list[Varied]:
-    """Return a variant for every combination of the lists."""
-    if not vary:
-        raise ValueError("a sweep has no variant: set vary, such as lr=0.01,0.02")
+def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Varied]:
+    """Return the variants: each variant of the file combined with every combination of the lists."""
+    if not vary and file is None:
+        raise ValueError("a sweep has no variant: set vary, such as lr=0.01,0.02, or variants to a file of them")
     can = varying()
+    tables = {} if file is None else read_file(file)
+    named = [(name, _read(f"{file}, [{name}]", found, can)) for name, found in tables.items()] or [("", {})]
     axes = [_axis(text, can) for text in vary]
     for name in (names := [name for name, _ in axes]):
         if names.count(name) > 1:
             raise ValueError(f"vary has {name} twice: put all its values behind one {name}=")
-    made = (dict(zip(names, values, strict=True)) for values in product(*(values for _, values in axes)))
-    return checked_variants(base, [(text_of(over), over) for over in made])
+        if over := next((own for own, more in named if name in more), None):
+            raise ValueError(f"vary has {name}, and so has variant {over} of {file}: set it in one of the two")
+    made = []
+    for own, more in named:
+        for values in product(*(values for _, values in axes)):
+            over = dict(zip(names, values, strict=True))
+            name = ",".join(filter(None, [own, text_of(over)]))
+            made.append((name, more | over))
+    return checked_variants(base, made)
 
 
 def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Varied]:
@@ -152,6 +163,21 @@ def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
     return name, [_of_text(f"vary {text!r}", name, word, can) for word in words]
 
 
+def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:
+    values = {}
+    for key, value in found.items():
+        name = key.strip().replace("-", "_")
+        refuse_shared({name: value})
+        if isinstance(value, str):
+            values[name] = _of_text(where, name, value, can)
+            continue
+        try:
+            values[name] = read_as(can[name].type, value)
+        except TypeError as wanted:
+            raise ValueError(f"{where}: {name} is {value!r}: set it to {wanted}") from None
+    return values
+
+
 def _of_text(where: str, name: str, text: str, can: Mapping[str, Flag]) -> Any:
     kind = can[name].type
     try:
@@ -162,6 +188,23 @@ def _of_text(where: str, name: str, text: str, can: Mapping[str, Flag]) -> Any:
         hint = f" (did you mean {near}?)" if str(near) else ""
         wanted = "whole numbers with an x between, such as 64x32" if is_list(kind) else expected(kind)
         raise ValueError(f"{where}: {name} is {text!r}{hint}: set it to {wanted}") from None
+
+
+def read_file(path: Path) -> dict[str, dict[str, Any]]:
+    if path.suffix != ".toml":
+        raise ValueError(f"variants is {str(path)!r}: set it to a file that ends in .toml")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(f"variants is {str(path)!r}, which cannot be read: set it to a file that can") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid TOML ({error}): fix it") from None
+    for name, values in tables.items():
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: {name} is outside of a table: write [NAME] above the values of each variant")
+    if not tables:
+        raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
+    return tables
 
 
 T = TypeVar("T")
