@@ -253,6 +253,11 @@ class TablePlan:
         return cls(len(placed.caps), tuple(map(_facts, specs)), tuple(tuple(sorted(of)) for of in pieces))
 
     def save(self, path: Path) -> None:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put_whole(path, self.text().encode(), secrets.token_hex(8))
+
+    def text(self) -> str:
         tables = [
             {
                 "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
@@ -262,10 +267,7 @@ class TablePlan:
             }
             for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True)
         ]  # fmt: skip
-        text = json.dumps(_HEAD | {"ranks": self.ranks, "tables": tables}, indent=1) + "\n"
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            put_whole(path, text.encode(), secrets.token_hex(8))
+        return json.dumps(_HEAD | {"ranks": self.ranks, "tables": tables}, indent=1) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> "TablePlan":

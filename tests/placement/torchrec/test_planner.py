@@ -145,11 +145,11 @@ def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch, fails):
 
     planner, said, ranks = SkirlPlanner(topology(2), storage_reservation=Reservation()), list[Any](), iter(range(2))
 
-    def heard(mine: list[Any], first: int, group: Any) -> None:
-        said.extend(mine)
-        mine[0] = said[0]
+    def heard(mine: Any, pg: Any) -> Any:
+        said.append(mine)
+        return said[0]
 
-    monkeypatch.setattr("torch.distributed.broadcast_object_list", heard)
+    monkeypatch.setattr("skirl.placement.torchrec.planner.from_first", heard)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda pg=None: next(ranks))
     no_room = "^the storage reservation leaves no memory for tables: The reserved topology has negative memory.$"
