@@ -203,10 +203,10 @@ def _tables(
 
 def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Chart]:
     loss = {"training, each interval": _points(lines, "loss"), "held out": _points(evaluations, "test_logloss")}
-    yield Chart("Log loss", loss, "step", "")
+    yield Chart("Log loss", loss)
     auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
-    yield Chart("AUC", auc, "step", "")
-    yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")}, "step", "")
+    yield Chart("AUC", auc)
+    yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")})
 
 
 # A sweep
@@ -306,7 +306,7 @@ def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
         ],
         tables=[Table(head, cells, "Variants"), Table(("", ""), [*lines.items()], "Sweep")],
         charts=[
-            Chart("log loss, each interval", losses, "step", "log loss"),
-            Chart("log loss on the samples held out", held_out, "step", "log loss"),
+            Chart("log loss, each interval", losses),
+            Chart("log loss on the samples held out", held_out),
         ],
     )
