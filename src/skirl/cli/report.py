@@ -20,7 +20,6 @@ MOVED = ("touched", "fetched", "new", "written")
 SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
-SAME = "; but all seeds began with the same rows and weights, out of --from, so other ones may differ by more"
 UNKNOWN = "still going on, killed, or failed"
 
 
@@ -280,7 +279,6 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in says.items() if kind in kinds)
     if sweep["seed_noise"] is not None:
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
-        lines["noise"] += SAME * bool(sweep["from"])
     return lines
 
 
