@@ -20,7 +20,6 @@ MOVED = ("touched", "fetched", "new", "written")
 SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
-SAME = "; but all seeds began with the same rows and weights, out of --from, so other ones may differ by more"
 UNKNOWN = "still going on, killed, or failed"
 
 
@@ -203,10 +202,10 @@ def _tables(
 
 def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Chart]:
     loss = {"training, each interval": _points(lines, "loss"), "held out": _points(evaluations, "test_logloss")}
-    yield Chart("Log loss", loss, "step", "")
+    yield Chart("Log loss", loss)
     auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
-    yield Chart("AUC", auc, "step", "")
-    yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")}, "step", "")
+    yield Chart("AUC", auc)
+    yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")})
 
 
 # A sweep
@@ -280,7 +279,6 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in says.items() if kind in kinds)
     if sweep["seed_noise"] is not None:
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
-        lines["noise"] += SAME * bool(sweep["from"])
     return lines
 
 
@@ -306,7 +304,7 @@ def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
         ],
         tables=[Table(head, cells, "Variants"), Table(("", ""), [*lines.items()], "Sweep")],
         charts=[
-            Chart("log loss, each interval", losses, "step", "log loss"),
-            Chart("log loss on the samples held out", held_out, "step", "log loss"),
+            Chart("log loss, each interval", losses),
+            Chart("log loss on the samples held out", held_out),
         ],
     )

@@ -157,12 +157,10 @@ th, td { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; border
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines, each a list of points, by name; important ones first."""
+    """Lines over steps, each a list of points, by name; important ones first."""
 
     title: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
-    x: str
-    y: str
 
 
 @dataclass(frozen=True)
@@ -226,7 +224,7 @@ def svg(chart: Chart) -> str:
     }  # fmt: skip
     with mpl.rc_context(style):
         figure = Figure(figsize=(5.6, 3.9), layout="constrained")
-        axes = figure.add_subplot(xlabel=chart.x, ylabel=chart.y)
+        axes = figure.add_subplot(xlabel="step")
         axes.set_title(chart.title, loc="left", fontweight="bold", wrap=True)
         axes.grid(alpha=0.25)
         named = []

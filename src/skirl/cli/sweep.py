@@ -72,19 +72,11 @@ class SweepCommand(Composed):
         if self.save.goes_on and self.save.save is not None:
             check_same(saved_with(self.save.save), self.flat())
 
-        with self.recipe.naming_cache():
-            result = run(
-                SweepRun(
-                    self.recipe,
-                    self.made(),
-                    self.race,
-                    self.save,
-                    self.log,
-                    self.flat(),
-                    self.evaluation,
-                    self.processes,
-                )
+        result = run(
+            SweepRun(
+                self.recipe, self.made(), self.race, self.save, self.log, self.flat(), self.evaluation, self.processes
             )
+        )  # fmt: skip
         result["page"] = None
         if result["run"]:
             from skirl.cli.report import report_of_sweep

@@ -39,8 +39,7 @@ class Train(Composed):
     def run(self) -> dict[str, Any]:
         from skirl.train.loop import train
 
-        with self.recipe.naming_cache():
-            return train(self.recipe, self.evaluation, self.save, self.log, self.flat())
+        return train(self.recipe, self.evaluation, self.save, self.log, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         rows, kept, lines = result["rows"], result["checkpoints"], run_lines(facts_of_result(result))
@@ -123,12 +122,11 @@ class Verify(Composed):
             return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
         self.recipe.use_threads()
         touched = touched_rows(self.recipe)
-        with self.recipe.naming_cache():
-            if self.trainers is not None:
-                found = self._with_trainers(touched)
-            else:
-                run = verify(self.recipe, touched)
-                found = {"runs": [run], "failed": run["difference"] and run["difference"]["text"]}
+        if self.trainers is not None:
+            found = self._with_trainers(touched)
+        else:
+            run = verify(self.recipe, touched)
+            found = {"runs": [run], "failed": run["difference"] and run["difference"]["text"]}
         return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:

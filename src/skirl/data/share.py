@@ -28,13 +28,6 @@ class Shards:
     batches: ClassVar[int] = 1
     """That all trainers together consume in one step."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.first < self.last <= self.of:
-            raise ValueError(
-                f"shards {self.first} to {self.last} of {self.of} are not a range: set first to 0 or more, and last "
-                f"above it and to at most {self.of}"
-            )
-
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
         """The cuts to read from samples that begin with a step, for each step."""
         each = batch // self.of if self.cut else batch
@@ -55,10 +48,6 @@ class Turn:
 
     rank: int
     of: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.of:
-            raise ValueError(f"rank is {self.rank} of {self.of}: set it from 0 to {self.of - 1}")
 
     @property
     def batches(self) -> int:

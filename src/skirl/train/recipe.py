@@ -1,8 +1,6 @@
 """The model, embeddings and data of a run, made from the flags that `skirl train` and `skirl verify` share."""
 
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -106,19 +104,6 @@ class Recipe(Composed):
         if kind == "touched":
             return max(1, int(touched * amount))
         return int(amount) if kind == "rows" else self.cache.cache
-
-    @contextmanager
-    def naming_cache(self) -> "Iterator[None]":
-        """Name a share of the touched rows as it was given, if it is too small in this block, and not only by its rows."""
-        from skirl.engine.capacity import DoesNotFit
-
-        try:
-            yield
-        except DoesNotFit as error:
-            if not self.counts_first:
-                raise
-            found = re.sub(r"^cache \d+ is ", f"cache {self.cache.cache!r} is ", error.found)
-            raise DoesNotFit(found, error.enough, error.in_bytes) from error
 
     @property
     def pooled(self) -> bool:
