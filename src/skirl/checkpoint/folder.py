@@ -73,17 +73,11 @@ def numbers(folder: str | Path) -> list[int]:
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _HEADER.fullmatch(path.name)))
 
 
-def holds_some(folder: Path) -> bool:
-    return any(folder.glob("checkpoint*.json"))
-
-
 def headers(path: Path) -> list[Path]:
     """Return the headers to try, newest first. If `path` is a header, return only that."""
     if _HEADER.fullmatch(path.name):
         return [path]
     found = [header(path, number) for number in reversed(numbers(path))]
-    if not found and (old := path / "checkpoint.json").is_file():  # it says which version wrote it
-        return [old]
     if not found and (path / OF_SWEEP).is_file():
         raise CheckpointError(f"{path} holds a sweep: name a variant, {path / 'NAME'}")
     if not found:

@@ -234,11 +234,12 @@ class Tensors:
 
     def check(self, name: str, shape: tuple[int, ...], of: tuple[torch.dtype, ...], then: str) -> None:
         """Raise a ValueError that says what to do unless a tensor has this shape and one of these dtypes."""
-        if self.shape(name) != shape or self._tensors[name].dtype not in of:
-            raise ValueError(
-                f"{name} is {list(self.shape(name))} of {self._tensors[name].dtype} in {self.where}, and not {list(shape)} "
-                f"of {of[0]}: {then}"
-            )
+        found, wanted = str(list(self.shape(name))), str(list(shape))
+        if found == wanted:
+            if (dtype := self._tensors[name].dtype) in of:
+                return
+            found, wanted, then = f"of {dtype}", f"of {of[0]}", "convert it"
+        raise ValueError(f"{name} is {found} in {self.where}, and not {wanted}: {then}")
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         part = self._tensors[name][start:stop].detach().cpu()
@@ -303,7 +304,7 @@ class _Planned(NamedTuple):
 def _planned(tensors: Tensors, place: TablePlace, name: str) -> _Planned:
     """Check the tensors of a table. Raise if they do not fit it, or would mean something else in this model."""
     table, rule = place.table, place.optimizer
-    as_large = "make the table as large, or name the tensor that is meant by names={TABLE: NAME}"
+    as_large = f"make table {table.name!r} as large, or name the tensor that is meant by names={{TABLE: NAME}}"
     base = name.removesuffix("weight")
     if not name.endswith("weight") or f"{base}ids" not in tensors.names:
         tensors.check(name, (table.rows, table.dim), _FLOATS, as_large)

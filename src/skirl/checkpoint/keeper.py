@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, load, numbers, save
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep, take_back
+from skirl.checkpoint.folder import drop_newer, refuse_sweep, take_back
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
@@ -84,7 +84,7 @@ class Keeper:
         collections = collections_of(model)
         votes = Votes(trainers_of(model, self._whole.get("peers")))
         self._start = votes.agreed(lambda: None if votes.rank else _claim(folder), "a start of the run begins")
-        if holds_some(folder):
+        if numbers(folder):
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step
             if self._best is not None:
@@ -165,8 +165,6 @@ class Keeper:
             "newest": None if self._whole_at < 0 else self._whole_at,
             "best": None if self._best_at < 0 else {"folder": str(self._best), "step": self._best_at},
             "best_failure": self._not_best,
-            "pause_seconds": sum(pauses),
-            "pause_most": max(pauses, default=0.0),
             "pause_share": sum(pauses) / max(1e-9, time.monotonic() - self._began),
             "bytes": sum(saving.bytes for saving in self._savings),
             "stopped_by": "SIGTERM" if self._stopped else None,

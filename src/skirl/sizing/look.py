@@ -39,7 +39,7 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
         return {"kind": "checkpoints of a sweep", "variants": variants, "bytes": _bytes(path)}
     if (path / SWEEP).is_file():
         return _run(path, "folder of a sweep")
-    if checkpoints.numbers(path) or (path / "checkpoint.json").is_file():
+    if checkpoints.numbers(path):
         return checkpoint.describe(path, check=check)
     if (path / MANIFEST).is_file():
         return checkpoint.describe_store(path)

@@ -47,7 +47,7 @@ def origin_of(saving: CheckpointFlags, *, saved: bool | None = None) -> Origin |
             refuse_sweep(save)
             if save.exists() and not save.is_dir():
                 raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
-        if folder.holds_some(save) if saved is None else saved:
+        if folder.numbers(save) if saved is None else saved:
             if from_ is not None:
                 log.warning("%s holds a checkpoint: the run goes on with it, and takes nothing from %s", save, from_)
             return None

@@ -28,10 +28,11 @@ from skirl.core.reference import Reference
 from skirl.store import DiskStore, Record
 
 MIB = 1 << 20
-GIGABYTES, LIMIT = [*sys.argv[2:], *("0.4", "1024")[len(sys.argv[2:]) :]]
+_given = sys.argv[2:4] if __name__ == "__main__" else []
+GIGABYTES, LIMIT = map(float, (*_given, *(0.4, 1024)[len(_given) :]))
 DIM, BATCH, FRESH = 64, 8192, 8192 * 15 // 16
 RECORD = 4 * (DIM + 1)
-TOUCHED = int(float(GIGABYTES) * 1e9) // RECORD
+TOUCHED = int(GIGABYTES * 1e9) // RECORD
 ROWS = TOUCHED * 4 // 3 | 1
 STEPS = -(-TOUCHED // FRESH)
 TABLE, OPTIMIZER = skirl.Table("row", rows=ROWS, dim=DIM), skirl.RowwiseAdagrad(lr=0.1)

@@ -244,7 +244,6 @@ def run(pipe: Connection, task: PartFacts) -> None:
         rpc.join(meeting.group(task.group), task.address, name, task.rank, task.patience)
         pipe.send(("joined", None))
         _watch(pipe, task, _part)
-        pipe.send(("ended", None))
     except (NodeError, rpc.Failed, OSError, EOFError, ValueError) as error:
         with suppress(OSError):
             pipe.send(("failed", str(error)))
