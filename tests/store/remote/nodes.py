@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from skirl.store import Record, open_store
-from skirl.store.remote import rpc
+from skirl.store.remote import part, rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.node import Node
 from skirl.store.remote.store import _connected, leave
@@ -31,7 +31,7 @@ class Nodes:
 
     def _node(self, i: int) -> Node:
         meeting = Meeting(self.addresses[i], keep=True, seconds=self._patience)
-        return Node(meeting, rows=self._rows.replace("{}", str(i)), patience=self._patience)
+        return Node(meeting, rows=self._rows.replace("{}", str(i)), patience=self._patience, body=body)
 
     def _start(self) -> None:
         self._stop = threading.Event()
@@ -74,6 +74,11 @@ def served(count: int, **more) -> Iterator[Nodes]:
     finally:
         leave()
         nodes.stop()
+
+
+def body(pipe, task) -> None:
+    """A part in which tests may make system calls fail."""
+    part.run(pipe, task, (*part.FUNCTIONS, failing))
 
 
 _real = {"fsync": os.fsync}

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +34,9 @@ class Served:
 class Node:
     """The node that keeps a meeting point. Call its methods from one thread only."""
 
-    def __init__(self, meeting: Meeting, *, rows: str, patience: float) -> None:
+    def __init__(self, meeting: Meeting, *, rows: str, patience: float, body: Callable[..., None] = parts.run) -> None:
         self.served: dict[int, Served] = {}
-        self._meeting, self._rows, self._patience = meeting, rows, patience
+        self._meeting, self._rows, self._patience, self._body = meeting, rows, patience, body
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([parts.__name__])
 
@@ -74,7 +75,7 @@ class Node:
             patience=self._patience,
         )
         process = self._context.Process(
-            target=parts.run, args=(other_end, task), name=f"skirl part of owner {task.owner}"
+            target=self._body, args=(other_end, task), name=f"skirl part of owner {task.owner}"
         )
         process.start()
         other_end.close()

@@ -231,13 +231,17 @@ def alive() -> bool:
     return True
 
 
-def run(pipe: Connection, task: PartFacts) -> None:
+FUNCTIONS = (call, alive)
+"""All functions that one process may call in another."""
+
+
+def run(pipe: Connection, task: PartFacts, functions: tuple[Any, ...] = FUNCTIONS) -> None:
     global _part
     for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     _part = Part(task)
-    rpc.only((call, alive))
+    rpc.only(functions)
     try:
         meeting = Meeting(task.address, seconds=task.patience)
         name = part_name(task.rank, task.group)
