@@ -35,7 +35,7 @@ class Two(Tower):
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_accumulated_by_hand(parts):
+def test_accumulated_by_hand(parts, another_model):
     """`if step % k == 0: optimizer.step(); optimizer.zero_grad()`, by one optimizer or two."""
     k, model = 3, Two()
     modules = [model] if parts == 1 else [model.top, model.other]
@@ -51,6 +51,16 @@ def test_accumulated_by_hand(parts):
         train(step, model, 3 * k)
 
 
+@pytest.fixture
+def another_model():
+    """Which was trained in this thread, and whose smallest weight keeps its gradient."""
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.step()
+    return optimizer
+
+
 ORDERS: dict[str, Callable[[torch.optim.Optimizer, Tensor], Any]] = {
     "zero_grad after step": lambda dense, loss: (loss.backward(), dense.step(), dense.zero_grad()),
     "zero_grad before backward": lambda dense, loss: (dense.zero_grad(), loss.backward(), dense.step()),
@@ -63,7 +73,7 @@ KINDS: list[dict[str, Any]] = [{}, {"foreach": True}, {"fused": True}]
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_order_of_step_and_zero_grad(order, kind):
+def test_an_order_of_step_and_zero_grad(order, kind, another_model):
     tower = Tower()
     dense = torch.optim.AdamW(tower.parameters(), lr=RATE, **kind)
     (sum(p.sum() for p in tower.parameters())).backward()

@@ -184,14 +184,17 @@ class DenseGradients:
             weights = [w for optimizer in ours for group in optimizer.param_groups for w in group["params"]]
             self._weights = sorted((w for w in weights if isinstance(w, nn.Parameter)), key=Tensor.numel)
         self._backwards += 1
-        self._kept = [(w, w._version, ref(g), g._version) for w in self._weights if (g := w.grad) is not None]
+        before = {weight: (id(known()), version) for weight, _, known, version in self._kept}
+        now = [(weight, grad) for weight in self._weights if (grad := weight.grad) is not None]
+        now = [(w, g) for w, g in now if before.get(w) != (id(g), g._version)]  # other models' stay as they were
+        self._kept = [(weight, weight._version, ref(grad), grad._version) for weight, grad in now]
         self._smallest = self._kept[0][0].detach().clone() if self._kept else None
 
     def _accumulated(self) -> bool:
-        added = False
+        added: list[bool] = []
         for weight, version, known, grad_version in self._kept:
             grad = weight.grad
             if weight._version != version or grad is None or grad is not known() or grad._version > grad_version + 1:
                 return False
-            added = added or grad._version == grad_version + 1
-        return added and self._smallest is not None and torch.equal(self._kept[0][0], self._smallest)
+            added.append(grad._version == grad_version + 1)
+        return added[:1] == [True] and self._smallest is not None and torch.equal(self._kept[0][0], self._smallest)
