@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from skirl.cli.show import ShowFlags, columns, facts
-from skirl.sweep.flags import KeepFlags, RaceFlags, VaryFlags
+from skirl.sweep.flags import KeepFlags, RaceFlags
 from skirl.sweep.variants import Varied, check_store, variants_of
 from skirl.tools.flags import Composed
 from skirl.tools.os_errors import why
@@ -22,13 +22,17 @@ class SweepCommand(Composed):
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
     hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "patience")  # a sweep has one trainer and many runs
 
-    vary: VaryFlags = field(default_factory=VaryFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     save: KeepFlags = field(default_factory=KeepFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
+    vary: tuple[str, ...] = ()
+    """A flag and its values, such as lr=0.01,0.02; given several times, every combination is a variant. Sizes of
+    layers are joined by x: top=64x32,128x64."""
+    variants: Path | None = None
+    """A TOML file with a table for each variant; with --vary, each of them is combined with every combination."""
     log_every: int | None = None
     """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
     processes: int | Literal["auto"] = "auto"
@@ -60,7 +64,7 @@ class SweepCommand(Composed):
         self.made()
 
     def made(self) -> list[Varied]:
-        return variants_of(self.recipe, self.vary.vary, self.vary.variants)
+        return variants_of(self.recipe, self.vary, self.variants)
 
     def run(self) -> dict[str, Any]:
         device = self.recipe.device

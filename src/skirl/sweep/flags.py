@@ -18,19 +18,6 @@ def points(steps: int | None) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VaryFlags:
-    """What differs between variants."""
-
-    group: ClassVar[str] = "sweep"
-
-    vary: tuple[str, ...] = ()
-    """A flag and its values, such as lr=0.01,0.02; given several times, every combination is a variant. Sizes of
-    layers are joined by x: top=64x32,128x64."""
-    variants: Path | None = None
-    """A TOML file with a table for each variant; with --vary, each of them is combined with every combination."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RaceFlags:
     """When variants are dropped."""
 
