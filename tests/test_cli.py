@@ -83,7 +83,7 @@ def test_keep_means_checkpoints_to_train_and_configurations_to_a_sweep(tmp_path)
     flags = Train.of(keep=5, save=tmp_path / "saved", dim=8).flat()
     (run / "config.json").write_text(json.dumps({"command": "train", "flags": flags}))
     again, *_ = cli._parse("sweep", ["--config", str(tmp_path)])
-    assert (again.race.keep, again.vary.vary, again.save.save, again.save.save_every) == (2, ("lr=1,2",), None, None)
+    assert (again.race.keep, again.vary, again.save.save, again.save.save_every) == (2, ("lr=1,2",), None, None)
     beside, *_ = cli._parse("sweep", ["--config", str(run), "--vary", "lr=1,2"])
     assert (beside.race.keep, beside.recipe.model.dim) == (1, 8)
 
