@@ -23,7 +23,6 @@ UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "Syn
 
 QUICK = {
     "oracle": ["one slot is given to two rows", "a fetch waits for no write-back", "every row is taken for seen"],
-    "disk": ["records are not synced", "the log is read in another order than it was written"],
 }
 """What `make test` plants. A campaign plants all faults, and runs the battery without one."""
 
