@@ -1,7 +1,7 @@
 """Check the checker: the suite's own checks must catch every planted fault, and nothing else.
 
 A battery of a few exactness runs, with plans compared to a search of the whole window, stands for the suite: it uses
-the same helpers (tests/runs.py, tests/plans.py). A fault that it misses is a case that the suite lacks.
+the same helpers (tests/runs.py, tests/oracle/brute.py). A fault that it misses is a case that the suite lacks.
 """
 
 import ast
