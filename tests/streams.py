@@ -13,6 +13,7 @@ import torch
 from skirl import KeyedJagged, Table
 from skirl.core.reference import Bags
 from skirl.core.tables import Schema
+from skirl.engine.access import peek
 from skirl.engine.engine import Engine
 from skirl.store import MemoryStore, Record
 
@@ -176,6 +177,16 @@ class SlowStore(MemoryStore):
         self._nap()
         time.sleep(self._slow_write)
         super()._write(kind, keys, rows)
+
+
+def used_rows(engine: Engine) -> dict[int, bytes]:
+    """Return all rows of small tables that were used, with their state, by key, wherever they are."""
+    found = {}
+    for bank, members in enumerate(engine.schema.banks):
+        keys = np.concatenate([np.arange(engine.schema.tables[t].rows) | (t << 48) for t in members.tables])
+        keys = keys[engine.seen.has(keys)]
+        found |= {key: row.tobytes() for key, row in zip(keys.tolist(), peek(engine, keys, bank)[0], strict=True)}
+    return found
 
 
 def stored_rows(engine: Engine) -> dict[int, np.ndarray]:

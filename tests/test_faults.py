@@ -1,7 +1,7 @@
 """Check the checker: the suite's own checks must catch every planted fault, and nothing else.
 
 A battery of a few exactness runs, with plans compared to a search of the whole window, stands for the suite: it uses
-the same helpers (tests/runs.py, tests/plans.py). A fault that it misses is a case that the suite lacks.
+the same helpers (tests/runs.py, tests/oracle/brute.py). A fault that it misses is a case that the suite lacks.
 """
 
 import ast
@@ -23,7 +23,6 @@ UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "Syn
 
 QUICK = {
     "oracle": ["one slot is given to two rows", "a fetch waits for no write-back", "every row is taken for seen"],
-    "disk": ["records are not synced", "the log is read in another order than it was written"],
 }
 """What `make test` plants. A campaign plants all faults, and runs the battery without one."""
 

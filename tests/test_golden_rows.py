@@ -10,12 +10,7 @@ torch and Numba do so only on request.
 """
 
 import hashlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,15 +132,3 @@ def trace(plain: bool) -> dict[str, str]:
 def test_golden_rows(golden: Any, plain: bool) -> None:
     """Both sides have the recorded bits, so recording also compares them."""
     golden("rows", trace(plain), everywhere=True)
-
-
-@pytest.mark.slow
-def test_golden_rows_of_interpreted_kernels(golden: Any) -> None:
-    """The kernels run as plain Python, which sums with numpy's scalars."""
-    root = Path(__file__).parents[1]
-    path = os.pathsep.join([str(Path(skirl.__file__).parents[1]), str(root)])
-    code = "import json; from tests.test_golden_rows import trace; print(json.dumps(trace(False)))"
-    env = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    golden("rows", json.loads(done.stdout), everywhere=True)

@@ -36,13 +36,20 @@ for name in [*sys.modules]:
     if name.partition(".")[0] in {EXTRAS!r}:
         del sys.modules[name]
 import skirl
-skirl.Table, skirl.Sweep
-print("imported")
+skirl.Table
+print(*[name for name in sys.modules if name.startswith("skirl.peers")])
+skirl.Sweep
 import skirl.cli
+del sys.meta_path[0]
+import threading, torch.distributed
+skirl.EmbeddingBagCollection([skirl.Table("a", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=5)
+print(torch.distributed.is_initialized(), threading.active_count(), "skirl.peers.groups" in sys.modules)
 """
     done = interpreter(code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("imported\n")
+    first, *_, last = done.stdout.splitlines()
+    assert not first, "an extra, or what only several trainers need"
+    assert last == "False 1 False", "one trainer starts nothing"
 
 
 def test_version_is_that_of_pyproject():

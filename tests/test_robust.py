@@ -625,25 +625,13 @@ def test_a_forked_child_is_told(data):
     data.replay.check(embeddings, STEPS)
 
 
-class Samples(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.batches = stream(20)[0]
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, i):
-        return self.batches[i % 20]
-
-
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_of_a_dataloader_beside_our_threads(method, workers):
-    count = 160
     batches, bags = stream(20)
+    count = 8 * len(batches)
     loader = torch.utils.data.DataLoader(
-        Samples(count), batch_size=None, num_workers=workers, multiprocessing_context=method, persistent_workers=False
+        batches * 8, batch_size=None, num_workers=workers, multiprocessing_context=method, persistent_workers=False
     )
 
     def started_late():

@@ -21,9 +21,9 @@ from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers
 from skirl.checkpoint.keeper import Keeper
 from skirl.checkpoint.rows import FrozenCollection
-from skirl.engine.access import peek
 from tests.resume import ROWS, Run, Setup, assert_same
 from tests.store.links import behind_a_link
+from tests.streams import used_rows
 
 
 @contextmanager
@@ -123,15 +123,7 @@ def gaps() -> None:
     def made() -> skirl.EmbeddingBagCollection:
         return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.1), cache=60, seed=4)
 
-    def state(rows: skirl.EmbeddingBagCollection) -> list[bytes]:
-        engine, found = rows.engine, list[bytes]()
-        for bank, members in enumerate(engine.schema.banks):
-            keys = np.concatenate([np.arange(300) | (table << 48) for table in members.tables])
-            keys = keys[engine.seen.has(keys)]
-            found += [keys.tobytes(), peek(engine, keys, bank)[0].tobytes()]
-        return found
-
-    rng, rows, states = np.random.default_rng(0), made(), list[list[bytes]]()
+    rng, rows, states = np.random.default_rng(0), made(), list[dict[int, bytes]]()
     with scratch() as folder:
         for i in range(60):
             ids = torch.from_numpy((rng.random((8, 2)) ** 2 * 200).astype(np.int64))
@@ -140,11 +132,11 @@ def gaps() -> None:
                 (out["a"].sum() + out["b"].square().sum()).backward()
             if i % 4 == 2 or i % 13 == 0:
                 skirl.save(folder, model=rows, keep=99)
-                states.append(state(rows))
+                states.append(used_rows(rows.engine))
         for n, expected in enumerate(states, start=1):
             other = made()
             skirl.load(folders.header(folder, n), model=other)
-            assert state(other) == expected, f"checkpoint {n}"
+            assert used_rows(other.engine) == expected, f"checkpoint {n}"
 
 
 def slow_writes() -> None:

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import skirl
-from skirl.checkpoint.without_model import opened
 from skirl.cli import main
 from skirl.cli.files import Import
 from skirl.engine.access import peek
@@ -178,17 +176,3 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     with pytest.raises(ValueError, match="has ids of 'item', but not the number of its rows: export it again"):
         save_file(load_file(file), tmp_path / "bare.safetensors")
         Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
-
-
-def test_parquet_has_the_touched_rows(tmp_path: Path) -> None:
-    model = trained()
-    skirl.save(tmp_path / "c", model=model)
-    assert main(["export", str(tmp_path / "c"), str(tmp_path / "rows.parquet")]) == 0
-    table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
-    assert {row["table"] for row in table} == {"user", "item"}
-    assert len(table) == len(model.rows.engine.seen)  # type: ignore[union-attr,arg-type]
-    with opened(tmp_path / "c") as found:
-        for row in table[:: len(table) // 9]:
-            number = [t.name for t in TABLES].index(row["table"])
-            record = peek(found.rows.engine, torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]
-            assert row["weight"] == record[:8].tolist()

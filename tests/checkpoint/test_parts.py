@@ -25,12 +25,12 @@ from skirl.checkpoint import codec, numbers, saving
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Placement
-from skirl.engine.access import peek
 from skirl.peers.base import PeerError, Peers
 from skirl.sizing.checkpoint import describe
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
+from tests.streams import used_rows
 from tests.threads_as_trainers import InProcess
 
 ROWS = 60
@@ -69,17 +69,7 @@ class Trainer:
         return self
 
     def state(self) -> State:
-        return state_of(self.rows)
-
-
-def state_of(rows: Any) -> State:
-    """Return every row that was used, with its optimizer's state."""
-    engine, found = rows.engine, State()
-    for bank, members in enumerate(engine.schema.banks):
-        keys = np.concatenate([np.arange(ROWS) | (table << 48) for table in members.tables])
-        keys = keys[engine.seen.has(keys)]
-        found |= {key: row.tobytes() for key, row in zip(keys.tolist(), peek(engine, keys, bank)[0], strict=True)}
-    return found
+        return used_rows(self.rows.engine)
 
 
 def union(states: list[State]) -> State:
@@ -158,13 +148,13 @@ def test_one_process_reads_the_parts_of_several(tmp_path: Path) -> None:
         assert facts["whole"] and (facts["trainers"], facts["step"]) == (3, 3)
         assert sum(table["held"] for table in facts["tables"]) == len(state)
         with opened(folder) as found:
-            assert state_of(found.rows) == state
+            assert used_rows(found.rows.engine) == state
         reading = Trainer(InProcess.job(1)[0], "checkpoint").load(folder)
-        assert state_of(reading.rows) == state
+        assert used_rows(reading.rows.engine) == state
         reading.rows.close()
         folders.keep_best(folders.header(folder, 1))
         with opened(folder / "best") as found:
-            assert state_of(found.rows) == state
+            assert used_rows(found.rows.engine) == state
 
 
 @contextmanager
@@ -289,7 +279,7 @@ def test_a_kill_at_any_touch_of_a_file_leaves_a_whole_checkpoint(tmp_path: Path)
     shots = [*shots[:: 1 + len(shots) // 20], shots[-1]]
     for path in shots:
         with opened(path) as rows:
-            found.append(state_of(rows.rows))
+            found.append(used_rows(rows.rows.engine))
     assert all(state in (before, after) for state in found)
     assert found[0] == before and found[-1] == after
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 import skirl
 from skirl.checkpoint import folder as folders
@@ -16,6 +18,7 @@ from skirl.checkpoint import numbers, save_run, saving
 from skirl.checkpoint.rows import FrozenCollection
 from skirl.store import changes
 from skirl.store.disk.os_files import OsFiles
+from skirl.tools.os_errors import NotWritten
 from tests.checkpoint.checks import CHECKS, on, saves
 from tests.resume import ROWS, Run, Setup, assert_same
 
@@ -88,15 +91,24 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
     assert_same(Run(Setup()).load(tmp_path).train(), Run(Setup()).train())
 
 
-@pytest.mark.parametrize(("where", "store"), [("definition", "memory"), ("store", "disk")])
+@pytest.mark.parametrize(("where", "store"), [("definition", "memory"), ("store", "disk"), ("dense", "memory")])
 def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, store: str
 ) -> None:
     """Rows that the failed save froze have no mark any more. The next save must not assume that they are on disk."""
     run, folder = Run(replace(Setup(), store=on(store, tmp_path / "rows"))), tmp_path / "c"
-    target = (save_run, "definition") if where == "definition" else (run.model.rows.engine.store, "freeze")
+    target = {
+        "definition": (save_run, "definition"), "store": (run.model.rows.engine.store, "freeze"),
+        "dense": (safetensors.torch, "save_file"),
+    }[where]  # fmt: skip
+    sentence = (
+        rf"^{folder} got no new checkpoint, the disk is full \([\d,]+ bytes are free\); checkpoint 1 in it stays whole: "
+        "free some room, and save again$"
+    )
 
-    def fail(*args: Any) -> None:
+    def fail(*args: Any, **more: Any) -> None:
+        if where == "dense":  # its own words
+            raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(28)} (os error 28)")
         raise OSError(28, "No space left")
 
     def saved(step: int) -> None:
@@ -104,9 +116,10 @@ def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
         if step in (2, 8):
             skirl.save(folder, **whole)
         elif step == 5:
-            with monkeypatch.context() as patched, pytest.raises(OSError, match="got no new checkpoint, the disk is"):
+            with monkeypatch.context() as patched, pytest.raises(NotWritten, match=sentence) as caught:
                 patched.setattr(*target, fail)
                 skirl.save(folder, **whole)
+            assert caught.value.errno == 28 and numbers(folder) == [1]
 
     run.train(saved=saved)
     run.model.rows.close()

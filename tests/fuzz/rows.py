@@ -15,7 +15,6 @@ import torch
 
 import skirl
 from skirl.checkpoint import folder as folders
-from skirl.engine.access import peek
 from skirl.store.base import Record
 from skirl.store.disk import records
 from skirl.store.disk.store import DiskError, DiskStore
@@ -24,6 +23,7 @@ from tests.fuzz.mutate import Draw, mutated, mutated_safetensors, mutated_tree
 from tests.fuzz.states import safetensors_of
 from tests.fuzz.target import READ, Target, clean
 from tests.store.conformance import contents
+from tests.streams import used_rows
 
 TABLES = [skirl.Table("a", 60, 4), skirl.Table("b", 40, 2)]
 LAYOUT = {0: Record(8), 1: Record(4)}
@@ -62,14 +62,8 @@ class Run:
 
     def held(self) -> tuple[Rows, dict[str, bytes]]:
         """Return all rows, and the dense parameters."""
-        found: Rows = {}
-        for bank, members in enumerate(self.rows.engine.schema.banks):
-            for table in members.tables:
-                keys = np.arange(TABLES[table].rows) | (table << 48)
-                keys = keys[self.rows.engine.seen.has(keys)]
-                values = peek(self.rows.engine, keys, bank)[0]
-                found |= {int(key): row.tobytes() for key, row in zip(keys, values)}
-        return found, {name: value.numpy().tobytes() for name, value in self.model["top"].state_dict().items()}
+        dense = self.model["top"].state_dict()
+        return used_rows(self.rows.engine), {name: value.numpy().tobytes() for name, value in dense.items()}
 
 
 def train(folder: Path, store: str) -> None:

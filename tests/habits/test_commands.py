@@ -153,14 +153,6 @@ def test_rows_on_disk_and_an_open_vocabulary_predict_as_they_did_in_the_run(fold
     assert digests(folder / name) == before
 
 
-def test_a_converted_file_predicts_as_what_it_was_made_of(folder, run):
-    converted(folder, folder / "log.parquet")
-    as_text, as_parquet = (
-        predicted(folder, data=f"{kind}:{folder / 'log'}.{kind}", valid="20%") for kind in ("csv", "parquet")
-    )
-    assert as_text["logit"].tobytes() == as_parquet["logit"].tobytes()
-
-
 def test_rows_that_are_left_out_still_count(folder, run):
     rows = lines(90, seed=3)
     rows[7][0] = rows[40][0] = "x"
@@ -247,7 +239,9 @@ def test_the_suffix_says_what_an_export_is(tmp_path):
     rows.eval()
     assert torch.equal(plain(torch.tensor([[7], [3]])), rows(ids)["item"])
     skirl.export(rows, tmp_path / "item.parquet")
-    assert pq.read_table(tmp_path / "item.parquet")["row"].to_pylist() == [3, 7]
+    table = pq.read_table(tmp_path / "item.parquet")
+    assert (table["table"].to_pylist(), table["row"].to_pylist()) == (["item"] * 2, [3, 7])
+    assert table["weight"].to_pylist() == plain.weight[[3, 7]].tolist()
     with pytest.raises(ValueError, match=r"path is .*item.npz: name a file that ends with .safetensors, .pt or"):
         skirl.export(rows, tmp_path / "item.npz")
     with pytest.raises(ValueError, match=r"Parquet holds the rows that were used: leave untouched out"):

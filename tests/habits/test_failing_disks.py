@@ -1,9 +1,7 @@
 """A disk fails during a run: a sentence names what could not be logged or saved, and training goes on."""
 
-import errno
 import json
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,18 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 import skirl
 import skirl.train.loop as loop
-from skirl.checkpoint import numbers
 from skirl.cli import main
 from skirl.cli.train import Train
-from skirl.tools.os_errors import NotWritten
 from tests.habits.disks import Disk
-from tests.resume import Run, Setup, assert_same
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 24, "cache": "300", "threads": 1,
@@ -60,17 +53,6 @@ def at_steps(monkeypatch: pytest.MonkeyPatch, does: Mapping[int, Callable[[], An
             yield done
 
     monkeypatch.setattr(loop, "steps", steps)
-
-
-def refuse_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make writing the dense part of a checkpoint fail with safetensors' message for a full disk."""
-
-    def save_file(*args: Any, **kwargs: Any) -> None:
-        raise SafetensorError(
-            f"Error while serializing: I/O error: {os.strerror(errno.ENOSPC)} (os error {errno.ENOSPC})"
-        )
-
-    monkeypatch.setattr(safetensors.torch, "save_file", save_file)
 
 
 def written() -> None:
@@ -179,32 +161,7 @@ def test_a_folder_of_checkpoints_that_was_removed_gets_whole_ones_again(tmp_path
     assert resumed["begun_at"] == 24 and resumed["loss"] == Train.of(**{**SMALL, "steps": 30}).run()["loss"]
 
 
-# A user's own loop.
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_save_in_a_loop_of_ones_own_raises_a_sentence_and_the_next_one_works(wait, tmp_path, monkeypatch):
-    run = Run(Setup())
-    sentence = (
-        rf"^{tmp_path} got no new checkpoint, the disk is full \([\d,]+ bytes are free\); checkpoint 1 in it stays whole: "
-        "free some room, and save again$"
-    )
-
-    def saved(step: int) -> None:
-        whole: dict[str, Any] = {"model": run.model, "optimizers": run.parts, "data": run.batches}
-        if step in (2, 8):
-            skirl.save(tmp_path, **whole)
-        if step == 5:
-            with monkeypatch.context() as patch, pytest.raises(NotWritten, match=sentence) as caught:
-                refuse_dense(patch)
-                saving = skirl.save(tmp_path, **whole, wait=wait)
-                saving.wait()
-            assert caught.value.errno == errno.ENOSPC and numbers(tmp_path) == [1]
-
-    run.train(saved=saved)
-    resumed = Run(Setup()).load(tmp_path)
-    assert resumed.begun == 8
-    assert_same(resumed.train(), Run(Setup()).train())
+# Rows.
 
 
 def test_a_full_store_ends_training_for_its_rows_would_be_lost(disk, monkeypatch, capsys):

@@ -43,16 +43,6 @@ def weight(embeddings, row: int, table: int = 0) -> list[float]:
 
 
 class TestOneBatchOneStep:
-    def test_every_id_is_compared(self):
-        moved = KeyedJagged(["x", "y", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1, 0]))
-        for other in (one_hot((1, 2, 4)), moved):
-            embeddings = made()
-            with ahead(embeddings, [one_hot((1, 2, 3))]) as batches:
-                ids = next(batches)
-                with pytest.raises(ValueError, match=r"got other ids of feature '[xb]'"):
-                    embeddings(other)
-                embeddings(ids)
-
     def test_a_late_backward_among_micro_batches_is_refused(self):
         """Otherwise it would be dropped silently, because its step has already been applied."""
         embeddings = made()
@@ -83,15 +73,6 @@ class TestFeatures:
 class TestWeights:
     def batch(self, weights: torch.Tensor | None) -> KeyedJagged:
         return KeyedJagged(["x", "y", "b"], torch.tensor([1, 2, 3]), lengths=torch.ones(3).long(), weights=weights)
-
-    def test_weights_made_in_the_loop_count(self):
-        embeddings = made()
-        with ahead(embeddings, [self.batch(None)]) as batches:
-            next(batches)
-            out = embeddings(self.batch(torch.tensor([2.0, 3.0, 4.0])))
-            assert [out[name][0, 0].item() for name in out] == [2.0, 3.0, 4.0]
-            out["x"].sum().backward()
-        assert weight(embeddings, 1) == [0.0, 0.0]
 
     def test_weights_that_got_lost_are_noticed(self):
         embeddings = made()
@@ -132,18 +113,6 @@ class TestAsAModule:
 
 
 class TestTraining:
-    def test_schedulers_drive_the_rows(self):
-        embeddings = made(optimizer=SGD(lr=1.0))
-        schedule = torch.optim.lr_scheduler.LambdaLR(embeddings.optimizer, lambda n: [1.0, 0.25, 0.0][n])
-        seen = []
-        with ahead(embeddings, [one_hot((1, 2, 3))] * 3, depth=3, prefetch=2) as batches:
-            for ids in batches:
-                embeddings(ids)["x"].sum().backward()
-                embeddings.optimizer.step()  # does nothing, but may be called
-                seen.append(weight(embeddings, 1)[0])
-                schedule.step() if len(seen) < 3 else None
-        assert seen == [0.0, -0.25, -0.25]
-
     def test_amp_skips_what_gradscaler_skips(self):
         """Scaled losses train rows as plain ones do, bit for bit. An overflow skips the step, for rows too."""
         plain, scaled = made(optimizer=Adam(lr=0.1)), made(optimizer=Adam(lr=0.1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import skirl
-from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, RowwiseAdagrad, Table
+from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table
 from skirl.core import once
 from skirl.core.find import find
 from skirl.nn import output
@@ -177,21 +177,6 @@ def test_bags_that_no_sample_has_are_not_trained(kind, weights):
     for of in (batches, [ids.expanded() for ids in batches]):
         embeddings = collection(Adam(lr=0.1), kind)
         runs.append([*train(embeddings, of, whole_numbers), *rows_of(embeddings)])
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-def test_a_grad_scaler_changes_nothing():
-    runs = []
-    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
-        embeddings = collection(RowwiseAdagrad(lr=0.1), grad_scaler=scaler)
-        scale = (lambda loss: loss) if scaler is None else scaler.scale
-        for seed in range(3):
-            loss = scale(bent(embeddings(shared(seed))))
-            loss.backward()
-            if scaler is not None:
-                scaler.step(embeddings.optimizer)
-                scaler.update()
-        runs.append(rows_of(embeddings))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 

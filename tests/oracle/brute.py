@@ -4,6 +4,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from math import inf
 
 Trace = Sequence[Sequence[int]]
 
@@ -71,30 +72,41 @@ def least_arrivals(trace: Trace, capacity: int) -> int:
     return min(states.values())
 
 
+class Residents:
+    """One bank of a cache, by the promise: its rows, and when each was last used. Searches the whole window for each."""
+
+    def __init__(self, capacity: int, policy: str = "min", cached: Sequence[int] = ()) -> None:
+        self.capacity, self.policy = capacity, policy
+        self._last_use = {key: place for place, key in enumerate(cached)}
+        self._clock = len(cached)
+
+    def run(self, batches: Trace, ends: Sequence[int]) -> list[list[int]]:
+        """Return the rows that leave, in order, for each of the first batches; batch t knows those before `ends[t]`."""
+        return [self._step(batches[t:end]) for t, end in enumerate(ends)]
+
+    def _step(self, window: Trace) -> list[int]:
+        batch = dict.fromkeys(distinct(window[0]))
+        others = [key for key in self._last_use if key not in batch]
+        too_many = max(0, len(others) + len(batch) - self.capacity)
+        leave = sorted(others, key=lambda key: self._rank(key, window))[:too_many] if too_many else []
+        assert len(leave) == too_many, "the batch does not fit"
+        for key in leave:
+            del self._last_use[key]
+        for key in batch:
+            self._last_use[key] = self._clock
+            self._clock += 1
+        return leave
+
+    def _rank(self, key: int, window: Trace) -> tuple[float, int]:
+        upcoming = inf
+        if self.policy == "min":
+            upcoming = next((i for i, batch in enumerate(window) if key in batch), inf)
+        return -upcoming, self._last_use[key]
+
+
 def victims(trace: Trace, capacity: int, ends: Sequence[int], cached: Sequence[int] = ()) -> list[list[int]]:
     """Return the victims, in order, if the choice for batch t knows the batches before `ends[t]`."""
-    recency = {key: place - len(cached) for place, key in enumerate(cached)}
-    resident = set(cached)
-    clock = 0
-    sets = [set(batch) for batch in trace]
-    out = []
-    for number, batch in enumerate(trace):
-        keys = distinct(batch)
-
-        def urgency(key: int, number: int = number) -> tuple[int, int]:
-            known = (b for b in range(number + 1, ends[number]) if key in sets[b])
-            return (-next(known, len(trace) + 1), recency[key])
-
-        too_many = max(0, len(resident | set(keys)) - capacity)
-        leave = sorted(resident - set(keys), key=urgency)[:too_many] if too_many else []
-        assert len(leave) == too_many, "the batch does not fit"
-        resident -= set(leave)
-        for key in keys:
-            recency[key] = clock
-            clock += 1
-        resident |= set(keys)
-        out.append(leave)
-    return out
+    return Residents(capacity, cached=cached).run(trace, ends)
 
 
 def window_ends(

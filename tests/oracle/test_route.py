@@ -12,7 +12,6 @@ from skirl.core.placement import Placement
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.route import FailedElsewhere
 from skirl.oracle.seen import Seen
 from tests.cases import cases
 from tests.oracle import brute
@@ -119,15 +118,6 @@ def two(plan: Plan, capacity: int) -> Trainers:
 
 def one_row(row: int) -> list[list[int]]:
     return [[key_of(2, row)], [], []]
-
-
-def test_an_id_that_a_rank_cannot_take_ends_all_ranks():
-    trainers = two(Plan(3), capacity=3)
-    trainers.owners[1].together.failure = ValueError("batch 0, feature 'a', sample 0: id 99 is outside table 'a'")
-    given = trainers.swap([one_row(1), one_row(2)])
-    for rank, kind in enumerate((FailedElsewhere, ValueError)):
-        with pytest.raises(kind, match=r"^rank 1: batch 0, feature 'a', sample 0: id 99"):
-            trainers.owners[rank].together.answer(given[rank])
 
 
 def test_all_end_where_the_first_has_no_more():

@@ -15,7 +15,6 @@ from skirl import cli
 from skirl.peers import job, processes
 from skirl.peers.base import PeerError
 from skirl.peers.job import Launched, _meet, _own_gpu
-from tests.processes import interpreter
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
 TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience}, 0.1)"
@@ -125,18 +124,6 @@ def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launch
     monkeypatch.setattr(job, "join", lambda *args, **more: SimpleNamespace(size=2, patience=1.0))
     assert job.trainers().size == 1  # this process has decided
     assert answer_of_a_fork(lambda: job.trainers().size) == 2
-
-
-def test_importing_skirl_imports_no_peers_and_one_trainer_starts_nothing():
-    code = """
-import sys, threading, skirl
-skirl.Table
-print([m for m in sys.modules if m.startswith("skirl.peers")])
-import torch.distributed
-skirl.EmbeddingBagCollection([skirl.Table("a", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=5)
-print(torch.distributed.is_initialized(), threading.active_count(), "skirl.peers.groups" in sys.modules)
-"""
-    assert interpreter(code).stdout == "[]\nFalse 1 False\n"
 
 
 @pytest.mark.parametrize(

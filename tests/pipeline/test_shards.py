@@ -17,6 +17,7 @@ from skirl.peers.base import Alone
 from skirl.pipeline.agree import ShardsInLoop
 from skirl.tools import rng_state
 from tests.cases import cases
+from tests.streams import stored_rows
 
 TABLES = [Table("a", 50, 4, features=("x", "y")), Table("b", 30, 4, pooling="mean"), Table("c", 20, 2)]
 FEATURES = ("x", "y", "b", "c")
@@ -148,14 +149,7 @@ def with_skirl(case):
                 dense.zero_grad()
     embeddings.flush()
     weights = [w.detach() for w in (model.first, model.second, model.rare)]
-    keys = np.sort(np.concatenate(list(embeddings.engine.store.held())))
-    rows = {}
-    for bank, members in enumerate(embeddings.engine.schema.banks):
-        mine = keys[np.isin(keys >> 48, members.tables)]
-        read = np.empty((len(mine), embeddings.engine.widths[bank]), embeddings.engine.dtype)
-        embeddings.engine.store.read(mine, read)
-        rows |= dict(zip(mine.tolist(), read))
-    return losses, weights, rows
+    return losses, weights, stored_rows(embeddings.engine)
 
 
 def in_plain_python(case):

@@ -1,7 +1,6 @@
 """Windows of several trainers: each plans the requests for its rows, all plan the same batches, and all end together."""
 
 import threading
-from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -17,26 +16,9 @@ from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
 from skirl.oracle.route import FailedElsewhere, SharedRoute
 from tests.loops import FEATURES, collection
+from tests.threads_as_trainers import InProcess
 
 ByFeature = dict[str, list[int]]
-
-
-class Meeting:
-    """An exchange between threads."""
-
-    def __init__(self, ranks: int) -> None:
-        self._barrier = threading.Barrier(ranks, timeout=60)
-        self._given: list[list[np.ndarray]] = [[] for _ in range(ranks)]
-
-    def exchange(self, rank: int) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
-        def swap(arrays: list[np.ndarray]) -> list[np.ndarray]:
-            self._given[rank] = arrays
-            self._barrier.wait()
-            come = [arrays[rank] for arrays in self._given]
-            self._barrier.wait()
-            return come
-
-        return swap
 
 
 def item(ids: ByFeature) -> Ids:
@@ -54,9 +36,10 @@ def run(
 ) -> tuple[list[list[Flight]], list[BaseException | None], list[Window], list[set[int]]]:
     """Run each rank's window. Return what it gives for its batches, how it ends, the window, and where caches are split."""
     ranks = len(batches)
-    meeting, placement = Meeting(ranks), Placement.even(ranks)
+    placement = Placement.even(ranks)
     engines = [collection(cache=cache).engine for _ in batches]
-    together = [SharedRoute([engine.schema], r, placement, meeting.exchange(r)) for r, engine in enumerate(engines)]
+    meet = [peers.channel("ids").exchange for peers in InProcess.job(ranks, patience=60)]
+    together = [SharedRoute([engine.schema], r, placement, meet[r]) for r, engine in enumerate(engines)]
     windows = [Window([engine], plan, route=each) for engine, each in zip(engines, together, strict=True)]
     flights: list[list[Flight]] = [[] for _ in batches]
     errors: list[BaseException | None] = [None] * ranks

@@ -51,27 +51,6 @@ def train(folder: Path, *, save_at: int | None = None, stop: bool = False, resum
         return losses, rows, drawn
 
 
-def test_a_save_that_was_killed_between_two_variants_does_not_count(tmp_path, monkeypatch):
-    whole, *_ = train(tmp_path / "whole")
-    train(tmp_path, save_at=4, stop=True)
-    with made() as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:
-        sweep.load(tmp_path)
-        sweep.step(next(iter(batches)))
-        saved = []
-
-        def killed(path, **given):
-            if len(saved) == 2:
-                raise KeyboardInterrupt
-            saved.append(skirl.save(path, **given))
-            return saved[-1]
-
-        monkeypatch.setattr("skirl.sweep.checkpoint.save", killed)
-        with pytest.raises(KeyboardInterrupt):
-            sweep.save(tmp_path)
-    resumed, *_ = train(tmp_path, resume=True)
-    assert resumed["v0"] == {at: loss for at, loss in whole["v0"].items() if at > 4}
-
-
 def goes_on_alone(folder: Path, steps: int) -> None:
     """Go on with v1 alone from its newest checkpoint, and save after each step, as a loop of one's own does."""
     of = FOUR[1]

@@ -94,17 +94,8 @@ def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str
 
 @pytest.mark.parametrize("cache", ["3", "2KiB"])
 def test_a_cache_that_is_too_small_is_said_as_in_one(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--steps", "4", "--quiet"]
-    words += [
-        "--vary",
-        "lr=0.1,0.5",
-        "--save",
-        str(tmp_path / "saved"),
-        "--run",
-        str(tmp_path / "run"),
-        "--cache",
-        cache,
-    ]
+    words = f"sweep --data synthetic:tiny --model dlrm-tiny --steps 4 --quiet --vary lr=0.1,0.5 --cache {cache}".split()
+    words += ["--save", str(tmp_path / "saved"), "--run", str(tmp_path / "run")]
     said = []
     for processes in ("1", "2"):
         assert cli.main([*words, "--processes", processes]) == 1
