@@ -128,7 +128,7 @@ def gaps() -> None:
         for bank, members in enumerate(engine.schema.banks):
             keys = np.concatenate([np.arange(300) | (table << 48) for table in members.tables])
             keys = keys[engine.seen.has(keys)]
-            found += [keys.tobytes(), peek(engine, keys, bank)[0].tobytes()]
+            found += [keys.tobytes(), peek(engine, keys, bank).tobytes()]
         return found
 
     rng, rows, states = np.random.default_rng(0), made(), list[list[bytes]]()

@@ -78,7 +78,7 @@ def state_of(rows: Any) -> State:
     for bank, members in enumerate(engine.schema.banks):
         keys = np.concatenate([np.arange(ROWS) | (table << 48) for table in members.tables])
         keys = keys[engine.seen.has(keys)]
-        found |= {key: row.tobytes() for key, row in zip(keys.tolist(), peek(engine, keys, bank)[0], strict=True)}
+        found |= {key: row.tobytes() for key, row in zip(keys.tolist(), peek(engine, keys, bank), strict=True)}
     return found
 
 

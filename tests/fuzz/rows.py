@@ -67,7 +67,7 @@ class Run:
             for table in members.tables:
                 keys = np.arange(TABLES[table].rows) | (table << 48)
                 keys = keys[self.rows.engine.seen.has(keys)]
-                values = peek(self.rows.engine, keys, bank)[0]
+                values = peek(self.rows.engine, keys, bank)
                 found |= {int(key): row.tobytes() for key, row in zip(keys, values)}
         return found, {name: value.numpy().tobytes() for name, value in self.model["top"].state_dict().items()}
 
