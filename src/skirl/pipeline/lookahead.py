@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from torch import nn
 
 from skirl.core.batch import Sparse
-from skirl.core.ids import Ids
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
 from skirl.engine.work import Flight
@@ -30,7 +29,7 @@ from skirl.tools.interrupts import Hold, uninterrupted
 
 
 def _sparse_of(batch: Any) -> Sparse:
-    return batch.sparse
+    return getattr(batch, "sparse", batch)
 
 
 class OnePlan(Protocol):
@@ -63,7 +62,7 @@ def lookahead(
     - `loader`: iterable of batches: a DataLoader, a list, anything.
     - `model`: the model with the embeddings: one collection or several, each of which looks its features up in the same
       batch. Or a `skirl.Sweep`, whose variants all get the same batches.
-    - `sparse`: returns a batch's ids; by default `batch.sparse`, as in `skirl.Batch`.
+    - `sparse`: returns a batch's ids; by default `batch.sparse`, as in `skirl.Batch`, or the batch itself.
     - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which
       comes within a few percent of the fewest possible fetches; "epoch" knows all, and reads the loader twice.
     - `prefetch`: how many steps ahead rows travel; 2 hides a store that takes as long as a step.
@@ -461,14 +460,6 @@ class Lookahead:
 
     def _route(self) -> Route:
         return self.engines[0].rows.route([engine.schema for engine in self.engines], self._in_loop.here.step + 1)
-
-    def coming(self) -> list[Ids]:
-        """Return the batches after the one in the loop, as far as they were read."""
-        now, one = self._in_loop, self._pass
-        if now.flight is None or one is None:
-            return []
-        later = [now.flight.micros[now.micro + 1 :], *one.pipeline.coming]
-        return [ids for batches in later for ids in batches]
 
     def drain(self) -> None:
         """Wait until rows that have left the cache are in the store."""
