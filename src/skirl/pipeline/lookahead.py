@@ -281,8 +281,6 @@ class Lookahead:
         # A stage that waits for another trainer counts as stuck only after that trainer was named.
         self._patience = rows.patience(patience)
         self._trace = trace
-        self.trace_ended: str | None = None
-        """Why the timeline ended before the run, if it did. Known once the lookahead is closed."""
         self._watch = Watch(patience)
         resolvers = [collection.engine.resolver for collection in self.collections]
         self._reader = Reader(
@@ -405,7 +403,6 @@ class Lookahead:
                 self._let_go()
                 if self.times.timeline is not None:
                     self.times.timeline.close()
-                    self.trace_ended = self.times.timeline.ended
                     self.times.timeline = None
             keep_rows(self.engines, self._in_loop.torn, whole=apply or self._peers.size == 1, hold=hold)
 
@@ -465,11 +462,6 @@ class Lookahead:
         """Wait until rows that have left the cache are in the store."""
         if self._pipeline is not None:
             self._pipeline.drain()
-
-    @property
-    def idle(self) -> bool:
-        """True if nothing is planned, read or written before the loop goes on. A benchmark starts its clock then."""
-        return self._pipeline is None or self._pipeline.idle
 
     def reduce(self) -> None:
         """Put the dense gradients of the step in place, for a loop that clips them and may skip a shard's backward.

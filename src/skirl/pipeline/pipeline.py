@@ -176,10 +176,6 @@ class Pipeline:
         self.times.stall = stall
         self.times.blame.update(blame)
 
-    @property
-    def idle(self) -> bool:
-        return self._stages.failure is not None or self._stages.idle
-
     def close(self) -> None:
         """Stop all stages. What was executed stays; what was only planned never happened."""
         if self._closed or os.getpid() != self._pid:  # in a forked child the threads are its parent's
