@@ -31,6 +31,7 @@ from skirl.nn.collection import EmbeddingBagCollection
 from skirl.nn.current_step import CurrentStep
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.pipeline.stages import Stages
 from skirl.store import Record, open_store
 from skirl.tools.machine import cores
 from skirl.tools.units import Link
@@ -175,13 +176,21 @@ class WithLookahead(WithStore):
             yield batch
 
     def rest(self) -> None:
-        while not self.ahead.idle:
+        stages = self.ahead._pipeline and self.ahead._pipeline._stages
+        while stages and stages.failure is None and not _idle(stages):
             time.sleep(1e-4)
 
     def close(self) -> None:
         self._loop = None
         self.ahead.__exit__(None, None, None)
         self.embeddings.engine.store.close()
+
+
+def _idle(stages: Stages) -> bool:
+    """Return whether no stage can go on before the loop does."""
+    with stages.lock:
+        waits = [stages._until.get(name) for name, thread in stages._threads.items() if thread.is_alive()]
+        return all(until is not None and not until() for until in waits)
 
 
 class OnDemand(EmbeddingBagCollection):

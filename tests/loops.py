@@ -76,8 +76,7 @@ def every_row(embeddings: skirl.EmbeddingBagCollection) -> np.ndarray:
     for bank, members in enumerate(embeddings.engine.schema.banks):
         for t in members.tables:
             keys = (np.int64(t) << 48) + np.arange(TABLES[t].rows, dtype=np.int64)
-            rows, place = peek(embeddings.engine, keys, bank)
-            parts.append(rows[place].reshape(-1))
+            parts.append(peek(embeddings.engine, keys, bank).reshape(-1))
     return np.concatenate(parts).view(np.uint8)
 
 

@@ -185,7 +185,7 @@ def used_rows(engine: Engine) -> dict[int, bytes]:
     for bank, members in enumerate(engine.schema.banks):
         keys = np.concatenate([np.arange(engine.schema.tables[t].rows) | (t << 48) for t in members.tables])
         keys = keys[engine.seen.has(keys)]
-        found |= {key: row.tobytes() for key, row in zip(keys.tolist(), peek(engine, keys, bank)[0], strict=True)}
+        found |= {key: row.tobytes() for key, row in zip(keys.tolist(), peek(engine, keys, bank), strict=True)}
     return found
 
 

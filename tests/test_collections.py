@@ -78,7 +78,7 @@ def rows_of(collection: Any) -> bytes:
     for number, table in enumerate(collection.tables):
         bank = next(i for i, bank in enumerate(collection.engine.schema.banks) if number in bank.tables)
         keys = np.arange(table.rows) | number << 48
-        found.append(peek(collection.engine, keys, bank)[0].tobytes())
+        found.append(peek(collection.engine, keys, bank).tobytes())
     return b"".join(found)
 
 

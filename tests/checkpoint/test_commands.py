@@ -166,7 +166,7 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     go_on(rowwise := adaptive(RULES[1]))
     skirl.export(rowwise, file)
     skirl.import_rows(other := adaptive(RULES[2]), file)
-    records, _ = peek(other.engine, np.arange(6), 0)
+    records = peek(other.engine, np.arange(6), 0)
     assert not records[:, 4:].any() and records[:, :4].any()
     with pytest.raises(
         ValueError,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import KeyedJagged
-from skirl.core.id_hash import hashes_of, hashes_on_device
+from skirl.core.id_hash import hashes_of
 from skirl.core.ids import Ids, capture
 from tests.cases import cases
 
@@ -37,14 +37,6 @@ def test_equal_hashes_mean_equal_bags(one, other):
     mine, theirs = hashes_of(of(jagged(one[0]))), hashes_of(of(jagged(other[0])))
     for name in mine.keys() & theirs.keys():
         assert (mine[name][0] == theirs[name][0]) == (one[0][name] == other[0][name])
-
-
-@cases(60)
-@given(batch=batches())
-def test_a_gpu_computes_the_same(batch):
-    ids = jagged(batch[0])
-    there = hashes_on_device(ids.values(), ids.offsets(), len(ids.keys())).tolist()
-    assert there == [each for each, _ in hashes_of(of(ids)).values()]
 
 
 @cases(50)

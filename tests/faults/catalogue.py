@@ -155,7 +155,7 @@ TRAINING = [
           "self._checked[i] = now", "pass"),
     Fault("evaluation does not wait for write-backs", "nn.collection:Collection._peek",
           "self.current.drain()", "pass"),
-    Fault("evaluation sees a row of the window as stored", "engine.access:peek_distinct",
+    Fault("evaluation sees a row of the window as stored", "engine.access:peek",
           "found[known[held]]", "found[known]"),
     Fault("a loader's buffers are not copied", "pipeline.reader:Reader._take",
           "not getattr(self._loader, 'yields_fresh', False)", "False"),

@@ -75,7 +75,7 @@ class Bags(nn.Module):
 def weights_of(rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection, table: int) -> Tensor:
     """Return all current rows of a table."""
     keys = torch.arange(rows.tables[table].rows).numpy() | table << 48
-    return torch.tensor(peek(rows.engine, keys, 0)[0])[:, : rows.tables[table].dim].clone()
+    return torch.tensor(peek(rows.engine, keys, 0))[:, : rows.tables[table].dim].clone()
 
 
 def agree(model: Model, formula: Formula, data: Sequence[Batch]) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +15,6 @@ from skirl.peers.base import PeerError
 from skirl.peers.job import Launched, _meet, _own_gpu
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
-TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience}, 0.1)"
-WATCHES = {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
 
 
 def answer_of_a_fork(ask: Callable[[], int]) -> int:
@@ -29,53 +25,6 @@ def answer_of_a_fork(ask: Callable[[], int]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def launched(then: str, patience: float = 0.2, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell as launcher: its trainer ends, and then it runs `then`."""
-    trainer = f"{sys.executable} -c '{TRAINER.format(patience=patience)}'"
-    words, env = ["sh", "-c", f"{trainer}; {then}"], os.environ | WATCHES | changes
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=240)
-
-
-def test_a_launcher_that_waits_for_others_is_ended_and_it_is_said():
-    done = launched("exec sleep 30")
-    assert done.returncode == -signal.SIGKILL
-    assert "the launcher has waited for others for more than 0.2 s, so it was killed: start it again" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("then", "changes"),
-    [
-        ("sleep 0.7; true", {}),  # it has started again
-        ("exec sleep 0.7", {"GROUP_WORLD_SIZE": "1"}),
-        ("exec sleep 0.7", {"LOCAL_RANK": "1"}),
-    ],
-)
-def test_one_that_has_trainers_again_or_is_alone_goes_on(then, changes):
-    done = launched(then, **changes)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("lost", [True, False])
-def test_a_launcher_that_starts_trainers_again_is_not_watched(monkeypatch, whole, lost):
-    """It has no trainers while launchers meet, for as long as they wait for more of them."""
-
-    def close() -> None:
-        if lost:
-            raise PeerError("rank 1 was killed")
-
-    watched: list[float] = []
-    monkeypatch.setattr(job, "watch_launcher", watched.append)
-    monkeypatch.setattr(job, "_joined", [SimpleNamespace(size=2, patience=7.0, close=close)])
-    try:
-        job.leave(whole)
-    except PeerError:
-        assert lost
-    assert watched == [7.0] * (whole and not lost)
-    job._left()  # as in a user's own loop, which ends successfully whatever the others did
-    assert watched[-1] == 7.0
 
 
 @pytest.mark.parametrize(

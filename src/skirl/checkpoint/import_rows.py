@@ -178,7 +178,7 @@ def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
     for keys in source.engine.store.held():
         keys = np.sort(keys[table_of(keys) == source.number])
         if keys.size:
-            records, _ = peek(source.engine, keys, bank)  # in the order of the keys, which ascend
+            records = peek(source.engine, keys, bank)
             state = {"all": records} if same else {"weight": records[:, : place.table.dim]}
             put_rows(place.engine, place.number, row_of(keys), state)
             taken += keys.size

@@ -110,7 +110,7 @@ def _main(args: list[str]) -> int:
         try:
             code = _run(name, command, *shown)
             if "skirl.peers.job" in sys.modules:
-                sys.modules["skirl.peers.job"].leave(whole=code == 0)
+                sys.modules["skirl.peers.job"].leave()
             return code
         except Exception as error:
             return _failed(name, error, 2 if isinstance(error, WrongFlags) else 1)

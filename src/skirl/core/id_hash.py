@@ -3,8 +3,6 @@
 from functools import lru_cache
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from skirl.core.ids import Ids
 from skirl.tools.jit import kernel
@@ -48,34 +46,6 @@ def _hash_shared(numbers: np.ndarray, captured: Ids, out: np.ndarray) -> None:
 def _of_one_each(batch: int) -> np.uint64:
     """Return what bags of one id each add to a feature's hash."""
     return np.uint64(_of_lengths(np.arange(batch + 1)))
-
-
-def hashes_on_device(values: Tensor, offsets: Tensor, features: int) -> Tensor:
-    """Return the `ids` hashes for ids on a GPU, int64 [features], without waiting for the GPU."""
-    offsets = offsets.to(torch.int64)
-    batch = (len(offsets) - 1) // max(1, features)
-    starts = offsets[torch.arange(features + 1, device=offsets.device) * batch]
-    feature = torch.bucketize(torch.arange(len(values), device=values.device), starts[1:], right=True)
-    place = torch.arange(len(values), device=values.device) - starts[feature.clamp(max=features - 1)]
-    ids = _sums(_mixed(values.to(torch.int64), place, 0), starts)
-    lengths = offsets.diff()
-    bag = torch.arange(len(lengths), device=values.device) % max(1, batch)
-    ends = torch.arange(features + 1, device=values.device) * batch
-    return ids + _sums(_mixed(lengths, bag, _LENGTHS), ends)
-
-
-def _mixed(values: Tensor, place: Tensor, first: int) -> Tensor:
-    z = (values + (place + 1) * _signed(_STEP) + _signed(first)) * _signed(_MIX)
-    return z ^ ((z >> 32) & 0xFFFFFFFF)
-
-
-def _sums(parts: Tensor, starts: Tensor) -> Tensor:
-    total = torch.cat([parts.new_zeros(1), parts.cumsum(0)])
-    return total[starts[1:]] - total[starts[:-1]]
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
 
 
 @kernel

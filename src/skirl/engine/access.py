@@ -24,15 +24,8 @@ def bank_of(engine: Engine, table: int) -> int:
     return next(i for i, bank in enumerate(engine.schema.banks) if table in bank.tables)
 
 
-def peek(engine: Engine, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct rows among `keys`, with their state, as the last executed step left them, and each key's
-    index among them. This changes nothing.
-    """
-    rows, place = distinct(keys)
-    return peek_distinct(engine, rows, bank), place
-
-
-def peek_distinct(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
+def peek(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
+    """Return these rows, with their state, as the last executed step left them. This changes nothing."""
     rows = np.empty((len(keys), engine.widths[bank]), engine.dtype)
     slots = engine.caches[bank].find(keys) if engine.caches else np.full(len(keys), -1)
     found = slots >= 0
@@ -55,11 +48,11 @@ def peek_distinct(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
 
 
 def weights_of_all(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
-    """Return rows as `peek_distinct` does, whichever trainer owns them. With several trainers, all must call this at
+    """Return rows as `peek` does, whichever trainer owns them. With several trainers, all must call this at
     the same time, and only weights are returned.
     """
     dim = engine.schema.banks[bank].dim
-    return engine.rows.look_up(keys, dim, lambda keys: peek_distinct(engine, keys, bank))
+    return engine.rows.look_up(keys, dim, lambda keys: peek(engine, keys, bank))
 
 
 def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
@@ -182,7 +175,7 @@ def replacement(
                 put_rows(engine, number, rows[piece], {"weight": weights[piece]})
             else:
                 keys = key_of(number, rows[piece])
-                records, _ = peek(engine, keys, bank)  # in the order of the keys, since they ascend
+                records = peek(engine, keys, bank)
                 records[:, : here.dim] = weights[piece]
                 put(engine, keys, records, bank)
 

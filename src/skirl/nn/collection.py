@@ -132,7 +132,7 @@ class Collection(nn.Module):
             micro, same_weights = current.enter(), True
         else:
             micro = current.enter()
-            same_weights = self.same.check(sparse, micro, current.loop.coming)
+            same_weights = self.same.check(sparse, micro)
         out = current.out
         if out is not None:
             if not same_weights or _wants_grad(sparse):

@@ -23,10 +23,6 @@ class Loop(Protocol):
     @property
     def iterating(self) -> bool: ...
 
-    def coming(self) -> list[Ids]:
-        """The batches after the one in the loop, as far as they were read."""
-        ...
-
     def settle(self) -> None:
         """End the step in the loop, so that rows are as after it."""
 
@@ -68,13 +64,8 @@ class CurrentStep:
             self._same.settle(wait=True)
 
     def expect(self, work: Work, micro: int) -> None:
-        self._leave()
-        self.work, self.micro = work, micro
-
-    def _leave(self) -> None:
         self.out = None  # it holds the graph of its lookup
-        if self.work is not None:
-            self._same.leave(self.work.micros[self.micro])
+        self.work, self.micro = work, micro
 
     def enter(self) -> Ids:
         if self.work is None:
@@ -103,7 +94,7 @@ class CurrentStep:
     def finish(self, apply: bool = True) -> None:
         """The step is over: apply the gradients of the micro-batches that came back, or drop them."""
         with uninterrupted():
-            self._leave()
+            self.out = None
             work, self.work = self.work, None
             if apply and work is not None and not work.applied and (work.returned or not self.engine.rows.local):
                 self._update(work)

@@ -1,6 +1,5 @@
 """The future of a whole epoch: a first pass spools which rows each batch uses, a backward scan finds every next use."""
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -17,7 +16,6 @@ from skirl.oracle.planner import Batch, Planner, bank_planners
 from skirl.oracle.row_states import MOST_IN_ARRAY, RowStates
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.tools.interrupts import uninterrupted
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import NotWritten, why
 
@@ -56,17 +54,12 @@ class Epoch:
 class _BankSpool:
     """One bank's distinct rows by batch, as handles. After the scan, their next uses take the same places."""
 
-    file: Any = None
-    _fd = -1
-
     def __init__(self, schema: Schema, bank: int) -> None:
         self._finder = Finder(schema, bank)
         # Here, a row's state is 1 plus the number of the next batch that uses it, as the scan has seen so far; 0: none.
         self._rows: RowStates | None = RowStates(schema, schema.banks[bank].tables, MOST_IN_ARRAY)
         self._starts = [0]
-        with uninterrupted(), tempfile.TemporaryFile(prefix="skirl-spool-") as file:
-            self._fd = os.dup(file.fileno())  # a file object, of which Ctrl-C may take every owner, would warn
-        self.file = open(self._fd, "r+b", closefd=False)  # noqa: SIM115 closed with the epoch
+        self.file: Any = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
 
     def add(self, batch: Positions) -> None:
         assert self._rows is not None
@@ -77,14 +70,8 @@ class _BankSpool:
         self._starts.append(self._starts[-1] + len(keys))
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with suppress(OSError):  # what is still buffered may find the disk full
-                if self.file is not None:
-                    self.file.close()
-            os.close(fd)
-
-    __del__ = close
+        with suppress(OSError):  # what is still buffered may find the disk full
+            self.file.close()
 
     def scan(self) -> None:
         assert self._rows is not None

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from skirl.peers.base import Alone, PeerError, Peers, missing
-from skirl.peers.processes import die_with_launcher, watch_launcher
+from skirl.peers.processes import die_with_launcher
 from skirl.tools.units import patience_of
 
 if TYPE_CHECKING:
@@ -66,16 +66,11 @@ def fail(error: BaseException) -> None:
             peers.fail(error)
 
 
-def leave(whole: bool = True) -> None:
-    """Leave the job when all other trainers do. Raise a PeerError if one of them is lost.
-
-    Where the job is `whole`, its launcher must end too and is watched; one that restarts trainers is not.
-    """
+def leave() -> None:
+    """Leave the job when all other trainers do. Raise a PeerError if one of them is lost."""
     atexit.unregister(_left)
     for peers in _several():
         peers.close()
-        if whole:
-            watch_launcher(peers.patience)
 
 
 def _left() -> None:
@@ -83,7 +78,6 @@ def _left() -> None:
     for peers in _several():
         with suppress(Exception):
             peers.close()
-        watch_launcher(peers.patience)
 
 
 def _several() -> list[Peers]:

@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Collection
 from contextlib import suppress
@@ -12,25 +11,10 @@ from pathlib import Path
 from typing import Any
 
 _SET_PARENT_DEATH_SIGNAL = 1
-LEAVING = 30.0
-"""Least number of seconds that a launcher has to end: it takes long on a busy machine."""
-OF_TORCHRUN = 300.0
-"""Seconds that torchrun waits for the launchers of other machines once its own trainers are done."""
 BEGINS_AGAIN = 75
 """Exit code of a trainer that was stopped early, if launchers of several machines watch the job: a success would end the
 job on machines where nobody stopped it.
 """
-WATCH = """
-import pathlib, select, signal, sys
-end, pid, patience = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-if not select.select([end], [], [], patience)[0]:
-    began_again = any(task.joinpath("children").read_text() for task in pathlib.Path("/proc", pid, "task").iterdir())
-    if not began_again:
-        print(f"the launcher has waited for others for more than {patience:g} s, so it was killed: start it again",
-              file=sys.stderr)
-        signal.pidfd_send_signal(end, signal.SIGKILL)
-"""
-"""Program that ends a launcher. It kills it, because the launcher heeds no other signal while it waits."""
 
 
 def this_process() -> list[Any]:
@@ -83,23 +67,6 @@ def reaps(pid: int) -> bool:
     except OSError:
         return False
     return name == "systemd" or (pid == 1 and not name.startswith(("python", "pypy")))
-
-
-def watch_launcher(patience: float, least: float = LEAVING) -> None:
-    """Kill this process's launcher if it is one of several and outlives the process by more than `patience`: torchrun's
-    waits for five minutes for others that have restarted, and whatever started it can start it again.
-    """
-    patience = max(patience, least)
-    several = launchers_elsewhere() and os.environ.get("LOCAL_RANK") == "0"
-    if several and patience < OF_TORCHRUN and sys.platform.startswith("linux"):
-        with suppress(OSError):
-            launcher = os.getppid()
-            end = os.pidfd_open(launcher)
-            words = [sys.executable, "-I", "-S", "-c", WATCH, str(end), str(launcher), str(patience)]
-            nowhere = subprocess.DEVNULL
-            watch = subprocess.Popen(words, stdin=nowhere, stdout=nowhere, start_new_session=True, pass_fds=[end])
-            watch.returncode = 0  # so that subprocess does not complain that nobody waits for it
-            os.close(end)
 
 
 def _began(pid: int) -> str:

@@ -1,7 +1,6 @@
 """What trainers agree on about a batch, and the shards of a step."""
 
 import hashlib
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,35 +13,22 @@ from skirl.tools import rng_state
 
 
 def check_weights(model: nn.Module, peers: Peers) -> None:
-    """Raise if dense weights differ between trainers. All call this at the same time, between two steps."""
-    named = [(name, w) for name, w in model.named_parameters() if not nn.parameter.is_lazy(w) and w.numel()]
-    scale = np.array([_scale(collection.grad_scaler) for collection in collections_of(model).values()])
-    mine = np.append(np.array([_digest(w) for _, w in named], np.uint64), scale.view(np.uint64))
-    for rank, theirs in enumerate(peers.channel("lookups").exchange([mine] * peers.size, "dense weights")):
-        if len(theirs) != len(mine):
+    """Raise if dense weights, or scales of GradScalers, differ between trainers. All call this at once, between steps."""
+    mine = {name: _digest(w) for name, w in model.named_parameters() if not nn.parameter.is_lazy(w) and w.numel()}
+    for name, collection in collections_of(model).items():
+        scaler = collection.grad_scaler
+        mine[f"grad_scaler of {name!r}"] = str(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else ""
+    for rank, theirs in enumerate(peers.channel("lookups").told(mine, "dense weights")):
+        if wrong := next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), None):
             raise ValueError(
-                f"the model has {len(named)} dense weights on rank {peers.rank} and {len(theirs) - len(scale)} on rank "
-                f"{rank}: make the same model on all trainers"
-            )
-        if (theirs[len(named) :] != mine[len(named) :]).any():
-            raise ValueError(
-                f"grad_scaler of the embeddings has different scales on ranks {peers.rank} and {rank}: create it with the "
-                "same settings on all trainers, or load it from the same checkpoint"
-            )
-        for n in np.flatnonzero(theirs != mine)[:1].tolist():
-            raise ValueError(
-                f"{named[n][0]} differs between ranks {peers.rank} and {rank}: begin with the same dense weights on all "
-                "trainers, call torch.manual_seed(0) before you make the model"
+                f"{wrong} differs between ranks {peers.rank} and {rank}: begin with the same model and GradScaler on all "
+                "trainers, and call torch.manual_seed(0) before you make the model"
             )
 
 
-def _scale(scaler: Any) -> float:
-    return 0.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
-
-
-def _digest(weight: torch.Tensor) -> int:
+def _digest(weight: torch.Tensor) -> str:
     raw = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return int.from_bytes(hashlib.blake2b(raw.tobytes(), digest_size=8).digest(), "little")
+    return hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()
 
 
 class ShardsInLoop:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from torch import nn
 
 from skirl.core.batch import Sparse
-from skirl.core.ids import Ids
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
 from skirl.engine.work import Flight
@@ -30,7 +29,7 @@ from skirl.tools.interrupts import Hold, uninterrupted
 
 
 def _sparse_of(batch: Any) -> Sparse:
-    return batch.sparse
+    return getattr(batch, "sparse", batch)
 
 
 class OnePlan(Protocol):
@@ -63,7 +62,7 @@ def lookahead(
     - `loader`: iterable of batches: a DataLoader, a list, anything.
     - `model`: the model with the embeddings: one collection or several, each of which looks its features up in the same
       batch. Or a `skirl.Sweep`, whose variants all get the same batches.
-    - `sparse`: returns a batch's ids; by default `batch.sparse`, as in `skirl.Batch`.
+    - `sparse`: returns a batch's ids; by default `batch.sparse`, as in `skirl.Batch`, or the batch itself.
     - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which
       comes within a few percent of the fewest possible fetches; "epoch" knows all, and reads the loader twice.
     - `prefetch`: how many steps ahead rows travel; 2 hides a store that takes as long as a step.
@@ -282,8 +281,6 @@ class Lookahead:
         # A stage that waits for another trainer counts as stuck only after that trainer was named.
         self._patience = rows.patience(patience)
         self._trace = trace
-        self.trace_ended: str | None = None
-        """Why the timeline ended before the run, if it did. Known once the lookahead is closed."""
         self._watch = Watch(patience)
         resolvers = [collection.engine.resolver for collection in self.collections]
         self._reader = Reader(
@@ -406,7 +403,6 @@ class Lookahead:
                 self._let_go()
                 if self.times.timeline is not None:
                     self.times.timeline.close()
-                    self.trace_ended = self.times.timeline.ended
                     self.times.timeline = None
             keep_rows(self.engines, self._in_loop.torn, whole=apply or self._peers.size == 1, hold=hold)
 
@@ -462,23 +458,10 @@ class Lookahead:
     def _route(self) -> Route:
         return self.engines[0].rows.route([engine.schema for engine in self.engines], self._in_loop.here.step + 1)
 
-    def coming(self) -> list[Ids]:
-        """Return the batches after the one in the loop, as far as they were read."""
-        now, one = self._in_loop, self._pass
-        if now.flight is None or one is None:
-            return []
-        later = [now.flight.micros[now.micro + 1 :], *one.pipeline.coming]
-        return [ids for batches in later for ids in batches]
-
     def drain(self) -> None:
         """Wait until rows that have left the cache are in the store."""
         if self._pipeline is not None:
             self._pipeline.drain()
-
-    @property
-    def idle(self) -> bool:
-        """True if nothing is planned, read or written before the loop goes on. A benchmark starts its clock then."""
-        return self._pipeline is None or self._pipeline.idle
 
     def reduce(self) -> None:
         """Put the dense gradients of the step in place, for a loop that clips them and may skip a shard's backward.

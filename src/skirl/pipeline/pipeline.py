@@ -46,7 +46,6 @@ class Pipeline:
     ) -> None:
         self.times = times or Times()
         self.done = 0
-        self.coming: deque[list[Ids]] = deque()
         self._engines = engines
         self._plan = plan
         self._window = Window(engines, plan, epochs, shards, route, mine)
@@ -128,7 +127,6 @@ class Pipeline:
         self.times.tell(LOOP, "load", flight.number, started, ended)
         while self._hungry():  # the planner has work while this step computes
             self._pull(hold, reader)
-        self.coming.popleft()
         return flight
 
     def _hungry(self) -> bool:
@@ -141,7 +139,6 @@ class Pipeline:
         with self._lock:
             self._stages.check()
             if batches:
-                self.coming.append(batches)
                 self._inbox.append(batches)
             self._ended = self._ended or len(batches) < reader.micros
             self._stages.wake("plan")
@@ -178,10 +175,6 @@ class Pipeline:
             self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         self.times.stall = stall
         self.times.blame.update(blame)
-
-    @property
-    def idle(self) -> bool:
-        return self._stages.failure is not None or self._stages.idle
 
     def close(self) -> None:
         """Stop all stages. What was executed stays; what was only planned never happened."""

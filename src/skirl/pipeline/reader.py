@@ -262,7 +262,7 @@ class Reader:
                     f"a batch of type {type(batch).__name__} cannot be copied ({error}): if the loader never reuses "
                     "what it yields, set loader.yields_fresh = True"
                 ) from error
-        sparse = self._ids_of(batch)
+        sparse = self._sparse(batch)
         try:
             ids = capture(sparse, self._features, copy=False)
         except (TypeError, ValueError) as error:
@@ -272,18 +272,6 @@ class Reader:
         ids.nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
         ids.batch, ids.loader_state = batch, self._loader_state()
         return ids
-
-    def _ids_of(self, batch: Any) -> Sparse:
-        try:
-            return self._sparse(batch)
-        except AttributeError as error:
-            if error.name != "sparse" or error.obj is not batch:
-                raise
-            ids = "batch" if hasattr(batch, "keys") and hasattr(batch, "lengths") else "..."
-            raise TypeError(
-                f"the loader yields a {type(batch).__name__}, which has no attribute sparse: tell lookahead where its ids "
-                f"are with sparse=lambda batch: {ids}"
-            ) from None
 
     def _loader_state(self) -> Any:
         """Return the loader's own state now. It is a copy, since the loader may go on changing its dict."""
@@ -342,7 +330,7 @@ class Reader:
                 for number, batch in enumerate(self._open(place), start=1):
                     if len(step) == self.micros:  # an uneven step that is not the last
                         raise _refusal(step, number - 1)
-                    step.append(capture(self._ids_of(batch), self._features))
+                    step.append(capture(self._sparse(batch), self._features))
                     step[-1].hashes = hashes_of(step[-1])
                     if len(step) == self.micros and (self._shards == 1 or not _uneven(step)):
                         flush()

@@ -130,13 +130,6 @@ class Stages:
             self._wakes[name].wait(POLL)
         del self._until[name]
 
-    @property
-    def idle(self) -> bool:
-        """True if no stage can continue before the loop does something."""
-        with self.lock:
-            waits = {name: self._until.get(name) for name, thread in self._threads.items() if thread.is_alive()}
-            return all(until is not None and not until() for until in waits.values())
-
     def wake(self, *names: str) -> None:
         """Wake those stages whose condition has become true. The caller holds the lock.
 

@@ -32,7 +32,6 @@ class Timeline:
         self.path = Path(path)
         self.first = 0
         """Steps before the pass whose events are added: in a pass they count from 0, in the file from 1."""
-        self.ended: str | None = None
         self._lock = threading.Lock()
         self._began = self._flushed = time.monotonic()
         self._text = "["
@@ -81,6 +80,5 @@ class Timeline:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self._open = False
-            self.ended = why(error, self.path)
-            log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, self.ended)
+            log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, why(error, self.path))
             self._file.close()

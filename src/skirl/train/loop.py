@@ -367,11 +367,10 @@ def train(
         }
         diverged = why_diverged(*broken, saving.save, kept) if broken else None
         result["failed"] = diverged or not_saved(saving, kept, batches.step)
-    timeline = [] if batches.trace_ended is None else [f"the timeline {log.trace} ends early: {batches.trace_ended}"]
-    result["missing"] = folder.missing + timeline
+    result["missing"] = folder.missing
     folder.finish(result)
     run.embeddings.close()
-    return result | {"missing": folder.missing + timeline}
+    return result | {"missing": folder.missing}
 
 
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize) -> Trace:
     model, dense = recipe.model_over(embeddings)
     rates, engine, trace = recipe.rates_of(embeddings, dense), embeddings.engine, Trace(name)
     with recipe.lookahead(model) as batches:
-        read, shards = lambda keys: peek(engine, keys, 0)[0], recipe.step.shards
+        read, shards = lambda keys: peek(engine, keys, 0), recipe.step.shards
         done = trace.record(engine.schema, model, dense, rates, batches, read, shards)
         _watch(trace, recipe, done)
     trace.keys, trace.rows = stored(embeddings)
