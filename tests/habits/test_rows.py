@@ -317,8 +317,7 @@ def test_rows_in_a_store_are_refused_with_another_seed_or_initialiser(kind: str,
     if kind != "memory":
         embeddings.close()
     says = (
-        r"^the rows in .*Store.* were initialized with seed 1, but seed is 2, so rows not used yet would get other first "
-        r"values: set seed to 1, or use an empty store$"
+        r"^table 'item': .* from Uniform\(.*\), seed 1, and would now be from Uniform\(.*\), seed 2: set init and seed"
     )
     if init is None:
         with pytest.raises(ValueError, match=says):

@@ -78,36 +78,28 @@ class FirstValues:
 
     def check_store(self, store: Store) -> None:
         """Tell an empty store what its rows begin from. Raise if a store's rows began from something else."""
-        here: dict[str, Any] = {t.name: _drawn(t.initial, self._seed) for t in self._tables}
-        here |= {self._tables[t].name: given for t, given in self.of.items()}
+        here: dict[str, Any] = {
+            table.name: self.of.get(t) or _drawn(table.initial, self._seed) for t, table in enumerate(self._tables)
+        }
         if not len(store):
             store.describe(here)
             return
         for name in sorted(here.keys() | store.about.keys()):
-            there, now = (None if name not in of else _digest(of[name]) for of in (store.about, here))
+            there, now = (_text(of.get(name)) for of in (store.about, here))
             if there == now or (there is None and _is_drawn(now)) or (now is None and _is_drawn(there)):
-                continue  # a store from before seeds were kept, or a table that was renamed
-            (was, _, seed), (init, _, ours) = (str(text).partition(_OF_SEED) for text in (there, now))
-            if was == init:
-                raise ValueError(
-                    f"the rows in {store!r} were initialized with seed {seed}, but seed is {ours}, so rows not used yet "
-                    f"would get other first values: set seed to {seed}, or use an empty store"
-                )
+                continue  # a table that was renamed
             raise ValueError(
-                f"table {name!r}: the rows in {store!r} were initialized from {_shown(there)}, but init is {_shown(now)}: "
-                "set init to what the rows were initialized from, or use an empty store"
+                f"table {name!r}: the rows in {store!r} were initialized from {_shown(there)}, and would now be from "
+                f"{_shown(now)}: set init and seed to what the rows were initialized from, or use an empty store"
             )
 
 
-def _digest(of: Any) -> str:
-    return of if isinstance(of, str) else of.digest
-
-
-_OF_SEED = ", seed "
+def _text(of: Any) -> str | None:
+    return of if of is None or isinstance(of, str) else of.digest
 
 
 def _drawn(initial: Any, seed: int) -> str:
-    return repr(initial) if isinstance(initial, Constant) else f"{initial!r}{_OF_SEED}{seed}"
+    return repr(initial) if isinstance(initial, Constant) else f"{initial!r}, seed {seed}"
 
 
 def _is_drawn(of: str | None) -> bool:
@@ -115,6 +107,4 @@ def _is_drawn(of: str | None) -> bool:
 
 
 def _shown(of: str | None) -> str:
-    if of is None:
-        return "no array"
-    return of.partition(_OF_SEED)[0] if _is_drawn(of) else f"the array with digest {of}"
+    return "no array" if of is None else of if _is_drawn(of) else f"the array with digest {of}"

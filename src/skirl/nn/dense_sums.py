@@ -28,16 +28,15 @@ class DenseSums:
         self,
         model: nn.Module,
         shards: int,
-        accumulate: int = 1,
-        mine: range | None = None,
-        peers: Peers | None = None,
+        accumulate: int,
+        mine: range,
+        peers: Peers,
     ) -> None:
         self._model = model
         self._collections = list(collections_of(model).values())
         self._times = 1 / shards
-        mine = range(shards) if mine is None else mine
         self._leaves = leaves(shards * accumulate, shards)[mine.start * accumulate : mine.stop * accumulate]
-        self._others = None if peers is None or peers.size == 1 else OfAllTrainers(peers, shards, accumulate)
+        self._others = None if peers.size == 1 else OfAllTrainers(peers, shards, accumulate)
         self._weights: list[nn.Parameter] = []
         self._hooks: dict[nn.Parameter, Any] = {}
         block = range(1 + leaves(shards * accumulate, shards)[-1]) if self._others is None else self._others.mine

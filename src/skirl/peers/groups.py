@@ -89,8 +89,7 @@ class ProcessGroups(Peers):
         store: dist.Store,
         *,
         device: torch.device,
-        backend: str | None = None,
-        patience: float = 600.0,
+        patience: float,
         port: int = 0,
         leave: Callable[[], None] = lambda: None,
     ) -> None:
@@ -100,7 +99,7 @@ class ProcessGroups(Peers):
         self._ended: str | None = None
         self._ending = False
         """True if this rank has ended the job itself."""
-        on_device = backend or ("nccl" if device.type == "cuda" else "gloo")
+        on_device = "nccl" if device.type == "cuda" else "gloo"
         longer = timedelta(seconds=min(patience, 1e8))
         self._processes: list[Any] = [[]] * self.size
         with Connections() as self._connections:

@@ -124,29 +124,25 @@ class Launched(NamedTuple):
         if environment.get("WORLD_SIZE", "1").strip() == "1":
             return None
 
-        def number(name: str, default: str | None = None) -> int:
+        def number(name: str, default: str = "") -> int:
             text = environment.get(name, default)
-            if text is None:
-                raise ValueError(
-                    f"WORLD_SIZE is {environment['WORLD_SIZE']} and {name} is not set: start trainers with `skirl launch` "
-                    "or torchrun, which set it"
-                )
             if not text.strip().isdecimal():
-                raise ValueError(f"{name} is {text!r} in the environment: set it to a whole number")
+                raise ValueError(
+                    f"WORLD_SIZE is {environment['WORLD_SIZE']} and {name} is {text!r} in the environment: start trainers "
+                    "with `skirl launch` or torchrun, which set both to whole numbers"
+                )
             return int(text)
 
-        size, rank, port = number("WORLD_SIZE"), number("RANK"), number("MASTER_PORT")
-        if rank >= size:
-            raise ValueError(f"RANK is {rank} and WORLD_SIZE {size} in the environment: ranks are 0 to {size - 1}")
         address = environment.get("MASTER_ADDR") or LOOPBACK
-        return cls(rank, size, number("LOCAL_RANK", "0"), number("LOCAL_WORLD_SIZE", "1"), address, port)
+        here = number("LOCAL_RANK", "0"), number("LOCAL_WORLD_SIZE", "1")
+        return cls(number("RANK"), number("WORLD_SIZE"), *here, address, number("MASTER_PORT"))
 
     @property
     def one_machine(self) -> bool:
         return self.local_size == self.size
 
 
-def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, patience: float | None = None) -> Peers:
+def join(device: "torch.device | str" = "cpu", *, patience: float | None = None) -> Peers:
     """Wait for all trainers of this job, and return them. Return `Alone` in a process that no launcher started."""
     die_with_launcher()
     launched = Launched.of(os.environ)
@@ -161,12 +157,10 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
     device = torch.device(device)
     if device.type == "cuda":
         if device.index is None:
-            device = torch.device("cuda", _own_gpu(launched, torch.cuda.device_count(), backend))
+            device = torch.device("cuda", _own_gpu(launched, torch.cuda.device_count()))
         torch.cuda.set_device(device)
     if dist.is_initialized():  # by the program or by Lightning, which will also destroy it
-        return ProcessGroups(
-            dist.distributed_c10d._get_default_store(), device=device, backend=backend, patience=patience
-        )
+        return ProcessGroups(dist.distributed_c10d._get_default_store(), device=device, patience=patience)
     if launched.one_machine and not any(os.environ.get(name) for name in INTERFACES):
         os.environ.update(dict.fromkeys(INTERFACES, _loopback()))
     elif launched.rank == 0:
@@ -181,9 +175,7 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
         store = _store(launched, waits)
         _meet(store, launched, max(patience, BEGINNING))
         dist.init_process_group("gloo", store=store, rank=launched.rank, world_size=launched.size, timeout=waits)
-        return ProcessGroups(
-            store, device=device, backend=backend, patience=patience, port=launched.port, leave=_destroy
-        )
+        return ProcessGroups(store, device=device, patience=patience, port=launched.port, leave=_destroy)
     except RuntimeError as error:
         if isinstance(error, PeerError):
             raise
@@ -195,7 +187,7 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
         ) from None
 
 
-def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
+def _own_gpu(launched: Launched, gpus: int) -> int:
     import torch
 
     if gpus == 0:
@@ -203,7 +195,7 @@ def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
             f"device is 'cuda', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or set "
             "device to 'cpu'"
         )
-    if launched.local_size > gpus and backend != "gloo":  # with NCCL, two cannot share one
+    if launched.local_size > gpus:  # NCCL cannot share one
         raise ValueError(f"{launched.local_size} trainers on a machine with {gpus} GPUs: start one for each GPU")
     return launched.local_rank % gpus
 
