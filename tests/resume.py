@@ -14,6 +14,7 @@ import skirl
 from skirl.core.optim import RowOptimizer
 from skirl.data import Synthetic
 from skirl.tools import rng_state
+from tests.streams import stored_rows
 
 DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
@@ -179,13 +180,8 @@ class Run:
         """Return everything that makes up a run's state at its end."""
         rows = self.model.rows
         rows.flush()
-        keys = np.sort(np.concatenate([np.empty(0, np.int64), *rows.engine.store.held()]))
-        found = {"keys": keys.tobytes(), "table_steps": rows.engine.table_steps.tolist(), "lr": rows.optimizer.lr}
-        for bank, members in enumerate(rows.engine.schema.banks):
-            mine = keys[np.isin(keys >> 48, members.tables)]
-            records = np.empty((len(mine), rows.engine.widths[bank]), rows.engine.dtype)
-            assert rows.engine.store.read(mine, records).all()
-            found[f"rows of bank {bank}"] = records.tobytes()
+        found: dict[str, Any] = {"table_steps": rows.engine.table_steps.tolist(), "lr": rows.optimizer.lr}
+        found["rows"] = {key: row.tobytes() for key, row in stored_rows(rows.engine).items()}
         for name, value in self.model.state_dict().items():
             if isinstance(value, torch.Tensor):
                 found[name] = value.numpy().tobytes()

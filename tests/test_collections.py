@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import skirl
-from skirl.engine.access import peek
 from tests.cases import cases
+from tests.streams import used_rows
 
 USERS = [skirl.Table("user", 40, 4), skirl.Table("city", 9, 4, pooling="mean")]
 ITEMS = [skirl.Table("item", 60, 6, features=("clicked", "bought"))]
@@ -73,17 +73,8 @@ def loss_of(parts: Iterable[torch.Tensor], first: int = 1) -> torch.Tensor:
     return sum(((first + i) * out).square().sum() for i, out in enumerate(parts))  # type: ignore[return-value]
 
 
-def rows_of(collection: Any) -> bytes:
-    found = [b""]
-    for number, table in enumerate(collection.tables):
-        bank = next(i for i, bank in enumerate(collection.engine.schema.banks) if number in bank.tables)
-        keys = np.arange(table.rows) | number << 48
-        found.append(peek(collection.engine, keys, bank).tobytes())
-    return b"".join(found)
-
-
-def bits(model: Two) -> bytes:
-    return rows_of(model.users) + rows_of(model.items)
+def bits(model: Two) -> list[dict[int, bytes]]:
+    return [used_rows(collection.engine) for collection in (model.users, model.items)]
 
 
 @pytest.mark.parametrize("options", [{}, {"depth": 3, "prefetch": 0}, {"depth": "epoch"}, {"policy": "lru"}])
@@ -158,14 +149,14 @@ def jagged(batch: list[list[int]]) -> skirl.KeyedJagged:
     return skirl.KeyedJagged([f"f{i}" for i in range(len(batch))], ids, lengths=torch.tensor([len(r) for r in batch]))
 
 
-def run(widths: int, batches: list[list[list[int]]], cache: int | str, **options: Any) -> tuple[list[float], bytes]:
+def run(widths: int, batches: list[list[list[int]]], cache: int | str, **options: Any) -> tuple[Any, ...]:
     tables = [skirl.Table(f"f{i}", 20, dim) for i, dim in enumerate(DIMS[:widths])]
     rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.3), cache=cache, seed=1)
     losses = train(rows, [jagged(batch) for batch in batches], **options)
     if isinstance(cache, int):
         unused = widths - 1  # a bank that no batch uses still has one slot
         assert rows.engine.capacity.split is None or sum(rows.engine.capacity.split.slots) <= cache + unused
-    return losses, rows_of(rows)
+    return losses, used_rows(rows.engine)
 
 
 def least(batches: list[list[list[int]]]) -> int:
@@ -184,11 +175,11 @@ def test_without_a_lookahead_the_cache_is_split_anew_as_well():
     tables = [skirl.Table("f0", 20, 3), skirl.Table("f1", 20, 5)]
     batches = [[[1, 2, 3], []], [[], [4, 5, 6]], [[1], [4, 5]], [[1, 2, 3], []]] * 3
 
-    def trained(cache: int | str) -> bytes:
+    def trained(cache: int | str) -> dict[int, bytes]:
         rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.3), cache=cache)
         for batch in batches:
             loss_of(rows(jagged(batch)).values()).backward()
-        return rows_of(rows)
+        return used_rows(rows.engine)
 
     assert trained(3) == trained("100%")
 
@@ -206,4 +197,4 @@ def test_a_run_goes_on_after_a_split_that_a_checkpoint_saw(tmp_path: Path):
     train(whole, data, depth=4)
     train(made(), data, tmp_path, at=(17,), depth=4)
     train(resumed, data, tmp_path, depth=4)
-    assert rows_of(resumed) == rows_of(whole)
+    assert used_rows(resumed.engine) == used_rows(whole.engine)

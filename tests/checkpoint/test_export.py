@@ -5,7 +5,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,6 +16,7 @@ from safetensors.numpy import load_file
 import skirl
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Reference
+from skirl.train.verify import _bags
 from tests.hooked import hooked
 from tests.resume import ROWS
 
@@ -38,15 +38,6 @@ def batch(i: int) -> skirl.KeyedJagged:
     return skirl.KeyedJagged(FEATURES, torch.tensor(ids, dtype=torch.int64), lengths=torch.from_numpy(lengths.ravel()))
 
 
-def bags(sparse: skirl.KeyedJagged) -> dict[str, Any]:
-    values, offsets = sparse.values().tolist(), sparse.offsets().tolist()
-    out = {}
-    for f, name in enumerate(FEATURES):
-        part = offsets[f * 6 : f * 6 + 7]
-        out[name] = (values[part[0] : part[-1]], [o - part[0] for o in part], None)
-    return out
-
-
 class Both:
     """The library and the reference, stepping together."""
 
@@ -57,7 +48,7 @@ class Both:
     def step(self, sparse: skirl.KeyedJagged) -> None:
         out = self.rows(sparse)
         sum((out[name] * out[name]).sum() for name in FEATURES).backward()  # type: ignore[union-attr]
-        expected = self.reference.forward(bags(sparse))
+        expected = self.reference.forward(_bags(sparse))
         self.reference.backward({name: values + values for name, values in expected.items()})
 
     def check(self, path: Path, names: list[str] | None = None) -> None:

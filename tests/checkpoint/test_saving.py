@@ -63,7 +63,7 @@ def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
     assert sizes[0] > 50_000 * record
     assert sizes[1] < 1000 * 16 + 20_000, "nothing but the keys of resident rows"
     assert 500 * record < sizes[2] < 3000 * record + 20_000
-    for _ in range(12):  # all rows change again and again: then files are written in full, and the folder stays bounded
+    for _ in range(8):  # all rows change again and again: then files are written in full, and the folder stays bounded
         for first in range(0, 50_000, 1000):
             step(first, 1000)
         skirl.save(tmp_path, model=rows, keep=2)

@@ -194,7 +194,7 @@ def test_more_rows_than_fit_are_spilled_and_come_back_in_order(tmp_path: Path) -
     draw, seen = np.random.default_rng(0), []
 
     def tables() -> Any:
-        for first in range(0, 600_000, 4000):
+        for first in range(0, 400_000, 4000):
             ids = pa.ListArray.from_arrays(np.arange(4001, dtype=np.int32) * 20, draw.integers(0, 1 << 60, 80_000))
             days = pa.array(range(4000), pa.date64())
             table = pa.table({"ids": ids, "n": np.arange(first, first + 4000), "day": days})

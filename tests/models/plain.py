@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import skirl
 from skirl.core.batch import Batch, KeyedJagged
-from skirl.engine.access import peek
 from skirl.models import Model
 
 
@@ -58,8 +57,8 @@ class Bags(nn.Module):
     def __init__(self, rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection) -> None:
         super().__init__()
         self.bags = nn.ModuleList(
-            nn.EmbeddingBag(t.rows, t.dim, mode=t.pooling, _weight=weights_of(rows, i))
-            for i, t in enumerate(rows.tables)
+            nn.EmbeddingBag.from_pretrained(rows.rows(t.name, range(t.rows)), freeze=False, mode=t.pooling)
+            for t in rows.tables
         )
         self.owner = {name: i for i, table in enumerate(rows.tables) for name in table.features}
 
@@ -70,12 +69,6 @@ class Bags(nn.Module):
             values = sparse.values()[bounds[0] : bounds[-1]]
             out[name] = self.bags[self.owner[name]](values, bounds[:-1] - bounds[0])
         return out
-
-
-def weights_of(rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection, table: int) -> Tensor:
-    """Return all current rows of a table."""
-    keys = torch.arange(rows.tables[table].rows).numpy() | table << 48
-    return torch.tensor(peek(rows.engine, keys, 0))[:, : rows.tables[table].dim].clone()
 
 
 def agree(model: Model, formula: Formula, data: Sequence[Batch]) -> None:
@@ -105,8 +98,8 @@ def agree(model: Model, formula: Formula, data: Sequence[Batch]) -> None:
     with torch.no_grad():
         logits = formula(plain, data[0].dense, bags(data[0].sparse))
         torch.testing.assert_close(model(data[0]), logits, rtol=1e-5, atol=1e-5)
-    for i, bag in enumerate(bags.bags):
-        torch.testing.assert_close(weights_of(rows, i), bag.weight.detach(), rtol=1e-5, atol=1e-5)
+    for table, bag in zip(rows.tables, bags.bags, strict=True):
+        torch.testing.assert_close(rows.rows(table.name, range(table.rows)), bag.weight.detach(), rtol=1e-5, atol=1e-5)
 
 
 def mlp(p: dict[str, Tensor], name: str, x: Tensor, relu_at_end: bool = True) -> Tensor:

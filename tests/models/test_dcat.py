@@ -11,7 +11,7 @@ from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.find import find
 from skirl.models import DCAT, DIN, base, dcat, din
 from skirl.models.base import Model
-from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp, weights_of
+from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp
 from tests.models.test_din import history_of
 
 D, WIDTH, HEADS, LAYERS, NEWEST = 6, 8, 2, 2, 3
@@ -113,7 +113,8 @@ def test_shared_histories_are_those_of_every_sample(kind: type[Model], shape: st
         model = made(kind)
         model.loss(of).backward()
         grads = [p.grad for p in model.parameters() if p.numel()]
-        found.append([model.eval()(of).detach(), *grads, *(weights_of(model.embeddings, t) for t in range(2))])  # type: ignore[arg-type]
+        rows = [model.embeddings.rows(t.name, range(t.rows)) for t in model.embeddings.tables]  # type: ignore[union-attr]
+        found.append([model.eval()(of).detach(), *grads, *rows])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 

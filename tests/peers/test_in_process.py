@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -25,26 +24,6 @@ def test_what_comes_is_what_was_sent(size, seed):
     shaken = lambda rank, doing: time.sleep(shake.random() / 2e3)  # noqa: E731
     found = InProcess.run(size, lambda peers: talk(peers, seed), hook=shaken)
     assert found == [expected(rank, size, seed) for rank in range(size)]
-
-
-@pytest.mark.parametrize(
-    ("calls", "said"),
-    [
-        (lambda ids: ids.exchange([np.zeros(1)] * 2, "batch 4"), "is in channel ids, exchange 1 .batch [45]. where"),
-        (lambda ids: ids.begin_swap(torch.zeros(2), [1, 1], [1, 1]).wait(), "all ranks have to make the same calls"),
-        (lambda ids: ids.exchange([np.zeros(2)] * 2, "batch 5"), None),
-    ],
-)
-def test_calls_in_another_order_are_noticed(calls, said):
-    def work(peers):
-        ids = peers.channel("ids")
-        return calls(ids) if peers.rank else ids.exchange([np.zeros(1)] * 2, "batch 5")
-
-    if said is None:
-        InProcess.run(2, work)
-    else:
-        with pytest.raises(PeerError, match=said):
-            InProcess.run(2, work)
 
 
 def test_a_message_that_is_too_large_ends_all():

@@ -16,6 +16,7 @@ from skirl.core.reference import Reference
 from skirl.peers.base import Alone
 from skirl.pipeline.agree import ShardsInLoop
 from skirl.tools import rng_state
+from skirl.train.verify import _bags
 from tests.cases import cases
 from tests.streams import stored_rows
 
@@ -74,15 +75,7 @@ class Plain(nn.Module):
         """True if the next micro-batch begins a step."""
 
     def forward(self, sparse):
-        offsets, ids, strides = sparse.offsets().tolist(), sparse.values().tolist(), sparse.stride_per_key()
-        inverse = {name: of.tolist() for names, of in sparse.groups.items() for name in names}
-        bags = {}
-        for i, name in enumerate(sparse.keys()):
-            ends = offsets[sum(strides[:i]) : sum(strides[: i + 1]) + 1]
-            bags[name] = (ids[ends[0] : ends[-1]], [end - ends[0] for end in ends], None)
-            if name in inverse:
-                bags[name] += (inverse[name],)
-        out = self.reference.forward(bags, accumulate=not self.first)
+        out = self.reference.forward(_bags(sparse), accumulate=not self.first)
         self.leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in out.items()}
         return self.leaves
 

@@ -92,7 +92,7 @@ def whole(first: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return of, command(of, first).run()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES[::2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1::2])])
 def test_a_variant_is_evaluated_and_saved_as_alone(name: str, whole: tuple, first: Path, tmp_path: Path):
     of, result = whole
     same_as_alone(name, of, first, tmp_path)
@@ -154,7 +154,7 @@ def test_the_last_state_of_a_variant_that_is_dropped_outlives_the_save_before(
     processes: int, first: Path, tmp_path: Path
 ):
     """Which is written while it leaves, and removes what is not needed any more when it counts."""
-    result = command(tmp_path, first, processes, keep_best=False, save_every=1).run()
+    result = command(tmp_path, first, processes, keep_best=False, save_every=1, steps=24).run()
     for name, of in result["by_variant"].items():
         assert of["best"] is None
         assert folder.headers_with_steps(tmp_path / "saved" / name)[0][0] == of["steps"]

@@ -60,7 +60,7 @@ def test_a_state_goes_on_at_its_batch(folder: Path, name: str, shuffle: int) -> 
         batches.append(batch)
         states.append(files.state_dict())
     assert len(batches) == 26 and files.steps == 26
-    for taken in [*random.Random(1).sample(range(26), 5), 0, 12, 13, 25]:
+    for taken in [*random.Random(1).sample(range(26), 2), 0, 12, 13, 25]:
         other = opened(folder / name, **flags)
         other.load_state_dict(states[taken])
         assert other.state_dict() == states[taken]
