@@ -13,10 +13,11 @@ from tests.processes import interpreter
 
 SCRIPT = """
 import numpy as np
-from skirl.core.initial import Normal, Uniform, first_rows
+from skirl.core.initial import Normal, Uniform
 from skirl.engine.kernels import cpu
 from skirl.core.optim import FTRL, Adagrad, Adam, RowwiseAdagrad, SGD
 from skirl.tools.hash_index import HashIndex
+from tests.first_values import first_rows
 
 def everything():
     index, keys = HashIndex(), np.arange(300) * 0x1234567890ABC % (1 << 62)

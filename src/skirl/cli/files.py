@@ -342,7 +342,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Info:
-    """Say what a file or folder is: a checkpoint, a disk store, a vocabulary, a plan, data, predictions, a run, a sweep."""
+    """Say what a file or folder is: a checkpoint, a disk store, a vocabulary, data, predictions, a run, a sweep."""
 
     positional: ClassVar[tuple[str, ...]] = ("path",)
 

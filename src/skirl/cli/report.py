@@ -227,11 +227,7 @@ def standing(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
-    """Return rank 1 with what it is ranked by, as text.
-
-    >>> best_line({"variant": "a", "held_out": 0.6}, {"step": 40, "folder": "saves/a/best"})
-    'a, log loss 0.60000 on the samples held out, at step 40, in saves/a/best'
-    """
+    """Return rank 1 with what it is ranked by, as text."""
     if place.get("held_out") is None:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
         return f"{place['variant']}, {loss} on samples that nobody had trained on"

@@ -26,13 +26,6 @@ class Notes:
 
     torch has no time limit for a call to a store whose process is stopped or cut off. So each call has a thread here, which
     is abandoned when the time is over.
-
-    >>> class Silent:
-    ...     def check(self, keys):
-    ...         threading.Event().wait(5)
-    >>> notes = Notes(Silent(), lambda: True, limit=0.05)
-    >>> notes.why(), notes.answers, notes.why()
-    (None, False, None)
     """
 
     def __init__(self, store: Any, there: Callable[[], bool], limit: float = LIMIT) -> None:

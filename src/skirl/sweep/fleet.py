@@ -132,16 +132,7 @@ def _own(work: Work) -> Work:
 
 
 def shared_banks(all_tables: Sequence[Sequence[Table]], optimizers: Sequence[RowOptimizers]) -> list[tuple[int, ...]]:
-    """Return the tables of each bank of the plan: two tables share a bank if they do so in every pack.
-
-    >>> from skirl import SGD, Adam, Table
-    >>> def tables(*dims):
-    ...     return [Table(name, 9, dim) for name, dim in zip("abc", dims)]
-    >>> shared_banks([tables(4, 4, 4), tables(4, 8, 8)], [SGD(), {"c": Adam(), "*": SGD()}])
-    [(0,), (1,), (2,)]
-    >>> shared_banks([tables(4, 4, 4), tables(8, 4, 8)], [SGD(), SGD()])
-    [(0, 2), (1,)]
-    """
+    """Return the tables of each bank of the plan: two tables share a bank if they do so in every pack."""
     kinds = [
         [(table.dim, *record) for table, record in zip(tables, Groups(tables, rule).records, strict=True)]
         for tables, rule in zip(all_tables, optimizers, strict=True)

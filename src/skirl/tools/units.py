@@ -34,10 +34,7 @@ def parse_seconds(text: str) -> float:
 
 
 def patience_of(environment: Mapping[str, str], otherwise: float = 600.0) -> float:
-    """
-    >>> patience_of({}), patience_of({"SKIRL_PATIENCE": "90"})
-    (600.0, 90.0)
-    """
+    """Return the seconds that SKIRL_PATIENCE sets in an environment."""
     text = environment.get("SKIRL_PATIENCE", str(otherwise))
     with suppress(ValueError):
         if (seconds := float(text)) > 0:

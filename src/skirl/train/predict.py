@@ -297,24 +297,16 @@ def scored(
 
 @contextmanager
 def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[Iterator[R]]:
-    """Do `work` in several threads, with results in the order of `items`. An error is raised in place of its result."""
+    """Do `work` in several threads, with results in the order of `items`."""
     pool = ThreadPoolExecutor(threads, "skirl-side")
 
     def results() -> Iterator[R]:
-        ahead, ended = deque[Future[R]](), False
-        while True:
-            while not ended and len(ahead) <= threads:
-                try:
-                    ahead.append(pool.submit(work, next(items)))
-                except StopIteration:
-                    ended = True
-                except Exception as error:
-                    ended = True
-                    ahead.append(Future())
-                    ahead[-1].set_exception(error)
-            if not ahead:
-                return
-            yield ahead.popleft().result()
+        ahead = deque[Future[R]]()
+        for item in items:
+            ahead.append(pool.submit(work, item))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        yield from (future.result() for future in ahead)
 
     try:
         yield results()

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
-from skirl.placement.measure import exchange_of
 from skirl.placement.problem import Columns, Problem
 from skirl.placement.search import SearchResult, plan_tables
 from skirl.placement.spec import Piece, TablePlan, blocks
 from skirl.placement.torchrec.tables import BATCH, COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
-from skirl.tools.units import size
 
 _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
 """Attributes of constraints that a ShardingPlan hands on to the kernel."""
@@ -223,21 +221,6 @@ class SkirlPlanner:
             self._found, self.table_plan = None, TablePlan.parsed(message["plan"])
             found = self._exported(tables_of(module, sharders_of(sharders), self.request))
         return found
-
-    def summary(self) -> str:
-        """Return the last plan as text: the tables, memory and predicted milliseconds of each rank."""
-        if self.table_plan is None or self._found is None:
-            return "nothing was planned here yet"
-        (found, problem), plan, lines = self._found, self.table_plan, []
-        placed, exchange, load = found.placed, exchange_of(problem, found.placed), found.placed.load
-        for rank, cap in enumerate(problem.caps):
-            lines.append(
-                f"rank {rank}: {size(int(placed.used[rank]))} of {size(cap)}, computes {load[rank] - exchange[rank]:.3f} "
-                f"ms, exchanges {exchange[rank]:.3f} ms: {', '.join(plan.at(rank))}"
-            )
-        above = load.max() / load.mean() - 1
-        lines.append(f"busiest: rank {int(load.argmax())}, {load.max():.3f} ms predicted, {above:.1%} above the mean")
-        return "\n".join(lines)
 
     def _exported(self, tables: Sequence[ModelTable]) -> Any:
         assert self.table_plan is not None
