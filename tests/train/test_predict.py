@@ -116,9 +116,10 @@ def test_an_error_ends_what_is_done_side_by_side() -> None:
         yield from range(5)
         raise KeyError("read")
 
-    for work, error, before in ((lambda n: 1 // (3 - n), ZeroDivisionError, 3), (lambda n: n, KeyError, 2)):
+    cases = (iter(range(9)), lambda n: 1 // (3 - n), ZeroDivisionError, 3), (items(), lambda n: n, KeyError, 2)
+    for coming, work, error, before in cases:
         found = []
-        with pytest.raises(error), side_by_side(work, items(), 3) as results:
+        with pytest.raises(error), side_by_side(work, coming, 3) as results:
             for result in results:
                 found.append(result)
         assert len(found) == before
