@@ -18,6 +18,7 @@ import torch
 from common import FbgemmTables, TorchTables, has_fbgemm, main, result
 from skirl.core.batch import Batch
 from skirl.core.ids import Ids
+from skirl.core.initial import first_rows
 from skirl.core.keys import key_of
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
@@ -36,7 +37,6 @@ from skirl.tools.machine import cores
 from skirl.tools.units import Link
 from skirl.train.loop import Done, keys_of, steps
 from skirl.train.recipe import Recipe
-from tests.first_values import first_rows
 from tests.store.links import LinkStore
 
 LR = 0.05

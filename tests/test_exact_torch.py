@@ -9,7 +9,7 @@ from torch import nn
 
 import skirl
 from skirl import SGD, Adagrad, Adam, KeyedJagged, Table
-from tests.first_values import first_rows
+from skirl.core.initial import first_rows
 from tests.streams import Stream, stored_rows
 
 TABLES = (

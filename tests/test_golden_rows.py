@@ -19,9 +19,9 @@ import torch
 
 import skirl
 from skirl import SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdagrad, Table, Uniform
+from skirl.core.initial import first_rows
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Bags, Reference, initial_values
-from tests.first_values import first_rows
 from tests.streams import stored_rows
 
 TABLES = (

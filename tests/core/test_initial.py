@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core import reference
-from skirl.core.initial import Constant, Normal, Uniform
+from skirl.core.initial import Constant, Normal, Uniform, first_rows
 from tests.cases import cases
-from tests.first_values import first_rows
 
 keys = st.builds(lambda table, row: table << 48 | row, st.integers(0, 3), st.integers(0, 2**48 - 1))
 above = st.floats(0, 10)

@@ -17,7 +17,7 @@ from skirl.core.initial import Normal, Uniform
 from skirl.engine.kernels import cpu
 from skirl.core.optim import FTRL, Adagrad, Adam, RowwiseAdagrad, SGD
 from skirl.tools.hash_index import HashIndex
-from tests.first_values import first_rows
+from skirl.core.initial import first_rows
 
 def everything():
     index, keys = HashIndex(), np.arange(300) * 0x1234567890ABC % (1 << 62)

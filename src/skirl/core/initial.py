@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from skirl.core.keys import ROW_BITS
+from skirl.core.keys import ROW_BITS, table_of
 from skirl.tools.jit import kernel
 
 UNIFORM, NORMAL, CONSTANT = 0, 1, 2
@@ -253,6 +253,18 @@ def normal_quantiles() -> NDArray[np.float32]:
     values = np.array([inverse((i + 0.5) / QUANTILES) for i in range(QUANTILES)], np.float32)
     values.flags.writeable = False  # shared by all callers
     return values
+
+
+def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """For tests and examples: the initial weights of some keys, all with one initialiser."""
+    keys = np.asarray(keys, np.int64)
+    table = InitialTable.of([initial], dtype)
+    tables = int(table_of(keys.max(initial=0))) + 1
+    kind, scale = np.repeat(table.kind, tables), np.repeat(table.scale, tables)
+    out = np.empty((keys.size, dim), dtype)
+    slots = np.arange(keys.size, dtype=np.int32)
+    fill(keys, slots, out, dim, seed, kind, scale, table.quantiles, 0.0, 0, keys.size)
+    return out
 
 
 @kernel

@@ -22,11 +22,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds of a length of time such as "30m" or "1.5h".
-
-    >>> parse_seconds("30m"), parse_seconds("1d"), parse_seconds("1.5 h")
-    (1800.0, 86400.0, 5400.0)
-    """
+    """Return the seconds of a length of time such as "30m" or "1.5h"."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smhdw])\s*", text)
     if not match or float(match[1]) == 0:
         raise ValueError(f"{text!r} is not a length of time: write it like 90s, 30m, 2h or 1d")
@@ -82,11 +78,7 @@ def clock(seconds: float) -> str:
 
 
 def figure(value: float, digits: int = 4) -> str:
-    """Return a loss or a metric as text of a few characters.
-
-    >>> figure(0.69315), figure(12345.6789), figure(1e30), figure(float("nan"))
-    ('0.6932', '12345.6789', '1e+30', 'nan')
-    """
+    """Return a loss or a metric as text of a few characters."""
     return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
 
 
@@ -104,9 +96,5 @@ def size(count: float) -> str:
 
 
 def malformed(count: int, first: str | None) -> str:
-    """Say how many rows of data files were skipped, and where the first one is.
-
-    >>> malformed(1200, "line 17 of part-3")
-    '1,200 malformed rows, the first: line 17 of part-3'
-    """
+    """Say how many rows of data files were skipped, and where the first one is."""
     return f"1 malformed row: {first}" if count == 1 else f"{count:,} malformed rows, the first: {first}"

@@ -10,10 +10,10 @@ from hypothesis.extra.numpy import arrays
 import skirl
 from skirl import SGD, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.cli.train import Train
+from skirl.core.initial import first_rows
 from skirl.engine.access import peek
 from skirl.engine.device.base import expanded, packed, words
 from tests.cases import cases
-from tests.first_values import first_rows
 
 HALVES = [torch.bfloat16, torch.float16]
 TABLE = Table("a", 300, 5)
