@@ -105,6 +105,12 @@ def test_a_run_goes_on_with_its_shards(tmp_path):
         Train.of(**(run | {"shards": 4}), steps=8, save=tmp_path, resume=True).run()
 
 
+def test_a_folder_of_another_version_is_not_begun_anew(tmp_path):
+    (tmp_path / "checkpoint.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        Train.of(**SHARDED, run="none", steps=1, save=tmp_path, resume=True).run()
+
+
 FLAGS = "--data synthetic:tiny --model dcnv2-tiny --deep 9 5 --dim 4 --batch 32 --steps 12 --valid 25% --eval-every 5"
 SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet --json"
 

@@ -84,7 +84,7 @@ class Keeper:
         collections = collections_of(model)
         votes = Votes(trainers_of(model, self._whole.get("peers")))
         self._start = votes.agreed(lambda: None if votes.rank else _claim(folder), "a start of the run begins")
-        if numbers(folder):
+        if any(folder.glob("checkpoint*.json")):  # also those that an older skirl wrote: they are refused
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step
             if self._best is not None:

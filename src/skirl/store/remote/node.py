@@ -55,7 +55,8 @@ class Node:
             self._start(ask)
         else:
             if there.waiting is not None:
-                self._answer(there.waiting["run"], f"run {ask['run']} is newer: end this one")
+                older, ask = sorted([there.waiting, ask], key=lambda one: one["run"])
+                self._answer(older["run"], f"run {ask['run']} is newer: end this one")
             else:
                 there.probed = time.monotonic()
                 with suppress(OSError):
