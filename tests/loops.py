@@ -172,7 +172,7 @@ def our_threads() -> list[str]:
     return [name for name in names if name.startswith("skirl-") and not name.startswith("skirl-kernel")]
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

@@ -46,7 +46,7 @@ SHORT = 0.4
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     yield
-    wait_for(lambda: not our_threads(), 5)
+    wait_for(lambda: not our_threads())
 
 
 @pytest.fixture(scope="module")

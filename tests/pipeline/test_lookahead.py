@@ -188,7 +188,7 @@ def test_a_lookahead_that_only_its_user_holds_goes_with_its_threads(data, closed
     gone = weakref.ref(holder.embeddings.engine)
     del holder
     gc.collect()
-    wait_for(lambda: not our_threads(), 5)
+    wait_for(lambda: not our_threads())
     gc.collect()
     assert gone() is None
 
