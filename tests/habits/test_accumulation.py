@@ -34,10 +34,11 @@ class Two(Tower):
         return loss_of(self.top, out) + self.other(out["bought"]).sum()
 
 
+@pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_accumulated_by_hand(parts, another_model):
+def test_accumulated_by_hand(parts, k, another_model):
     """`if step % k == 0: optimizer.step(); optimizer.zero_grad()`, by one optimizer or two."""
-    k, model = 3, Two()
+    model = Two()
     modules = [model] if parts == 1 else [model.top, model.other]
     all_of_them = [torch.optim.SGD(part.parameters(), lr=RATE) for part in modules]
 

@@ -80,6 +80,7 @@ def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launch
     [
         ({"RANK": None}, "WORLD_SIZE is 2 and RANK is '' in the environment: start trainers with `skirl launch`"),
         ({"RANK": "x"}, "WORLD_SIZE is 2 and RANK is 'x' in the environment"),
+        ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2 in the environment: ranks are 0 to 1"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE is two and WORLD_SIZE is 'two' in the environment"),
     ],
 )

@@ -35,11 +35,7 @@ class ShowFlags:
 
 
 def facts(result: Mapping[str, Any], *names: str) -> dict[str, str]:
-    """Return values of a result as text, by title; all if none is named. What is not known or empty is left out.
-
-    >>> facts({"samples": 1200, "spilled_bytes": 2048, "first_bad_row": None, "auc": 0.75}, "spilled_bytes", "samples")
-    {'spilled': '2.0 KiB', 'samples': '1,200'}
-    """
+    """Return values of a result as text, by title; all if none is named. What is not known or empty is left out."""
     kept = {name: result[name] for name in names or result if result.get(name) not in (None, "", [], {})}
     return {name.removesuffix("_bytes").replace("_", " "): text(value, name) for name, value in kept.items()}
 

@@ -263,12 +263,14 @@ class StepByStep:
     def _planned(self, window: Window, ids: Ids) -> Work:
         capacity = self._engine.capacity
         by_one = capacity.by_one or capacity.split is None  # a lookahead will split by its window
-        window.enter([ids])
-        flight = window.next()
-        if flight is None:  # it fits if the cache is split anew among banks
-            self._engine.drop_caches()
-            window.begin_anew()
+        try:
+            window.enter([ids])
             flight = window.next()
-            assert flight is not None
-        capacity.by_one = by_one
+            if flight is None:  # it fits if the cache is split anew among banks
+                self._engine.drop_caches()
+                window.begin_anew()
+                flight = window.next()
+                assert flight is not None
+        finally:
+            capacity.by_one = by_one
         return flight.works[0]

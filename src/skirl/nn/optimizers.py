@@ -146,7 +146,9 @@ class DenseGradients:
         self._weights: list[Tensor] = []
         """Those of the optimizers, the smallest first."""
         self._kept: list[tuple[Tensor, int, ref[Tensor], int]] = []
-        """Weights that have a gradient after a backward: each with its version, its gradient and that one's version."""
+        """Weights that a backward gave a gradient: each with its version, its gradient and that one's version."""
+        self._before: dict[Tensor, tuple[ref[Tensor], int]] = {}
+        """The gradients of all weights after a backward, and their versions."""
         self._thread = get_ident()
         """The loop's weights; those of other loops are theirs, which may write their gradients now."""
         self._smallest: Tensor | None = None
@@ -184,10 +186,13 @@ class DenseGradients:
             weights = [w for optimizer in ours for group in optimizer.param_groups for w in group["params"]]
             self._weights = sorted((w for w in weights if isinstance(w, nn.Parameter)), key=Tensor.numel)
         self._backwards += 1
-        before = {weight: (id(known()), version) for weight, _, known, version in self._kept}
-        now = [(weight, grad) for weight in self._weights if (grad := weight.grad) is not None]
-        now = [(w, g) for w, g in now if before.get(w) != (id(g), g._version)]  # other models' stay as they were
-        self._kept = [(weight, weight._version, ref(grad), grad._version) for weight, grad in now]
+        before, self._before, self._kept = self._before, {}, []
+        for weight in self._weights:
+            if (grad := weight.grad) is not None:
+                known, version = before.get(weight, (None, 0))
+                self._before[weight] = ref(grad), grad._version
+                if known is None or known() is not grad or version != grad._version:  # other models' stay as they were
+                    self._kept.append((weight, weight._version, ref(grad), grad._version))
         self._smallest = self._kept[0][0].detach().clone() if self._kept else None
 
     def _accumulated(self) -> bool:

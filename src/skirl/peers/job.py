@@ -134,8 +134,10 @@ class Launched(NamedTuple):
             return int(text)
 
         address = environment.get("MASTER_ADDR") or LOOPBACK
-        here = number("LOCAL_RANK", "0"), number("LOCAL_WORLD_SIZE", "1")
-        return cls(number("RANK"), number("WORLD_SIZE"), *here, address, number("MASTER_PORT"))
+        size, rank, port = number("WORLD_SIZE"), number("RANK"), number("MASTER_PORT")
+        if rank >= size:
+            raise ValueError(f"RANK is {rank} and WORLD_SIZE {size} in the environment: ranks are 0 to {size - 1}")
+        return cls(rank, size, number("LOCAL_RANK", "0"), number("LOCAL_WORLD_SIZE", "1"), address, port)
 
     @property
     def one_machine(self) -> bool:

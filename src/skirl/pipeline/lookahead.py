@@ -29,7 +29,12 @@ from skirl.tools.interrupts import Hold, uninterrupted
 
 
 def _sparse_of(batch: Any) -> Sparse:
-    return getattr(batch, "sparse", batch)
+    try:
+        return batch.sparse
+    except AttributeError as error:
+        if error.name != "sparse" or error.obj is not batch:  # of a property of the user's
+            raise
+        return batch
 
 
 class OnePlan(Protocol):

@@ -69,7 +69,7 @@ class BankRows(ABC):
 
     @abstractmethod
     def allocate(self, slots: int, staging_rows: int) -> Records:
-        """Allocate the cache; the one before is gone. Free buffers are dropped beyond `staging_rows` rows in all of them."""
+        """Allocate the cache; the one before is gone. A GPU keeps free buffers of up to `staging_rows` rows."""
 
     @abstractmethod
     def forget_moves(self) -> None: ...
