@@ -66,7 +66,7 @@ class Checkpoint:
         engine = rows.engine
         for start in range(0, self.touched, _PIECE):
             keys = np.arange(start, min(self.touched, start + _PIECE))
-            engine.store.write(keys, np.full((len(keys), engine.widths[0]), 0.01, np.float32))
+            engine.store.write(keys, np.full((len(keys), engine.packs[0].widths[0]), 0.01, np.float32))
             engine.seen.add(keys)
         engine.store.flush()
 
@@ -107,7 +107,7 @@ class Checkpoint:
             "waited_seconds": waited,
             "write_seconds": [saving.seconds for saving in savings],
             "bytes": [saving.bytes for saving in savings],
-            "row_bytes": self.touched * engine.widths[0] * 4,
+            "row_bytes": self.touched * engine.packs[0].widths[0] * 4,
         }
 
 

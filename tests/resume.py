@@ -180,7 +180,7 @@ class Run:
         """Return everything that makes up a run's state at its end."""
         rows = self.model.rows
         rows.flush()
-        found: dict[str, Any] = {"table_steps": rows.engine.table_steps.tolist(), "lr": rows.optimizer.lr}
+        found: dict[str, Any] = {"table_steps": rows.engine.packs[0].steps.tolist(), "lr": rows.optimizer.lr}
         found["rows"] = {key: row.tobytes() for key, row in stored_rows(rows.engine).items()}
         for name, value in self.model.state_dict().items():
             if isinstance(value, torch.Tensor):

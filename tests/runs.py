@@ -184,7 +184,7 @@ class Run:
                 bank.blocks.choose = bank.plans.choose = lambda fits: fits[-1]  # always reuse the block released last
         self.heads = Head(case.tables, case.dtype), Head(case.tables, case.dtype)
         self.dense = [torch.optim.Adam(head.parameters(), lr=0.01) for head in self.heads]
-        factors = [self.factor(group.optimizer) for group in self.ours.engine.optimizers.all]
+        factors = [self.factor(group.optimizer) for group in self.ours.engine.packs[0].optimizers.all]
         self.schedule = torch.optim.lr_scheduler.MultiplicativeLR(
             self.ours.optimizer, [lambda step, factor=factor: factor for factor in factors]
         )
@@ -375,15 +375,15 @@ class Run:
             for c, bank in zip(engine.caches, engine.banks)
         ]
         moved = replace(engine.counters, written=0, bytes_written=0)  # rows in flight are counted when they arrive
-        return caches, moved, engine.table_steps.tolist()
+        return caches, moved, engine.packs[0].steps.tolist()
 
     def _compare_end(self) -> None:
         engine, reference = self.ours.engine, self.reference
         self.ours.flush()
         for ours, expected in zip(self.heads[0].parameters(), self.heads[1].parameters(), strict=True):
             same_bits("a dense parameter", ours, expected)
-        if engine.table_steps.tolist() != reference.table_steps:
-            raise Difference(f"updates by table: {engine.table_steps.tolist()}, expected {reference.table_steps}")
+        if engine.packs[0].steps.tolist() != reference.table_steps:
+            raise Difference(f"updates by table: {engine.packs[0].steps.tolist()}, expected {reference.table_steps}")
         rows = stored_rows(engine)
         if rows.keys() != reference.rows.keys():
             raise Difference(
@@ -391,7 +391,7 @@ class Run:
             )
         for key, row in rows.items():
             same_bits(f"row {key & (1 << 48) - 1} of table {key >> 48}", row, reference.rows[key])
-        begun = engine.first_values.of  # tables all of whose rows exist from the start
+        begun = engine.first_values.tables  # tables all of whose rows exist from the start
         others = sum(key >> 48 not in begun for key in rows)
         existing = others + sum(engine.schema.tables[t].rows for t in begun)
         if len(engine.seen) != existing or not engine.seen.has(np.array([*rows], np.int64)).all():

@@ -196,7 +196,7 @@ def stored_rows(engine: Engine) -> dict[int, np.ndarray]:
     for keys in held:
         table = int(keys[0]) >> 48
         bank = next(i for i, b in enumerate(engine.schema.banks) if table in b.tables)
-        out = np.empty((len(keys), engine.widths[bank]), engine.dtype)
+        out = np.empty((len(keys), engine.packs[0].widths[bank]), engine.dtype)
         assert engine.store.read(keys, out).all()
         rows.update(zip(keys.tolist(), out, strict=True))
     return rows

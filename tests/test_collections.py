@@ -124,7 +124,7 @@ def test_rows_of_two_collections_go_out_and_in(tmp_path: Path):
         other = Two()
         assert skirl.import_rows(other, source).keys() == {"user", "city", "item"}
         assert bits(other) == bits(trained), "each with the state of its own optimizer"
-        steps = [[c.engine.table_steps.tolist() for c in (model.users, model.items)] for model in (other, trained)]
+        steps = [[c.engine.packs[0].steps.tolist() for c in (model.users, model.items)] for model in (other, trained)]
         assert steps[0] == steps[1]
         ids = loader(3, seed=5)
         with torch.no_grad():

@@ -37,7 +37,7 @@ with open("/proc/self/status") as file:
 print(json.dumps({
     "peak": peak,
     "batch": weigh(batch),
-    "record": embeddings.engine.widths[0] * 4,
+    "record": embeddings.engine.packs[0].widths[0] * 4,
     "rows": rows,
     "resident": resident,
     "fetched": embeddings.engine.counters.fetched,

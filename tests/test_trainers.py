@@ -269,7 +269,7 @@ def scaled(peers, apart=0):
                 dense.zero_grad()
                 found.append((scaler.get_scale(), *(w.detach().clone() for w in (model.first, model.second))))
     rows.flush()
-    return found, stored_rows(rows.engine), rows.engine.table_steps.tolist()
+    return found, stored_rows(rows.engine), rows.engine.packs[0].steps.tolist()
 
 
 def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all():

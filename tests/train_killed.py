@@ -52,14 +52,14 @@ def state_of(saves: Path, store: str) -> dict[str, str]:
     load(saves, model=model, optimizers=[dense, rates, meter, evaluation, folder])
     held = embeddings.engine.store
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *held.held()]))
-    rows = np.empty((len(keys), embeddings.engine.widths[0]), np.float32)
+    rows = np.empty((len(keys), embeddings.engine.packs[0].widths[0]), np.float32)
     assert held.read(keys, rows).all()
     embeddings.close()
     parts = {"keys": keys.tobytes(), "rows": rows.tobytes(), "meter": repr(plain(meter.state_dict())).encode()}
     parts |= {name: value.numpy().tobytes() for name, value in model.state_dict().items() if hasattr(value, "numpy")}
     parts["dense"] = repr(plain(dense.state_dict())).encode()
     parts["rates"] = repr(plain(rates.state_dict())).encode()
-    parts["table steps"] = repr(embeddings.engine.table_steps.tolist()).encode()
+    parts["table steps"] = repr(embeddings.engine.packs[0].steps.tolist()).encode()
     return {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
 
 

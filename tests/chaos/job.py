@@ -275,7 +275,7 @@ def digests(folder: Path) -> dict[str, Any]:
         (collection,) = collections_of(found.rows).values()
         engine = collection.engine
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
-        records = np.empty((len(keys), engine.widths[0]), engine.dtype)
+        records = np.empty((len(keys), engine.packs[0].widths[0]), engine.dtype)
         engine.store.read(keys, records)
         dense = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(found.dense.items()))
         return {

@@ -182,7 +182,7 @@ def test_a_save_in_the_middle_of_a_step_is_refused(tmp_path: Path) -> None:
                 continue
             run.save(tmp_path)
             break
-    assert run.model.rows.engine.table_steps.tolist() == [1] * 6
+    assert run.model.rows.engine.packs[0].steps.tolist() == [1] * 6
 
 
 def test_a_backward_after_the_save_is_refused(tmp_path: Path) -> None:

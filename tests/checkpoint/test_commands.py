@@ -144,10 +144,13 @@ def test_our_own_file_brings_the_optimizer_state_along(
     else:
         capsys.readouterr()
         assert main(["import", str(file), str(tmp_path / "i")]) == 0
-        steps = one.engine.table_steps[0]
+        steps = one.engine.packs[0].steps[0]
         assert f"state      after {steps} steps" in capsys.readouterr().out
         skirl.import_rows(other, tmp_path / "i")
-    assert other.engine.table_steps.tolist() == one.engine.table_steps.tolist() and other.engine.table_steps[0] > 5
+    assert (
+        other.engine.packs[0].steps.tolist() == one.engine.packs[0].steps.tolist()
+        and other.engine.packs[0].steps[0] > 5
+    )
     assert torch.equal(go_on(other, "mine" if by == "one table" else "item"), go_on(one))
 
 
@@ -159,7 +162,7 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
         skirl.import_rows(adaptive(RULES[3]), load_file(file))
     weights = {name: tensor for name, tensor in load_file(file).items() if "exp_avg" not in name}
     anew = adaptive(RULES[3])
-    assert skirl.import_rows(anew, weights) == {"item": 6, "o": 6} and not anew.engine.table_steps.any()
+    assert skirl.import_rows(anew, weights) == {"item": 6, "o": 6} and not anew.engine.packs[0].steps.any()
     skirl.export(adaptive(RULES[3]), file)  # at step 0, which is written too
     skirl.import_rows(adaptive(RULES[3]), file)
     # A row's sum is one number in row-wise Adagrad and four in Adagrad, under the same name.

@@ -124,7 +124,7 @@ def test_n_trainers_save_and_m_go_on(
         found: dict[str, Any] = {"state": trainer.state(), "steps": trainer.rows.engine.counters.steps}
         keys = np.array(list(found["state"]), np.int64)
         assert (trainer.placement.site_of(keys) == peers.rank).all()
-        assert trainer.rows.engine.table_steps.tolist() == [11, 11]
+        assert trainer.rows.engine.packs[0].steps.tolist() == [11, 11]
         assert trainer.model["top"].weight.item() == seed + 2, "what is no row is rank 0's"
         trainer.train(seed + 9).save(root / "c")
         found["after"] = trainer.state()

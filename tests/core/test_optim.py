@@ -8,6 +8,7 @@ import torch
 
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.engine.kernels import cpu
+from skirl.engine.kernels.tree import Gradients
 
 ROWS, DIM = 12, 5
 
@@ -30,8 +31,8 @@ def update(optimizer: RowOptimizer, cache, rows, positions, grads, step):
     bag_of = np.arange(len(grads), dtype=np.int32)
     scalars = optimizer.scalars(optimizer.lr, np.array([step]), cache.dtype)
     cpu.update_kernel(optimizer.rule)(
-        cache, DIM, rows.astype(np.int32), rows.astype(np.int64), start, flat, bag_of,
-        np.empty(0, cache.dtype), grads, np.array([True]), scalars, 0, len(rows),
+        cache, DIM, rows.astype(np.int32), rows.astype(np.int64),
+        Gradients(start, flat, bag_of, np.empty(0, cache.dtype), grads, np.array([True])), scalars, 0, len(rows),
     )  # fmt: skip
 
 
@@ -193,8 +194,8 @@ def test_rowwise_adagrad_agrees_with_fbgemm():
         bag_of = np.repeat(np.arange(4), np.diff(offsets)).astype(np.int32)
         scalars = optimizer.scalars(optimizer.lr, np.array([step]))
         cpu.update_kernel(optimizer.rule)(
-            cache, dim, rows.astype(np.int32), rows, start, positions, bag_of, none, grads,
-            np.array([True]), scalars, 0, len(rows),
+            cache, dim, rows.astype(np.int32), rows,
+            Gradients(start, positions, bag_of, none, grads, np.array([True])), scalars, 0, len(rows),
         )  # fmt: skip
     (weight,), ((momentum,),) = theirs.split_embedding_weights(), theirs.split_optimizer_states()
     np.testing.assert_allclose(cache[:, :dim], weight.numpy(), rtol=0, atol=1e-5)

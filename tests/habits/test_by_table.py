@@ -100,7 +100,7 @@ def test_rows_go_out_and_in_with_the_state_of_each_tables_optimizer(tmp_path: Pa
     for other, source in zip(others, ("rows.safetensors", "c"), strict=True):
         other.top.load_state_dict(model.top.state_dict())
         skirl.import_rows(other, tmp_path / source)
-        assert other.rows.engine.table_steps.tolist() == [12, 12]
+        assert other.rows.engine.packs[0].steps.tolist() == [12, 12]
     expected = train(model, batches(3))
     for other in others:
         assert_equal(train(other, batches(3)), expected)

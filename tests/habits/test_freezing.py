@@ -35,7 +35,7 @@ def test_requires_grad_false(what: str) -> None:
     assert_equal(after := train(ours, DATA), train(plain, DATA))
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert ours.rows.frozen == ("user", "item")
-    assert ours.rows.engine.table_steps.tolist() == [0, 0]
+    assert ours.rows.engine.packs[0].steps.tolist() == [0, 0]
     assert ours.rows.engine.counters.fetched > 0
 
 

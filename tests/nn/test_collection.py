@@ -139,7 +139,7 @@ class TestTraining:
                 scaler.update()
             for optimizer in dense:
                 optimizer.zero_grad()
-        assert scaled.engine.table_steps.tolist() == plain.engine.table_steps.tolist() == [3, 0]
+        assert scaled.engine.packs[0].steps.tolist() == plain.engine.packs[0].steps.tolist() == [3, 0]
         plain.flush(), scaled.flush()
         ours, expected = stored_rows(scaled.engine), stored_rows(plain.engine)
         assert ours.keys() == expected.keys()
@@ -151,7 +151,7 @@ class TestTraining:
         embeddings = made(A, WIDE, grad_scaler=torch.amp.GradScaler("cpu", init_scale=1.0))
         out = embeddings(one_hot((1, 2, 3), keys=("x", "y", "wide")))
         embeddings.grad_scaler.scale(out["x"].sum() + torch.nan * out["wide"].sum()).backward()
-        assert embeddings.engine.table_steps.tolist() == [0, 0]
+        assert embeddings.engine.packs[0].steps.tolist() == [0, 0]
 
     def test_the_scaler_hears_of_rows_that_overflow(self):
         embeddings = made()

@@ -63,13 +63,13 @@ def test_accumulating_more_than_there_is_makes_one_step(data):
     assert accumulate(first, data, 1000) == 1
     assert accumulate(second, data, STEPS) == 1
     assert (every_row(first) == every_row(second)).all()
-    assert first.engine.table_steps.tolist() == [1, 1, 1]
+    assert first.engine.packs[0].steps.tolist() == [1, 1, 1]
 
 
 def test_a_break_applies_the_micro_batches_that_came_back(data):
     embeddings = collection(cache="100%")
     accumulate(embeddings, data, 4, stop=6)
-    assert embeddings.engine.table_steps.tolist() == [2, 2, 2]
+    assert embeddings.engine.packs[0].steps.tolist() == [2, 2, 2]
 
 
 def test_an_error_drops_the_step_that_is_not_whole(data):
@@ -77,7 +77,7 @@ def test_an_error_drops_the_step_that_is_not_whole(data):
     with pytest.raises(Broken):
         accumulate(embeddings, data, 4, fail=6)
     accumulate(whole, data, 4, stop=4)
-    assert embeddings.engine.table_steps.tolist() == [1, 1, 1]
+    assert embeddings.engine.packs[0].steps.tolist() == [1, 1, 1]
     assert (every_row(embeddings) == every_row(whole)).all()
 
 

@@ -358,7 +358,7 @@ def test_a_step_that_is_left_in_the_middle_never_happened():
             if i == 2:
                 break
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
-    assert batches.state_dict()["batches"] == 0 and model.embeddings.engine.table_steps.sum() == 0
+    assert batches.state_dict()["batches"] == 0 and model.embeddings.engine.packs[0].steps.sum() == 0
 
 
 def test_a_save_before_the_last_shard_is_refused(tmp_path):

@@ -40,7 +40,7 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
     ids, bags = lookups.of(Piece(0, 1000, 2500, 0, 8))
     assert len(ids) and ids.min() >= 0 and ids.max() < 1500
     part.cache[:] = np.random.default_rng(0).random(part.cache.shape)
-    part.grads[:] = 1.0
+    part.gradients.grads[:] = 1.0
     before = part.cache.copy()
     part.forward()
     wanted = np.zeros((32, 8))

@@ -190,7 +190,7 @@ def test_a_batch_that_no_variant_takes_is_left_out():
         for number, ids in enumerate(batches):
             if number % 2:
                 sweep.step(ids)
-    assert [v.embeddings.engine.table_steps.tolist() for v in sweep.variants] == [[3], [3]]
+    assert [v.embeddings.engine.packs[0].steps.tolist() for v in sweep.variants] == [[3], [3]]
 
 
 def test_shards_are_refused():

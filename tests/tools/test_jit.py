@@ -15,6 +15,7 @@ SCRIPT = """
 import numpy as np
 from skirl.core.initial import Normal, Uniform
 from skirl.engine.kernels import cpu
+from skirl.engine.kernels.tree import Gradients
 from skirl.core.optim import FTRL, Adagrad, Adam, RowwiseAdagrad, SGD
 from skirl.tools.hash_index import HashIndex
 from skirl.core.initial import first_rows
@@ -34,8 +35,9 @@ def everything():
         cache[:, :5] = first_rows(range(3), Uniform(1.0), 5, seed=2)
         grads[3, 4] = 0.0  # eps 0: a division of 0 by 0
         cpu.update_kernel(optimizer.rule)(
-                   cache, 5, np.arange(3, dtype=np.int32), np.arange(3), np.array([0, 1, 3, 4], np.int32),
-                   np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32), none, grads, np.array([True]),
+                   cache, 5, np.arange(3, dtype=np.int32), np.arange(3),
+                   Gradients(np.array([0, 1, 3, 4], np.int32), np.arange(4, dtype=np.int32),
+                             np.arange(4, dtype=np.int32), none, grads, np.array([True])),
                    optimizer.scalars(0.1, np.array([1])), 0, 3)
         out = np.empty((2, 5), np.float32)
         cpu.pool(cache, 5, ids, np.array([0, 3, 4], np.int32), 1, none, out, 0, 2)

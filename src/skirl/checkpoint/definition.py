@@ -20,8 +20,8 @@ from skirl.tools.sealed_json import CheckpointError
 
 
 def definition(collection: Collection) -> dict[str, Any]:
-    engine = collection.engine
-    groups = engine.optimizers
+    engine, pack = collection.engine, collection.pack
+    groups = pack.optimizers
     rules = [{"type": rule.name} | asdict(rule) for rule in groups]
     for rule, of in zip(rules, groups, strict=True):
         if not of.weight_follows_state:
@@ -39,13 +39,13 @@ def definition(collection: Collection) -> dict[str, Any]:
             "pattern": groups.all[groups.of[t]].name,
             "frozen": table.name in frozen,
         }
-        for t, table in enumerate(engine.schema.tables)
+        for t, table in enumerate(pack.tables)
     ]
     found = {
         "collection": next(
             kind.__name__ for kind in type(collection).__mro__ if kind.__module__.startswith("skirl.nn")
         ),
-        "seed": engine.seed,
+        "seed": pack.seed,
         "dtype": str(engine.torch_dtype).removeprefix("torch."),
         "tables": tables,
     }

@@ -154,7 +154,7 @@ def to_safetensors(model: nn.Module, path: Path, table: str | None, *, untouched
     tables = {
         name: {
             "rows": place.table.rows,
-            "steps": int(place.engine.table_steps[place.number]),
+            "steps": int(place.pack.steps[place.number]),
             "optimizer": place.optimizer.name,
         }
         for name, place in chosen.items()
@@ -254,4 +254,4 @@ def _parts(place: TablePlace, untouched: bool) -> dict[str, slice]:
 
 
 def _records(place: TablePlace, keys: np.ndarray) -> np.ndarray:
-    return peek(place.engine, keys, bank_of(place.engine, place.number))
+    return peek(place.engine, keys, bank_of(place.engine, place.number), place.pack.number)

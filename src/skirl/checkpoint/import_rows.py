@@ -117,7 +117,7 @@ def read_rows(
     tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=pooling) for t, n in weights.items()]
     rows = EmbeddingBagCollection(tables, optimizer=row_optimizer(chosen)(), cache=1, store=store)
     taken = import_rows(rows, source, names=weights)
-    steps = dict(zip(weights, rows.engine.table_steps.tolist(), strict=True))
+    steps = dict(zip(weights, rows.pack.steps.tolist(), strict=True))
     save(out, model=rows)
     rows.close()
     return {
@@ -138,7 +138,7 @@ def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: M
     for source in plan:  # any refusal by form has come before the first rows are taken
         _take(tensors, source)
         if source.steps is not None:
-            source.place.engine.table_steps[source.place.number] = source.steps
+            source.place.pack.steps[source.place.number] = source.steps
     return {source.place.table.name: source.total for source in plan}
 
 
@@ -168,7 +168,7 @@ def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace]
             same = source.optimizer == place.optimizer
         found[name] = _copy(place, source, same)
         if same:  # Adam's moments are meaningless without it
-            place.engine.table_steps[place.number] = source.engine.table_steps[source.number]
+            place.pack.steps[place.number] = source.pack.steps[source.number]
     return found
 
 
@@ -178,9 +178,9 @@ def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
     for keys in source.engine.store.held():
         keys = np.sort(keys[table_of(keys) == source.number])
         if keys.size:
-            records = peek(source.engine, keys, bank)
+            records = peek(source.engine, keys, bank, source.pack.number)
             state = {"all": records} if same else {"weight": records[:, : place.table.dim]}
-            put_rows(place.engine, place.number, row_of(keys), state)
+            put_rows(place.engine, place.number, row_of(keys), state, place.pack.number)
             taken += keys.size
     return taken
 
@@ -347,4 +347,4 @@ def _take(tensors: Tensors, source: _Planned) -> None:
                 f"{tensors.where} has rows of table {table.name!r} that do not follow from their state with {rule}: set "
                 "its lr, beta, l1 and l2 to those of the run, or leave the state out"
             )
-        put_rows(source.place.engine, source.place.number, rows, values)
+        put_rows(source.place.engine, source.place.number, rows, values, source.place.pack.number)

@@ -160,7 +160,7 @@ def _run(
             "rows": {
                 name: {
                     "handle": collection.optimizer.state_dict(),
-                    "table_steps": collection.engine.table_steps.tolist(),
+                    "table_steps": collection.pack.steps.tolist(),
                 }
                 for name, collection in collections.items()
             },

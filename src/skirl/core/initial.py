@@ -263,7 +263,7 @@ def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLik
     kind, scale = np.repeat(table.kind, tables), np.repeat(table.scale, tables)
     out = np.empty((keys.size, dim), dtype)
     slots = np.arange(keys.size, dtype=np.int32)
-    fill(keys, slots, out, dim, seed, kind, scale, table.quantiles, 0.0, 0, keys.size)
+    fill(keys, slots, out, dim, dim, seed, kind, scale, table.quantiles, 0.0, 0, keys.size)
     return out
 
 
@@ -276,11 +276,10 @@ def mix(z: np.uint64) -> np.uint64:
 
 
 @kernel
-def fill(keys, slots, cache, dim, seed, kind, scale, quantiles, state_value, lo, hi):
-    """Write the initial records of keys[lo:hi] to cache[slots[lo:hi]]; `state_value` fills the columns from dim on."""
+def fill(keys, slots, cache, dim, width, seed, kind, scale, quantiles, state_value, lo, hi):
+    """Write the initial records of keys[lo:hi] to cache[slots[lo:hi]]; `state_value` fills the columns from dim to width."""
     number = cache.dtype.type  # float32 times int or float64 would stay float64 until stored
     state = number(state_value)
-    width = cache.shape[1]
     mixed_seed = mix(np.uint64(seed))
     for i in range(lo, hi):
         slot = slots[i]

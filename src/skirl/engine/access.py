@@ -8,13 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.core.initial import fill
 from skirl.core.keys import ROW_BITS, key_of, table_of
 from skirl.core.tables import Table
-from skirl.engine.device.base import expanded, packed
 from skirl.engine.engine import Engine
 from skirl.tools.hash_index import distinct
-from skirl.tools.threads import run
 
 RowIds = Sequence[int] | np.ndarray | Tensor
 PIECE = 1 << 16
@@ -24,56 +21,49 @@ def bank_of(engine: Engine, table: int) -> int:
     return next(i for i, bank in enumerate(engine.schema.banks) if table in bank.tables)
 
 
-def peek(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
+def peek(engine: Engine, keys: np.ndarray, bank: int, pack: int = 0) -> np.ndarray:
     """Return these rows, with their state, as the last executed step left them. This changes nothing."""
-    rows = np.empty((len(keys), engine.widths[bank]), engine.dtype)
+    return engine.packs[pack].numbers(records_of(engine, keys, bank), bank)
+
+
+def records_of(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
+    """Return the records of all packs."""
+    records = np.empty((len(keys), engine.held[bank]), engine.dtype)
     slots = engine.caches[bank].find(keys) if engine.caches else np.full(len(keys), -1)
     found = slots >= 0
     if engine.caches:
-        rows[found] = _numbers(engine, engine.banks[bank].read(slots[found]), bank)
+        records[found] = engine.banks[bank].read(slots[found])
     away = np.flatnonzero(~found)
     known = away[engine.seen.has(keys[away])]
     if len(known):
-        at_once = len(known) == len(keys) and not engine.half
-        records = rows if at_once else np.empty((len(known), engine.held[bank]), engine.dtype)
-        held = engine.store.read(keys[known], records)
+        at_once = len(known) == len(keys)
+        held = records if at_once else np.empty((len(known), engine.held[bank]), engine.dtype)
+        there = engine.store.read(keys[known], held)
         if not at_once:
-            rows[known[held]] = _numbers(engine, records[held], bank)
-        found[known[held]] = True
-    fresh = np.flatnonzero(~found).astype(np.int32)
-    make(engine, bank, keys[fresh], fresh, rows)
-    if engine.half:
-        rows[fresh] = _numbers(engine, packed(rows[fresh], engine.half), bank)
-    return rows
+            records[known[there]] = held[there]
+        found[known[there]] = True
+    if len(fresh := keys[~found]):
+        if engine.first_values.of:
+            engine.check_new(fresh[np.isin(table_of(fresh), engine.first_values.tables)])
+        records[~found] = engine.begin(bank, fresh)
+    return records
 
 
-def weights_of_all(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
+def weights_of_all(engine: Engine, keys: np.ndarray, bank: int, pack: int = 0) -> np.ndarray:
     """Return rows as `peek` does, whichever trainer owns them. With several trainers, all must call this at
     the same time, and only weights are returned.
     """
-    dim = engine.schema.banks[bank].dim
-    return engine.rows.look_up(keys, dim, lambda keys: peek(engine, keys, bank))
+    dim = engine.packs[pack].schema.banks[bank].dim
+    return engine.rows.look_up(keys, dim, lambda keys: peek(engine, keys, bank, pack))
 
 
-def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
-    """Write the first record of keys[i] to into[slots[i]], in host memory."""
-    dim, initial = engine.schema.banks[bank].dim, engine.initial
-    run(
-        fill, len(keys), keys, slots, into, dim, engine.seed, initial.kind, initial.scale, initial.quantiles,
-        engine.optimizers[engine.schema.banks[bank].tables[0]].initial_state, threads=torch.get_num_threads(),
-    )  # fmt: skip
-    if engine.first_values.of:
-        given = np.flatnonzero(np.isin(table_of(keys), list(engine.first_values.of)))
-        weights = np.empty((len(given), dim), engine.dtype)
-        engine.first(keys[given], weights)
-        into[slots[given], :dim] = weights
-
-
-def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
+def put(engine: Engine, keys: np.ndarray, rows: np.ndarray, bank: int, pack: int = 0) -> None:
     if not engine.rows.local:
         owned = engine.rows.owns(keys)
-        keys, records = keys[owned], records[owned]
-    records = packed(records, engine.half) if engine.half else records
+        keys, rows = keys[owned], rows[owned]
+    alone = len(engine.packs) == 1
+    records = np.empty((len(keys), engine.held[bank]), engine.dtype) if alone else records_of(engine, keys, bank)
+    engine.packs[pack].set(records, bank, rows)
     engine.store.write(keys, records)
     engine.seen.add(keys)
     engine.first_values.wrote(keys)
@@ -84,15 +74,15 @@ def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> Non
         engine.banks[bank].write(slots[here], records[here])
 
 
-def put_rows(engine: Engine, table: int, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
+def put_rows(engine: Engine, table: int, rows: np.ndarray, values: Mapping[str, np.ndarray], pack: int = 0) -> None:
     """Replace `weight`, parts of the optimizer's state or `all` of these rows, between steps. The rest starts anew."""
-    bank = bank_of(engine, table)
-    optimizer = engine.optimizers[table]
-    records = np.full((len(rows), engine.widths[bank]), optimizer.initial_state, engine.dtype)
-    places = optimizer.unpack(engine.schema.tables[table].dim) | {"all": slice(None)}
+    bank, own = bank_of(engine, table), engine.packs[pack]
+    optimizer = own.optimizers[table]
+    records = np.full((len(rows), own.widths[bank]), optimizer.initial_state, engine.dtype)
+    places = optimizer.unpack(own.tables[table].dim) | {"all": slice(None)}
     for part, value in values.items():
         records[:, places[part]] = value
-    put(engine, rows | (table << ROW_BITS), records, bank)
+    put(engine, rows | (table << ROW_BITS), records, bank, pack)
 
 
 def put_weight(engine: Engine, table: int, weight: torch.Tensor) -> None:
@@ -103,17 +93,13 @@ def put_weight(engine: Engine, table: int, weight: torch.Tensor) -> None:
         put_rows(engine, table, np.arange(start, start + len(part)), {"weight": part.numpy()})
 
 
-def _numbers(engine: Engine, records: np.ndarray, bank: int) -> np.ndarray:
-    return expanded(records, engine.widths[bank], engine.half) if engine.half else records
-
-
-def weights_of(engine: Engine, table: str, ids: RowIds) -> Tensor:
-    number, here = _table(engine, table)
+def weights_of(engine: Engine, table: str, ids: RowIds, pack: int = 0) -> Tensor:
+    number, here = _table(engine, table, pack)
     rows, bank = _rows(here, ids), bank_of(engine, number)
     out = np.empty((len(rows), here.dim), engine.dtype)
     for start in range(0, _most(engine, table, len(rows)), PIECE):  # all trainers make the same number of calls
         keys, place = distinct(key_of(number, rows[start : start + PIECE]))
-        out[start : start + PIECE] = weights_of_all(engine, keys, bank)[place, : here.dim]
+        out[start : start + PIECE] = weights_of_all(engine, keys, bank, pack)[place, : here.dim]
     return torch.from_numpy(out).to(engine.device.at)
 
 
@@ -146,15 +132,21 @@ def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state:
 
 
 def replacement(
-    engine: Engine, table: str, ids: RowIds, values: np.ndarray | Tensor, state: Literal["keep", "reset"]
+    engine: Engine,
+    table: str,
+    ids: RowIds,
+    values: np.ndarray | Tensor,
+    state: Literal["keep", "reset"],
+    pack: int = 0,
 ) -> Callable[[], None]:
     """Check everything, and return a function that replaces the weights, to be called between steps."""
     if state not in ("keep", "reset"):
         raise ValueError(f"state is {state!r}: set it to 'keep' or 'reset'")
-    number, here = _table(engine, table)
-    if state == "keep" and engine.optimizers[number].weight_follows_state:
+    number, here = _table(engine, table, pack)
+    optimizer = engine.packs[pack].optimizers[number]
+    if state == "keep" and optimizer.weight_follows_state:
         raise ValueError(
-            f"table {table!r} is trained by {engine.optimizers[number].name}, which computes rows from their state: pass "
+            f"table {table!r} is trained by {optimizer.name}, which computes rows from their state: pass "
             "state='reset' as well, or the next step would undo the change"
         )
     rows = _rows(here, ids)
@@ -172,18 +164,18 @@ def replacement(
         for start in range(0, len(rows), PIECE):
             piece = slice(start, start + PIECE)
             if state == "reset":
-                put_rows(engine, number, rows[piece], {"weight": weights[piece]})
+                put_rows(engine, number, rows[piece], {"weight": weights[piece]}, pack)
             else:
                 keys = key_of(number, rows[piece])
-                records = peek(engine, keys, bank)
-                records[:, : here.dim] = weights[piece]
-                put(engine, keys, records, bank)
+                own = peek(engine, keys, bank, pack)
+                own[:, : here.dim] = weights[piece]
+                put(engine, keys, own, bank, pack)
 
     return replace
 
 
-def _table(engine: Engine, name: str) -> tuple[int, Table]:
-    tables = engine.schema.tables
+def _table(engine: Engine, name: str, pack: int) -> tuple[int, Table]:
+    tables = engine.packs[pack].tables
     for number, table in enumerate(tables):
         if table.name == name:
             return number, table

@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.groups import Groups, RowOptimizers, Setting
+from skirl.core.groups import Setting
 from skirl.core.ids import Resolver
-from skirl.core.initial import InitialTable, fill
+from skirl.core.initial import fill
 from skirl.core.keys import row_of, table_of
-from skirl.core.tables import Schema, Table
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
 from skirl.engine.device import open_device, torch_device
-from skirl.engine.device.base import HALVES, BankFacts, BankRows, packed, words
+from skirl.engine.device.base import HALVES, BankFacts, BankRows
 from skirl.engine.first_values import FirstValues
+from skirl.engine.packs import Pack, placed
 from skirl.engine.rows import open_rows
 from skirl.engine.work import Counters, State, Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store, own_part
 from skirl.tools.os_errors import why
+from skirl.tools.threads import run
 
 log = logging.getLogger("skirl")
 
@@ -42,13 +43,11 @@ class Damaged(RuntimeError):
 class Engine:
     def __init__(
         self,
-        tables: Sequence[Table],
+        packs: Sequence[Pack],
         *,
-        optimizer: RowOptimizers,
         cache: CacheSize,
         store: str | Store,
         dtype: torch.dtype,
-        seed: int,
         resume: bool,
         pooled: bool = True,
         device: str | torch.device = "cpu",
@@ -58,17 +57,14 @@ class Engine:
             raise ValueError(
                 f"dtype is {dtype}: set it to torch.float32 or torch.float64, or on a GPU to torch.bfloat16 or torch.float16"
             )
-        if not 0 <= seed < 1 << 63:
-            raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
-        self.optimizers = Groups(Schema.of(tables).tables, optimizer)
-        self.schema = Schema.of(tables, self.optimizers.records, banks)
-        self.frozen = np.zeros(len(self.schema.tables), np.bool_)
+        self.packs = packs
+        self.schema = placed(packs, dtype, banks)
+        """What the plan needs: its dims are those of the first pack."""
         self.torch_dtype = dtype
         self.half = dtype if dtype in HALVES else None
         """Dtype that rows are held in, if computation uses another one."""
         self.dtype = _DTYPES[torch.float32 if self.half else dtype]
         """Dtype of computation, and of rows that are given out."""
-        self.seed = seed
         self.pooled = pooled
         self.rows = open_rows(torch_device(device))  # with several GPUs, it chooses one
         """This trainer's rows, or those that it shares with others."""
@@ -76,9 +72,7 @@ class Engine:
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
             store = own_part(store, self.rows.peers.rank, among_others=launched_here() or not self.rows.local)
-        self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
-        """By bank: numbers of a row and its state."""
-        self.held = [words(width) if self.half else width for width in self.widths]
+        self.held = [sum(pack.held[bank] for pack in packs) for bank in range(len(self.schema.banks))]
         """By bank: numbers in a record, as the store has it."""
         self.record_bytes = [width * self.dtype.itemsize for width in self.held]  # by bank
         peers = self.rows.peers
@@ -87,7 +81,6 @@ class Engine:
         )
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
-        self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
         self.seen = Seen(self.schema)
         try:
             if len(self.store) and not resume:
@@ -95,7 +88,7 @@ class Engine:
                     f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them "
                     "(on the command line: --resume and --save), or set store to an empty one"
                 )
-            self.first_values = FirstValues(self.schema, str(dtype).removeprefix("torch."), seed)
+            self.first_values = FirstValues(self.schema, packs, str(dtype).removeprefix("torch."))
             """Rows that exist and are not in the store."""
             self.first_values.check_store(self.store)
             self.first_values.begin(self.seen, self.store.held() if len(self.store) else ())
@@ -104,7 +97,6 @@ class Engine:
                 self.store.close()  # opened here; a second try must find it free
             raise
         self.caches: list[Cache] = []
-        self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
         self._counting = threading.Lock()
         self.saving: Any = None
@@ -115,23 +107,17 @@ class Engine:
         """True if rows are to go on from a store that has none, and no checkpoint was loaded yet."""
         self.banks = self._open_banks()
         """One for each bank, which holds its part of the cache and computes on it."""
-        self.table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
         self._pid = os.getpid()
 
     def _open_banks(self) -> list[BankRows]:
         facts = [
             BankFacts(
                 number=i,
-                dim=bank.dim,
                 width=self.held[i],
-                half=self.half,
+                packs=tuple(pack.columns[i] for pack in self.packs),
                 features=len(bank.features) if self.pooled else 1,
                 dtype=self.dtype,
-                rule=self.optimizers[bank.tables[0]].rule,
-                initial_state=self.optimizers[bank.tables[0]].initial_state,
-                clips=any(self.optimizers[t].clip is not None for t in bank.tables),
-                initial=self.initial,
-                seed=self.seed,
+                half=self.half,
             )
             for i, bank in enumerate(self.schema.banks)
         ]
@@ -198,6 +184,8 @@ class Engine:
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         work.fetched = []
         work.to(State.RESIDENT)
+        if len(self.packs) > 1:
+            work.packs = {pack.name: work.own(number) for number, pack in enumerate(self.packs)}
         self.counters.steps += 1
         return leaving
 
@@ -237,27 +225,30 @@ class Engine:
                 room = bank.room(arrival)
                 found = self.store.read(step.fetch_keys, room)
                 count = int(np.count_nonzero(found))
-                if count < len(found):
-                    self._begin(bank, step.fetch_keys, np.flatnonzero(~found), room)
+                if count < len(found):  # rows of arrays and, in a shared plan, of other engines
+                    new = step.fetch_keys[~found]
+                    self.check_new(new)
+                    room[~found] = self.begin(bank.facts.number, new)
             bank.shipped(arrival, work)
             work.fetched.append(arrival)
             work.found.append(count)
 
-    def _begin(self, bank: BankRows, keys: np.ndarray, places: np.ndarray, room: np.ndarray) -> None:
-        """Make first records of rows that the store lacks: of arrays and, in a shared plan, of other engines."""
-        facts, new = bank.facts, keys[places]
-        initial, slots = facts.initial, np.arange(len(new), dtype=np.int32)
-        records = np.empty((len(new), self.widths[facts.number]), self.dtype)
-        fill(
-            new, slots, records, facts.dim, facts.seed, initial.kind, initial.scale, initial.quantiles,
-            facts.initial_state, 0, len(new),
-        )  # fmt: skip
-        self.first(new, records)
-        room[places] = packed(records, self.half) if self.half else records
+    def begin(self, bank: int, keys: np.ndarray) -> np.ndarray:
+        """Return the first records of some rows, of all packs."""
+        records = np.empty((len(keys), self.held[bank]), self.dtype)
+        places = np.arange(len(keys), dtype=np.int32)
+        for number, pack in enumerate(self.packs):
+            alone = len(self.packs) == 1 and not self.half
+            rows = records if alone else np.empty((len(keys), pack.widths[bank]), self.dtype)
+            run(fill, len(keys), keys, places, rows, *pack.columns[bank].filling, threads=torch.get_num_threads())
+            self.first_values.give(number, keys, rows)
+            if not alone:
+                pack.set(records, bank, rows)
+        return records
 
-    def first(self, keys: np.ndarray, into: np.ndarray) -> None:
-        """Write the weights of rows that begin from an array, keys[i] to into[i]. Raise if the store has lost one."""
-        new = self.first_values.first(keys, into)
+    def check_new(self, keys: np.ndarray) -> None:
+        """Raise if the store has had one of these rows, which it lacks."""
+        new = self.first_values.new(keys)
         if not new.all():
             key = keys[np.argmin(new)]
             raise Damaged(
@@ -281,25 +272,17 @@ class Engine:
         for bank in self.banks:
             bank.forget_moves()
 
-    def trained(self, bank: int) -> np.ndarray:
-        return ~self.frozen[self.table_of[bank]]
-
     def update(self, work: Work, settings: Sequence[Setting], finite: bool = True) -> bool:
         """Sum the gradients of every row and apply its optimizer once, unless any trainer's are not finite."""
+        pack = self.packs[work.pack]
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
-            raised[self.table_of[bank][live]] = True
+            raised[pack.table_of[bank][live]] = True
         applied = self.rows.apply(self, work, raised, settings, finite)
         work.to(State.APPLIED)
         work.grads.clear()
         work.joint.clear()
         return applied
-
-    def banks_of(self, raised: np.ndarray) -> list[int]:
-        return [bank for bank, members in enumerate(self.schema.banks) if raised[list(members.tables)].any()]
-
-    def scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
-        return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.table_steps, self.dtype)
 
     def flush(self) -> None:
         """Write resident rows that the store lacks as they are. All stay resident. Write-backs must be drained."""
@@ -328,6 +311,6 @@ class Engine:
         if (saved := self.capacity.saved_split(split)) is not None:
             self.allocate(saved)
         self.first_values.begin(self.seen, self.store.held())
-        self.table_steps[:] = table_steps
+        self.packs[0].steps[:] = table_steps
         self.counters = counters
         self.damage = None

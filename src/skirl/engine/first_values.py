@@ -4,7 +4,7 @@ only other engines have had.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from skirl.core.initial import Constant, Given
 from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema
+from skirl.engine.packs import Pack
 from skirl.oracle.seen import MOST_IN_BITS, Seen
 from skirl.store import Store
 
@@ -19,17 +20,22 @@ from skirl.store import Store
 class FirstValues:
     """The tables of one engine that begin from an array and, if that matters, the rows that its store has had."""
 
-    def __init__(self, schema: Schema, dtype: str, seed: int) -> None:
-        self.of: dict[int, Given] = {t: i.initial for t, i in enumerate(schema.tables) if isinstance(i.initial, Given)}
-        """By table number."""
-        self._tables = schema.tables
-        self._seed = seed
+    def __init__(self, schema: Schema, packs: Sequence[Pack], dtype: str) -> None:
+        self.of: dict[tuple[int, int], Given] = {
+            (p, t): table.initial
+            for p, pack in enumerate(packs)
+            for t, table in enumerate(pack.tables)
+            if isinstance(table.initial, Given)
+        }
+        """By pack and table number."""
+        self.tables = sorted({t for _, t in self.of})
+        self._packs = packs
         self._written = Seen(schema) if self.of else None
         """Rows that the store took. If one of them is missing later, that is damage and not a first use."""
         self._among_others = False
         """True if the planner may assume that rows exist, in any table, that this store has never had."""
         self._lock = threading.Lock()
-        for t, given in self.of.items():
+        for (_, t), given in self.of.items():
             table = schema.tables[t]
             given.check_dtype(table.name, dtype)
             if table.rows > MOST_IN_BITS:
@@ -47,7 +53,7 @@ class FirstValues:
         """Mark the rows that exist in `seen`: those that the store has had, and all rows of these tables."""
         if self._written is not None:
             seen.include(self._written)
-        for t in self.of:
+        for t in self.tables:
             seen.add_all(t)
 
     def among_others(self, own: Seen) -> None:
@@ -61,25 +67,27 @@ class FirstValues:
             with self._lock:
                 self._written.note(keys)
 
-    def first(self, keys: np.ndarray, into: np.ndarray) -> np.ndarray:
-        """Return which of these rows the store has never had and may lack. Write the weights of those that begin from
-        an array to into[i, :dim].
-        """
-        new, table = np.zeros(len(keys), np.bool_), table_of(keys)
+    def new(self, keys: np.ndarray) -> np.ndarray:
+        """Return which of these rows the store has never had and may lack."""
         if self._written is None:
-            return new
+            return np.zeros(len(keys), np.bool_)
         with self._lock:
             new = ~self._written.has(keys)
-        for t, given in self.of.items():
-            places = np.flatnonzero(new & (table == t))
-            if len(places):
+        return new if self._among_others else new & np.isin(table_of(keys), self.tables)
+
+    def give(self, pack: int, keys: np.ndarray, into: np.ndarray) -> None:
+        """Write a pack's weights of those rows that begin from an array to into[i, :dim]."""
+        table = table_of(keys)
+        for (p, t), given in self.of.items():
+            if p == pack and len(places := np.flatnonzero(table == t)):
                 into[places, : given.shape[1]] = given.take(row_of(keys[places]))
-        return new if self._among_others else new & np.isin(table, list(self.of))
 
     def check_store(self, store: Store) -> None:
         """Tell an empty store what its rows begin from. Raise if a store's rows began from something else."""
         here: dict[str, Any] = {
-            table.name: self.of.get(t) or _drawn(table.initial, self._seed) for t, table in enumerate(self._tables)
+            pack.name + table.name: self.of.get((p, t)) or _drawn(table.initial, pack.seed)
+            for p, pack in enumerate(self._packs)
+            for t, table in enumerate(pack.tables)
         }
         if not len(store):
             store.describe(here)

@@ -50,11 +50,12 @@ class Rows:
         self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
     ) -> bool:
         """Apply the gradients of a step, if all are finite. `raised`: the tables that have some. Return whether it did."""
+        pack = engine.packs[work.pack]
         if finite:
-            engine.table_steps += raised
-            for bank in engine.banks_of(raised):
+            pack.steps += raised
+            for bank in pack.banks_of(raised):
                 engine.caches[bank].changing(work.steps[bank].rows)
-                engine.banks[bank].update(work, engine.scalars(bank, settings), engine.counters.steps)
+                engine.banks[bank].update(work, pack.scalars(bank, settings), engine.counters.steps)
         return finite
 
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -107,16 +108,17 @@ class SharedRows(Rows):
     def apply(
         self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
     ) -> bool:
+        (pack,) = engine.packs
         # Sums are made while trainers tell each other which tables have gradients, and sent once all have told.
         flags = torch.from_numpy(np.tile(np.append(raised, not finite).astype(np.uint8), (self.peers.size, 1)))
         telling = self._host.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
-        sums = {bank: self._sums(engine, work, bank) for bank in engine.banks_of(raised)}
+        sums = {bank: self._sums(engine, work, bank) for bank in pack.banks_of(raised)}
         *told, bad = np.any([part.numpy() for part in telling.wait()], axis=0)
         if bad:
             return False
-        engine.table_steps += told
+        pack.steps += told
         trees, coming = self._trees(work), []
-        for bank in engine.banks_of(np.array(told)):  # other trainers may have gradients where this one has none
+        for bank in pack.banks_of(np.array(told)):  # other trainers may have gradients where this one has none
             own = sums.get(bank) or self._sums(engine, work, bank)
             engine.caches[bank].changing(work.steps[bank].rows)
             ask, serve = work.reads[bank].ask, work.serve[bank]
@@ -125,7 +127,7 @@ class SharedRows(Rows):
             swap = self._rows.begin_swap(by_owner(own, ask), sent, counts, tag="gradients of rows")
             coming.append((bank, swap))
         for bank, swap in coming:
-            apply(engine.banks[bank], work, trees, swap.wait(), engine.scalars(bank, settings), engine.counters.steps)
+            apply(engine.banks[bank], work, trees, swap.wait(), pack.scalars(bank, settings), engine.counters.steps)
         return True
 
     def _sums(self, engine: "Engine", work: Work, bank: int) -> list[torch.Tensor]:

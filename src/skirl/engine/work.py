@@ -1,7 +1,8 @@
 """One training step on its way, from its plan to its update: one object that each stage fills in, and its life."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -67,8 +68,9 @@ class Work:
     """The shards that these micro-batches belong to; None: all."""
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where rows have owners: the weights of the rows that this trainer reads."""
+    pack: int = 0
     packs: dict[str, "Work"] = field(default_factory=dict)
-    """Where several engines carry out one plan: the work of each pack, with the same Steps."""
+    """By variant, if there are several: its own part of the step."""
 
     @property
     def begun(self) -> bool:
@@ -77,6 +79,11 @@ class Work:
     @property
     def applied(self) -> bool:
         return self.state == State.APPLIED or any(work.applied for work in self.packs.values())
+
+    def own(self, pack: int = 0) -> "Work":
+        """Return a variant's part of the step: the same Steps and ids, with weights of ids and gradients of its own."""
+        micros = [replace(ids, banks=[copy(bank) for bank in ids.banks]) for ids in self.micros]
+        return Work(micros, self.number, self.steps, shards=self.shards, mine=self.mine, state=self.state, pack=pack)
 
     def to(self, state: State) -> None:
         if state not in AFTER[self.state]:

@@ -17,6 +17,7 @@ from skirl.core.tables import Pooling, Table
 from skirl.engine.access import RowIds, replacement, weights_of, weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
+from skirl.engine.packs import Pack
 from skirl.engine.work import State
 from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
 from skirl.nn.optimizers import Anchor
@@ -48,31 +49,24 @@ class Collection(nn.Module):
         grad_scaler: Any = None,
     ) -> None:
         super().__init__()
+        self.pack = Pack(tables, optimizer, seed)
         self.engine = self._engine_of(
-            tables,
-            optimizer=optimizer,
-            cache=cache,
-            store=store,
-            dtype=dtype,
-            seed=seed,
-            resume=resume,
-            pooled=self.pooled,
-            device=device,
+            [self.pack], cache=cache, store=store, dtype=dtype, resume=resume, pooled=self.pooled, device=device
         )
         nothing = torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at)
-        self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.engine.optimizers))
-        self.optimizer = TorchHandle(self.engine.optimizers, self.engine.device.at)
+        self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.pack.optimizers))
+        self.optimizer = TorchHandle(self.pack.optimizers, self.engine.device.at)
         self.same = SameBatch(self.engine.schema.features)
-        self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self.same, grad_scaler)
+        self.current = CurrentStep(self.engine, self.pack, self.optimizer, self.anchor, self.same, grad_scaler)
         self.alone = StepByStep(self.engine)
         self._looking = threading.Lock()
 
-    def _engine_of(self, tables: Sequence[Table], **options: Any) -> Engine:
-        return Engine(tables, **options)
+    def _engine_of(self, packs: Sequence[Pack], **options: Any) -> Engine:
+        return Engine(packs, **options)
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        return self.engine.schema.tables
+        return self.pack.tables
 
     @property
     def grad_scaler(self) -> Any:
@@ -94,15 +88,15 @@ class Collection(nn.Module):
             raise ValueError(
                 "no table given: name tables, or use requires_grad_(False) and requires_grad_(True) for all"
             )
-        found = [matching(pattern, self.engine.optimizers.names) for pattern in patterns]
+        found = [matching(pattern, self.pack.optimizers.names) for pattern in patterns]
         for places in found:
-            self.engine.frozen[places] = frozen
+            self.pack.frozen[places] = frozen
 
     @property
     def frozen(self) -> tuple[str, ...]:
         return tuple(
             table.name
-            for table, frozen in zip(self.tables, self.engine.frozen, strict=True)
+            for table, frozen in zip(self.tables, self.pack.frozen, strict=True)
             if frozen or not self.anchor.requires_grad
         )
 
@@ -162,7 +156,7 @@ class Collection(nn.Module):
         current.work.to(State.FORWARD)
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.banks))]
         both = Lookup.apply(self.anchor, micro.learned, tickets)
-        return Output(self.engine.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
+        return Output(self.pack.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
 
     def looked_up(self, sparse: Sparse) -> list[FoundRows]:
         """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running."""
@@ -170,7 +164,7 @@ class Collection(nn.Module):
             resolver, found = self.engine.resolver, []
             for bank, part in enumerate(resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks):
                 keys, place = distinct(part.positions.keys())
-                found.append(FoundRows(part, weights_of_all(self.engine, keys, bank), place))
+                found.append(FoundRows(part, weights_of_all(self.engine, keys, bank, self.pack.number), place))
             return found
 
     def _peek(self, sparse: Sparse) -> Output:
@@ -181,11 +175,12 @@ class Collection(nn.Module):
         engine, outputs, bags = self.engine, list[Tensor](), list[Tensor | None]()
         found = self.looked_up(sparse)
         for bank, part in enumerate(found):
-            flat = engine.banks[bank].pool_rows(part.rows, part.ids, part.place)
+            dim = self.pack.schema.banks[bank].dim
+            flat = engine.banks[bank].pool_rows(part.rows, dim, part.ids, part.place)
             out, shared = shaped(flat, engine, bank, part.ids)
             outputs.append(out)
             bags.append(shared)
-        return Output(self.engine.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
+        return Output(self.pack.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -227,7 +222,7 @@ class Collection(nn.Module):
         each with the ids that it wants."""
         self.engine.check()
         self.current.drain()
-        return weights_of(self.engine, table, ids)
+        return weights_of(self.engine, table, ids, self.pack.number)
 
     def set_rows(
         self, table: str, ids: RowIds, values: np.ndarray | Tensor, *, state: Literal["keep", "reset"] = "keep"
@@ -238,13 +233,13 @@ class Collection(nn.Module):
         self.engine.check()
         if self.lookahead is not None and self.lookahead.iterating:
             raise RuntimeError("a lookahead is iterating over these embeddings: set rows before its loop, or after it")
-        replace = replacement(self.engine, table, ids, values, state)
+        replace = replacement(self.engine, table, ids, values, state, self.pack.number)
         self.current.finish()
         replace()
         self.forget()
 
     def extra_repr(self) -> str:
-        return described(self.engine)
+        return described(self.engine, self.pack)
 
     def flush(self) -> None:
         self.engine.check()
@@ -317,13 +312,13 @@ class Part(nn.Module):
         return ", ".join([*map(repr, self.features), *([] if self.pooled is None else [f"pooled={self.pooled!r}"])])
 
 
-def described(engine: Engine) -> str:
-    lines, rules = [], engine.optimizers
-    for number, table in enumerate(engine.schema.tables):
+def described(engine: Engine, pack: Pack) -> str:
+    lines, rules = [], pack.optimizers
+    for number, table in enumerate(pack.tables):
         features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
         pooling = f", {table.pooling}" if engine.pooled else ""
         rule = f", {rules[number]}" if len(rules.all) > 1 else ""
-        frozen = ", frozen" if engine.frozen[number] else ""
+        frozen = ", frozen" if pack.frozen[number] else ""
         lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
     last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
     return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={rules[0]}, {last}"])
@@ -362,15 +357,16 @@ def refuse_copies(model: nn.Module) -> None:
 
 class TablePlace(NamedTuple):
     engine: Engine
+    pack: Pack
     number: int
 
     @property
     def table(self) -> Table:
-        return self.engine.schema.tables[self.number]
+        return self.pack.tables[self.number]
 
     @property
     def optimizer(self) -> RowOptimizer:
-        return self.engine.optimizers[self.number]
+        return self.pack.optimizers[self.number]
 
 
 def tables_of(model: nn.Module) -> dict[str, TablePlace]:
@@ -382,7 +378,7 @@ def tables_of(model: nn.Module) -> dict[str, TablePlace]:
                 raise ValueError(
                     f"two collections of the model have a table {table.name!r}: pass one of the collections itself"
                 )
-            found[table.name] = TablePlace(collection.engine, number)
+            found[table.name] = TablePlace(collection.engine, collection.pack, number)
     return found
 
 

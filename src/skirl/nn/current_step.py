@@ -9,6 +9,7 @@ from torch import Tensor
 from skirl.core.groups import TorchHandle
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine
+from skirl.engine.packs import Pack
 from skirl.engine.window import Window
 from skirl.engine.work import Work
 from skirl.nn.optimizers import DenseGradients, unscaled
@@ -37,9 +38,10 @@ class CurrentStep:
     """The current step of one collection. A ticket of each bank goes through autograd and comes back here."""
 
     def __init__(
-        self, engine: Engine, optimizer: TorchHandle, anchor: Tensor, same: SameBatch, grad_scaler: Any
+        self, engine: Engine, pack: Pack, optimizer: TorchHandle, anchor: Tensor, same: SameBatch, grad_scaler: Any
     ) -> None:
         self.engine = engine
+        self.pack = pack
         self.loop: Loop | None = None
         self.work: Work | None = None
         self.micro = 0
@@ -128,11 +130,11 @@ class CurrentStep:
 
     def trained(self, bank: int) -> np.ndarray:
         """Of each feature of a bank: whether its rows are trained by a forward that begins now."""
-        return self.engine.trained(bank) & self.anchor.requires_grad
+        return self.pack.trained(bank) & self.anchor.requires_grad
 
     @property
     def trains(self) -> bool:
-        return self.anchor.requires_grad and not self.engine.frozen.all()
+        return self.anchor.requires_grad and not self.pack.frozen.all()
 
     def returned(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None = None) -> None:
         """Backward reached one bank of one micro-batch: its output, and shared bags that the loop took."""
@@ -154,7 +156,7 @@ class CurrentStep:
         that of the shared bags themselves, [shared bags, dim], if the loop used them."""
         engine, shared, bank = self.engine, ticket.ids.folded, ticket.bank
         assert shared is not None
-        into = ticket.work.room(bank, ticket.micro, engine.schema.banks[bank].dim, engine.device.empty)
+        into = ticket.work.room(bank, ticket.micro, self.pack.schema.banks[bank].dim, engine.device.empty)
         folded = into[shared.samples :]
         if grad is not None and shared.plain.any():
             into[: shared.samples].copy_(grad)

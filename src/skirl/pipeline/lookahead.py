@@ -295,7 +295,9 @@ class Lookahead:
         if shards > 1:
             if not isinstance(model, nn.Module):
                 raise ValueError(f"shards is {shards}, but steps of a sweep have one shard: leave shards out")
-            self._in_shards = ShardsInLoop(model, shards, accumulate, self.engines[0].seed, self._mine, self._peers)
+            self._in_shards = ShardsInLoop(
+                model, shards, accumulate, self.engines[0].packs[0].seed, self._mine, self._peers
+            )
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '

@@ -24,7 +24,7 @@ def keep_rows(engines: Sequence[Engine], torn: bool, *, whole: bool, hold: Hold)
     for engine in engines:
         if not isinstance(engine, Engine) or not engine.store.durable:
             continue
-        if not engine.table_steps.any():
+        if not any(pack.steps.any() for pack in engine.packs):
             continue  # nothing was trained
         reason = engine.damage
         if torn:

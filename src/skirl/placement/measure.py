@@ -13,6 +13,7 @@ from skirl.core.tables import Schema
 from skirl.engine import kernels
 from skirl.engine.device.host import empty
 from skirl.engine.kernels import cpu
+from skirl.engine.kernels.tree import Gradients
 from skirl.placement.costs import Kernel
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.search import SearchResult
@@ -172,14 +173,15 @@ class Ready:
         self.slots = ((ids + offset) % (len(arena.rows) // width)).astype(np.int32)
         self.offsets = np.searchsorted(bags, np.arange(spec.batch + 1)).astype(np.int32)
         self.rows, inverse, counts = np.unique(self.slots, return_inverse=True, return_counts=True)
-        self.group_pos = np.argsort(inverse, kind="stable").astype(np.int32)
-        self.group_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        self.bag_of = bags.astype(np.int32)
         self.keys = np.zeros(len(self.rows), np.int64)
         self.scalars = optimizer.scalars(_LR, np.array([1]))
         self.cache = arena.rows[: len(arena.rows) // width * width].reshape(-1, width)
-        self.out, self.grads = arena.output(spec.batch, piece.dim), arena.output(spec.batch, piece.dim)
-        self.none, self.live = np.empty(0, np.float32), np.ones(1, np.bool_)
+        self.out, grads = arena.output(spec.batch, piece.dim), arena.output(spec.batch, piece.dim)
+        self.none = np.empty(0, np.float32)
+        start, pos = np.concatenate([[0], np.cumsum(counts)]), np.argsort(inverse, kind="stable")
+        self.gradients = Gradients(
+            start.astype(np.int32), pos.astype(np.int32), bags.astype(np.int32), self.none, grads, np.ones(1, np.bool_)
+        )
         self.pool, self.update = cpu.pool, cpu.update_kernel(optimizer.rule)
         if not arena.plain:
             self.pool = kernels.pool_for(piece.dim, width, self.out.dtype, False)
@@ -189,10 +191,8 @@ class Ready:
         self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, 0, len(self.out))
 
     def backward(self) -> None:
-        self.update(
-            self.cache, self.dim, self.rows, self.keys, self.group_start, self.group_pos, self.bag_of,
-            self.none, self.grads, self.live, self.scalars, 0, len(self.rows),
-        )  # fmt: skip
+        rows = self.rows, self.keys
+        self.update(self.cache, self.dim, *rows, self.gradients, self.scalars, 0, len(self.rows))
 
 
 def missing(kernel: Kernel) -> str | None:

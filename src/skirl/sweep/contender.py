@@ -28,8 +28,8 @@ class OfVariant(Collection):
         self.in_turn = False
         super().__init__(**options)
 
-    def _engine_of(self, tables: Any, **options: Any) -> Engine:
-        return Engine(tables, banks=self._banks, **options)
+    def _engine_of(self, packs: Any, **options: Any) -> Engine:
+        return Engine(packs, banks=self._banks, **options)
 
     def forward(self, sparse: Sparse) -> Output:
         """Look up the ids of a batch. In training mode, this is allowed only in the variant's turn."""

@@ -2,8 +2,6 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import replace
 
 from skirl.core.groups import Groups, RowOptimizers
 from skirl.core.tables import Table
@@ -22,7 +20,7 @@ class Fleet:
         first = next(iter(engines.values()))
         self.rows = first.rows
         self.schema = first.schema
-        self.seed = first.seed
+        self.packs = first.packs
         self.resolver = first.resolver
         self.seen = Seen(self.schema)
         """The rows that exist in any pack. A pack that has never had one of them creates it when it is first used."""
@@ -106,7 +104,7 @@ class Fleet:
             with self._locks[name]:
                 engine = self.live.get(name)
                 if engine is not None:
-                    work.packs[name] = own = _own(work)
+                    work.packs[name] = own = work.own()
                     engine.fetch(own)
 
     def load(self, work: Work) -> Leaving:
@@ -123,12 +121,6 @@ class Fleet:
                 engine.write([(keys, records[name]) for keys, records in leaving])
 
     def gather(self, work: Work) -> None: ...
-
-
-def _own(work: Work) -> Work:
-    """Return a pack's part of a step: the same Steps and ids, and room for its own records."""
-    micros = [replace(ids, banks=[copy(bank) for bank in ids.banks]) for ids in work.micros]
-    return Work(micros, work.number, work.steps, shards=work.shards, mine=work.mine)
 
 
 def shared_banks(all_tables: Sequence[Sequence[Table]], optimizers: Sequence[RowOptimizers]) -> list[tuple[int, ...]]:

@@ -188,7 +188,7 @@ def stored(embeddings: Collection) -> tuple[np.ndarray, np.ndarray]:
     embeddings.flush()
     engine = embeddings.engine
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
-    rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
+    rows = np.empty((len(keys), engine.packs[0].widths[0]), engine.dtype)
     engine.store.read(keys, rows)
     return keys, rows
 

@@ -15,7 +15,7 @@ from skirl.core.reference import Reference, tree_sum
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import leaves
 from skirl.engine.kernels import cpu, tree
-from skirl.engine.kernels.tree import Parts
+from skirl.engine.kernels.tree import Gradients, Parts
 from skirl.tools.threads import run
 from tests.cases import cases
 
@@ -58,8 +58,8 @@ class World:
         init = InitialTable.of([t.initial for t in self.tables], self.dtype)
         state = self.optimizer.initial_state
         self.run(
-            fill, len(self.keys), self.keys, self.slots, self.cache, self.bank.dim, 5, init.kind, init.scale,
-            init.quantiles, state,
+            fill, len(self.keys), self.keys, self.slots, self.cache, self.bank.dim, self.cache.shape[1], 5, init.kind,
+            init.scale, init.quantiles, state,
         )  # fmt: skip
 
     def run(self, kernel, n, *args, work=None):
@@ -118,15 +118,15 @@ class World:
             parts = Parts(np.cumsum(counts), np.array(leaves(len(micro_batches), shards)))
             sums, counted = np.full((len(distinct), dim), np.nan, self.dtype), np.ones(len(distinct), np.bool_)
             self.run(
-                self.sums, len(distinct), start, positions, bag_of, scale, stacked, live, parts.ends, parts.leaves, sums,
-                counted, work=start,
+                self.sums, len(distinct), Gradients(start, positions, bag_of, scale, stacked, live), parts.ends,
+                parts.leaves, sums, counted, work=start,
             )  # fmt: skip
             start, stacked, live = np.arange(len(distinct) + 1, dtype=np.int32), sums, counted
             positions = bag_of = start[:-1]
             scale = np.full(len(distinct), 1 / shards, self.dtype)
         self.run(
-            cpu.update_kernel(self.optimizer.rule), len(distinct), self.cache, dim, rows, distinct, start, positions, bag_of,
-            scale, stacked, live, scalars, work=start,
+            cpu.update_kernel(self.optimizer.rule), len(distinct), self.cache, dim, rows, distinct,
+            Gradients(start, positions, bag_of, scale, stacked, live), scalars, work=start,
         )  # fmt: skip
         return outs
 

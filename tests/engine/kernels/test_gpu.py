@@ -20,7 +20,7 @@ from skirl.core.initial import fill as cpu_fill
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.engine.kernels import cpu, gpu
 from skirl.engine.kernels.gpu_math import INTERPRETED
-from skirl.engine.kernels.tree import STRETCH, stretches_of
+from skirl.engine.kernels.tree import STRETCH, Gradients, stretches_of
 from tests.cases import cases
 from tests.nn.rounding import random_bits, rounded
 
@@ -141,8 +141,9 @@ class Grouped:
 
     def on_cpu(self, cache):
         cpu.update_kernel(self.optimizer.rule)(
-            cache, self.dim, self.rows, self.keys, self.start, self.pos, self.bag_of, self.scale,
-            self.grads, self.live, self.scalars, 0, len(self.rows),
+            cache, self.dim, self.rows, self.keys,
+            Gradients(self.start, self.pos, self.bag_of, self.scale, self.grads, self.live),
+            self.scalars, 0, len(self.rows),
         )  # fmt: skip
 
     def on_gpu(self, arena, cache, rounding=None):
@@ -255,10 +256,10 @@ def test_fill(device, seed, dim, state, n, dtype, normal):
     slots = rng.permutation(12)[:n].astype(np.int32)
     expected = np.full((12, dim + state), np.nan, dtype)
     cache = arena.put(expected)
-    cpu_fill(keys, slots, expected, dim, seed, init.kind, init.scale, init.quantiles, 0.1, 0, n)
+    cpu_fill(keys, slots, expected, dim, dim + state, seed, init.kind, init.scale, init.quantiles, 0.1, 0, n)
     gpu.fill(
-        arena.put(keys), arena.put(slots), cache, dim, seed, arena.put(init.kind), arena.put(init.scale),
-        torch.tensor(init.quantiles, device=device), 0.1,
+        arena.put(keys), arena.put(slots), cache, dim, dim + state, seed, arena.put(init.kind),
+        arena.put(init.scale), torch.tensor(init.quantiles, device=device), 0.1,
     )  # fmt: skip
     same_bits(cache, expected)
     arena.check()
@@ -296,8 +297,8 @@ def test_slots_whose_first_number_is_past_two_to_the_31(device):
         gpu.weight_grad(array, dim, slot, bag, arena.put(drawn.grads), arena.put(drawn.live), weight)
         results.append([x.cpu().clone() for x in (pooled, taken, weight)])
         gpu.fill(
-            arena.put(drawn.keys), slot, array, dim, 5, arena.put(init.kind), arena.put(init.scale),
-            arena.put(init.quantiles), 0.1,
+            arena.put(drawn.keys), slot, array, dim, array.shape[1], 5, arena.put(init.kind),
+            arena.put(init.scale), arena.put(init.quantiles), 0.1,
         )  # fmt: skip
         results[-1].append(array[at[0]].cpu().clone())
     for got, expected in zip(*results):

@@ -8,7 +8,7 @@ from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine import kernels
 from skirl.engine.kernels import cpu
-from skirl.engine.kernels.tree import STRETCH
+from skirl.engine.kernels.tree import STRETCH, Gradients
 from tests.engine.kernels.test_cpu import World, assert_same_bits
 
 COUNTS = [1, 255, 256, 257, 511, 512, 513, 1000, 5000]
@@ -43,7 +43,7 @@ def test_sums(which, dim, dtype, scaled, dead):
     bag_of = np.argsort(pos).astype(np.int32)  # index i in group_pos is in bag i
     kernel = cpu.update_kernel(SGD().rule) if which == "plain" else kernels.update_for(dim, np.dtype(dtype), SGD().rule)
     kernel(
-        cache, dim, rows, np.zeros(u, np.int64), start, pos, bag_of, scale, grads, live,
+        cache, dim, rows, np.zeros(u, np.int64), Gradients(start, pos, bag_of, scale, grads, live),
         padded([(np.inf, 0, -1)], dtype), 0, u,
     )  # fmt: skip
     for i, count in enumerate(COUNTS):

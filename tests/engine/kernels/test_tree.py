@@ -10,7 +10,7 @@ from skirl.core.optim import FTRL, SGD, Adam, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.engine import kernels
 from skirl.engine.kernels import tree
-from skirl.engine.kernels.tree import NOWHERE, STRETCH, Parts, TreePlan, sums
+from skirl.engine.kernels.tree import NOWHERE, STRETCH, Gradients, Parts, TreePlan, sums
 from tests.cases import cases
 from tests.engine.kernels.test_cpu import World, assert_same_bits, draw_bags, draw_tables
 from tests.engine.kernels.test_gpu import Arena, on_devices
@@ -75,7 +75,7 @@ class Step:
 
     @property
     def given(self):
-        return self.start, self.pos, self.bag_of, self.scale, self.grads, self.live
+        return Gradients(self.start, self.pos, self.bag_of, self.scale, self.grads, self.live)
 
 
 @st.composite
@@ -90,7 +90,7 @@ def steps(draw, dims, dtypes, **fixed):
 
 def check(step, kernel):
     out, counted = np.full_like(step.sums, np.nan), np.zeros(len(step.sums), np.bool_)
-    kernel(*step.given, step.parts.ends, step.parts.leaves, out, counted, 0, len(out))
+    kernel(step.given, step.parts.ends, step.parts.leaves, out, counted, 0, len(out))
     assert_same_bits(out, step.sums, "sums")
     np.testing.assert_array_equal(counted, step.counted)
 

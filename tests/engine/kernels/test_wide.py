@@ -13,6 +13,7 @@ from numba import config, njit
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.engine import kernels
 from skirl.engine.kernels import cpu, wide
+from skirl.engine.kernels.tree import Gradients
 from skirl.tools import lanes
 from tests.cases import cases
 from tests.processes import interpreter
@@ -99,8 +100,8 @@ def test_updated_bits_are_those_of_the_plain_loop(data, how):
     for kernel in (cpu.update_kernel(rule), kernels.update_for(dim, np.dtype(np.float32), rule)):
         caches.append(drawn.cache.copy())
         kernel(
-            caches[-1], dim, drawn.slot_of[distinct], distinct.astype(np.int64), start, positions, bag_of,
-            drawn.scale, grads, live, scalars, lo, len(distinct),
+            caches[-1], dim, drawn.slot_of[distinct], distinct.astype(np.int64),
+            Gradients(start, positions, bag_of, drawn.scale, grads, live), scalars, lo, len(distinct),
         )  # fmt: skip
     assert bits(caches[0]) == bits(caches[1])
 
@@ -119,10 +120,12 @@ UPDATE = """
 import numpy as np
 from skirl.engine import kernels
 from skirl.core.optim import SGD, padded
+from skirl.engine.kernels.tree import Gradients
 rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300, 301], np.int32)  # one row is hot
 place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
 kernels.update_for(16, cache.dtype, SGD().rule)(
-    cache, 16, rows, keys, start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_),
+    cache, 16, rows, keys,
+    Gradients(start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_)),
     padded([(np.inf, 0, 1)], np.float32), 0, 2)
 assert cache[:, 0].tolist() == [-299, 0]
 """

@@ -17,19 +17,35 @@ from skirl.store.changes import Records
 
 
 @dataclass(frozen=True)
-class BankFacts:
-    number: int
+class Columns:
+    """The columns of a bank's records that are one pack's: a weight, and its optimizer's state."""
+
+    at: int
+    """The first of them."""
     dim: int
     width: int
-    """Numbers in a record: the weight and its optimizer's state. In half precision, words of two numbers."""
-    features: int
-    dtype: np.dtype
     rule: Rule
     initial_state: float
     """The first value of every number of a row's state."""
     clips: bool
     initial: InitialTable
     seed: int
+
+    @property
+    def filling(self) -> tuple[Any, ...]:
+        """What `fill` takes after the records."""
+        initial = self.initial.kind, self.initial.scale, self.initial.quantiles
+        return self.dim, self.width, self.seed, *initial, self.initial_state
+
+
+@dataclass(frozen=True)
+class BankFacts:
+    number: int
+    width: int
+    """Numbers in a record, the columns of all packs. In half precision, words of two numbers."""
+    packs: tuple[Columns, ...]
+    features: int
+    dtype: np.dtype
     half: torch.dtype | None = None
     """Dtype that rows are held in, if not `dtype`."""
 
@@ -67,6 +83,9 @@ class BankRows(ABC):
     def __init__(self, facts: BankFacts) -> None:
         self.facts = facts
 
+    def columns(self, work: Work) -> Columns:
+        return self.facts.packs[work.pack]
+
     @abstractmethod
     def allocate(self, slots: int, staging_rows: int) -> Records:
         """Allocate the cache; the one before is gone. A GPU keeps free buffers of up to `staging_rows` rows."""
@@ -102,8 +121,8 @@ class BankRows(ABC):
         """Return a micro-batch's output in the current step: [bags, dim], shared bags after the samples' rows."""
 
     @abstractmethod
-    def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
-        """Return the same from records on the host. `place` is the index of each id's record."""
+    def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
+        """Return the same from rows on the host, which begin with a weight. `place` is the index of each id's row."""
 
     @abstractmethod
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:

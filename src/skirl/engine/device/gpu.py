@@ -109,26 +109,30 @@ class GpuRows(BankRows):
         self.plans = Blocks(gpu.at, self._streams.here, most=1 << 62, kept=PLANS_KEPT)
         self.cache = torch.empty((0, facts.width), dtype=gpu.dtype, device=gpu.at)
         """The records, in the dtype in which they travel."""
-        self.rows = self.cache
-        """The same memory, in the dtype of its numbers."""
+        self.rows = [self.cache for _ in facts.packs]
+        """By pack: the same memory from its first column on, in the dtype of its numbers."""
         self._pending: dict[int, Departure] = {}
         self._now: Arrival | None = None
         self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
         self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
-        initial = [gpu.up(array) for array in (facts.initial.kind, facts.initial.scale, facts.initial.quantiles)]
-        last = facts.dim, facts.seed, *initial, facts.initial_state
-        self._fill = lambda keys, slots, into: gpu.kernels.fill(keys, slots, into, *last)
+        self._filling = [
+            [gpu.up(each) if isinstance(each, np.ndarray) else each for each in pack.filling] for pack in facts.packs
+        ]
 
     def allocate(self, slots: int, staging_rows: int) -> "DeviceRecords":
         self.blocks.most = staging_rows * self._record_bytes
+        facts, size = self.facts, slots * self.facts.width
         need = slots * self._record_bytes
         try:
-            self.cache = torch.empty((slots, self.facts.width), dtype=self._gpu.dtype, device=self._gpu.at)
-            self.rows = self.cache.view(self.facts.half) if self.facts.half else self.cache
+            words = torch.empty(size + facts.packs[-1].at, dtype=self._gpu.dtype, device=self._gpu.at)
+            self.cache = words[:size].view(slots, facts.width)
+            numbers = words.view(facts.half) if facts.half else words
+            width = facts.width * (2 if facts.half else 1)
+            self.rows = [numbers[pack.at : pack.at + slots * width].view(slots, width) for pack in facts.packs]
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self._gpu.at)
             raise MemoryError(
-                f"a cache of {slots:,} rows of dim {self.facts.dim} takes {need >> 20:,} MiB, and {free >> 20:,} of "
+                f"a cache of {slots:,} rows of dim {facts.packs[0].dim} takes {need >> 20:,} MiB, and {free >> 20:,} of "
                 f"{total >> 20:,} MiB are free on {self._gpu.at}: set cache to a size like '{max(1, free // 2 >> 20)}MiB', "
                 "or to 'auto', which leaves room for the model"
             ) from error
@@ -199,7 +203,8 @@ class GpuRows(BankRows):
             for rows, lo, hi in forwards:
                 kernels.move(rows, views["forward_index"][lo:hi], cache, views["forward_slots"][lo:hi])
             kernels.put(cache, views["fetch_slots"], fetched)
-            self._fill(views["new_keys"], views["new_slots"], self.rows)
+            for rows, filling in zip(self.rows, self._filling, strict=True):
+                kernels.fill(views["new_keys"], views["new_slots"], rows, *filling)
 
         compute.run(move)
         pending[step.number] = leaving
@@ -239,8 +244,9 @@ class GpuRows(BankRows):
         slots = self._current(work).views["slots"]
 
         def values() -> torch.Tensor:
-            out = self._gpu.empty(len(slots), self.facts.dim)
-            self._kernels.pool(self.rows, self.facts.dim, slots, self._nothing, 1, self._no_scale, out)
+            dim = self.columns(work).dim
+            out = self._gpu.empty(len(slots), dim)
+            self._kernels.pool(self.rows[work.pack], dim, slots, self._nothing, 1, self._no_scale, out)
             return out
 
         self._streams.begin()
@@ -253,7 +259,8 @@ class GpuRows(BankRows):
         scale = self._no_scale
         if len(ids.scale):
             scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
-        out = self._gpu.empty(ids.bags, self.facts.dim)
+        dim = self.columns(work).dim
+        out = self._gpu.empty(ids.bags, dim)
         rows, places = self._read_from(work, views)
 
         def pool() -> None:
@@ -261,14 +268,14 @@ class GpuRows(BankRows):
                 self._pool_shared(rows, places[at], ids.folded, of_micro(views, micro), scale, out)
                 return
             offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
-            self._kernels.pool(rows, self.facts.dim, places[at], offsets, self.facts.features, scale, out)
+            self._kernels.pool(rows, dim, places[at], offsets, self.facts.features, scale, out)
 
         self._streams.compute.now(pool)
         return out
 
-    def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
+    def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         self._streams.begin()
-        out = self._gpu.empty(ids.bags, self.facts.dim)
+        out = self._gpu.empty(ids.bags, dim)
 
         def pool() -> None:
             up = self._gpu.up
@@ -278,7 +285,7 @@ class GpuRows(BankRows):
                 self._pool_shared(up(rows), up(place), ids.folded, laid, scale, out)
                 return
             offsets = self._nothing if ids.one_each else up(ids.offsets)
-            self._kernels.pool(up(rows), self.facts.dim, up(place), offsets, self.facts.features, scale, out)
+            self._kernels.pool(up(rows), dim, up(place), offsets, self.facts.features, scale, out)
 
         self._streams.compute.now(pool)
         return out
@@ -292,7 +299,7 @@ class GpuRows(BankRows):
         mine = [m.banks[self.facts.number].folded is shared for m in self._now.work.micros]
         laid = of_micro(self._now.views, mine.index(True))
         # A bag's gradient is a sum of rows, as the bag itself is.
-        arguments = grad, self.facts.dim, laid["fold"], laid["fold_begin"], 1, self._no_scale, into
+        arguments = grad, grad.shape[1], laid["fold"], laid["fold_begin"], 1, self._no_scale, into
         self._streams.compute.now(lambda: self._kernels.pool(*arguments))
 
     def _pool_shared(
@@ -300,7 +307,7 @@ class GpuRows(BankRows):
         scale: torch.Tensor, out: torch.Tensor,
     ) -> None:  # fmt: skip
         """Pool plain features and shared bags, and copy the latter to their samples."""
-        self._kernels.pool(rows, self.facts.dim, places, laid["begin"], 1, scale, out, laid["end"])
+        self._kernels.pool(rows, out.shape[1], places, laid["begin"], 1, scale, out, laid["end"])
         self._kernels.move(out[shared.samples :], laid["copy"], out[: shared.samples], laid["copy_to"])
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
@@ -312,7 +319,7 @@ class GpuRows(BankRows):
 
         def dots() -> np.ndarray:
             out = torch.empty(places.numel(), dtype=self._gpu.dtype, device=self._gpu.at)
-            arguments = rows, self.facts.dim, places, self._gpu.up(bag_of), grad, self._gpu.up(live), out
+            arguments = rows, grad.shape[1], places, self._gpu.up(bag_of), grad, self._gpu.up(live), out
             self._kernels.weight_grad(*arguments)
             return out.cpu().numpy()
 
@@ -321,7 +328,9 @@ class GpuRows(BankRows):
 
     def _read_from(self, work: Work, views: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what a step's positions read, and their places in it: the cache, or the values that owners sent."""
-        return (work.values[self.facts.number], views["place"]) if work.reads else (self.rows, views["slots"])
+        if work.reads:
+            return work.values[self.facts.number], views["place"]
+        return self.rows[work.pack], views["slots"]
 
     def _up(self, array: np.ndarray) -> torch.Tensor:
         return self._streams.compute.now(lambda: self._gpu.up(array))
@@ -333,7 +342,7 @@ class GpuRows(BankRows):
             self.apply(work, self.sums(work), scalars, step, 1 / work.shards)
             return
         arrival, gpu, grads = self._current(work), self._gpu, work.gradient(self.facts.number)
-        views, scales, mask = arrival.views, self._scales(arrival), work.live_rows(self.facts.number)
+        views, scales, mask = arrival.views, self._scales(arrival, work), work.live_rows(self.facts.number)
 
         def apply() -> None:
             live = self._nothing if mask.all() else self._gpu.up(mask)
@@ -348,8 +357,8 @@ class GpuRows(BankRows):
             stretches = views["stretches"]
             m = len(stretches)
             marks = torch.empty(m + len(views["rows"]) if m else 0, dtype=torch.int32, device=gpu.at)
-            scratch = stretches, gpu.empty(m, self.facts.dim), marks
-            self._apply(views, groups, scalars, step, scratch)
+            scratch = stretches, gpu.empty(m, grads.shape[1]), marks
+            self._apply(work, views, groups, scalars, step, scratch)
 
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
@@ -357,7 +366,7 @@ class GpuRows(BankRows):
     def sums(self, work: Work, block: range | None = None) -> Sums:
         bank = self.facts.number
         arrival, tree, grads, mask = self._current(work), None, work.gradient(bank), work.live_rows(bank)
-        views, scales = arrival.views, self._scales(arrival)
+        views, scales = arrival.views, self._scales(arrival, work)
         if block is not None or arrival.tree is None:
             parts = work.parts(bank)
             tree = TreePlan.of(*work.groups(bank), parts if block is None else parts.within(block))
@@ -399,8 +408,8 @@ class GpuRows(BankRows):
             each = torch.arange(rows + 1, dtype=torch.int32, device=at)
             scale = self._no_scale if times == 1 else torch.full((rows,), times, dtype=self._gpu.dtype, device=at)
             groups = each, each[:-1], each[:-1], scale, sums.values, sums.counted
-            none = self._nothing.view(0, 3), self._gpu.empty(0, self.facts.dim), self._nothing
-            self._apply(views, groups, scalars, step, none)
+            none = self._nothing.view(0, 3), self._gpu.empty(0, sums.values.shape[1]), self._nothing
+            self._apply(work, views, groups, scalars, step, none)
 
         self._streams.begin()
         self._streams.compute.run(apply)
@@ -410,28 +419,28 @@ class GpuRows(BankRows):
         stretches: torch.Tensor, runs: torch.Tensor,
     ) -> Sums:  # fmt: skip
         m, rows = len(stretches), len(starts[0]) - 1
-        partial = self._gpu.empty(m, self.facts.dim)
+        partial = self._gpu.empty(m, groups[2].shape[1])
         marks = torch.empty(m + rows, dtype=torch.int32, device=self._gpu.at)
         self._gpu.kernels.sums(*starts, *groups, stretches, runs, tree.rounds, partial, marks)
         return Sums(partial[:rows], marks[:rows] > 0)
 
     def _apply(
-        self, views: dict[str, torch.Tensor], groups: tuple[torch.Tensor, ...], scalars: np.ndarray, step: int,
-        scratch: tuple[torch.Tensor, ...],
+        self, work: Work, views: dict[str, torch.Tensor], groups: tuple[torch.Tensor, ...], scalars: np.ndarray,
+        step: int, scratch: tuple[torch.Tensor, ...],
     ) -> None:  # fmt: skip
-        facts = self.facts
+        pack = self.columns(work)
         self._gpu.update(
-            self.rows, facts.dim, facts.rule, views["rows"], views["keys"], *groups, self._gpu.up(scalars),
-            facts.clips, *scratch, rounding=(facts.seed, step) if facts.half else None,
+            self.rows[work.pack], pack.dim, pack.rule, views["rows"], views["keys"], *groups, self._gpu.up(scalars),
+            pack.clips, *scratch, rounding=(pack.seed, step) if self.facts.half else None,
         )  # fmt: skip
 
     def _current(self, work: Work) -> Arrival:
-        assert self._now is not None and self._now.work.micros is work.micros, "rows of another step are in place"
+        assert self._now is not None and self._now.work.number == work.number, "rows of another step are in place"
         return self._now
 
-    def _scales(self, arrival: Arrival) -> np.ndarray | None:
+    def _scales(self, arrival: Arrival, work: Work) -> np.ndarray | None:
         """Return the factors of all positions if the loop has set others than were sent, else None."""
-        ids = [m.banks[self.facts.number] for m in arrival.work.micros]
+        ids = [m.banks[self.facts.number] for m in work.micros]
         same = all(i.scale is sent for i, sent in zip(ids, arrival.scales, strict=True))
         return None if same else joined_scales(ids, self.facts.dtype)
 

@@ -14,7 +14,7 @@ from skirl.core.inverse import Shared, taken
 from skirl.engine import kernels
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales, rounded
 from skirl.engine.kernels import cpu
-from skirl.engine.kernels.tree import Parts
+from skirl.engine.kernels.tree import Gradients, Parts
 from skirl.engine.work import Work
 from skirl.store.base import Rows
 from skirl.tools.machine import free_bytes
@@ -100,6 +100,8 @@ class HostRows(BankRows):
     def __init__(self, facts: BankFacts, buffers: Reused) -> None:
         super().__init__(facts)
         self.array = np.empty((0, facts.width), facts.dtype)
+        self._packs = [self.array for _ in facts.packs]
+        """By pack: the records, from its first column on."""
         self._staging = Reused(facts.dtype)
         self._buffers = buffers
         self._pending: dict[int, torch.Tensor] = {}
@@ -111,7 +113,10 @@ class HostRows(BankRows):
                 f"rows of {self.facts.half} can only be trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
         # The array begins on a cache line. Pages are backed when first written.
-        self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
+        width, packs = self.facts.width, self.facts.packs
+        numbers = empty(slots * width + packs[-1].at, self.facts.dtype)
+        self._packs = [numbers[pack.at : pack.at + slots * width].reshape(slots, width) for pack in packs]
+        self.array = self._packs[0]
         return self.array
 
     def forget_moves(self) -> None:
@@ -150,14 +155,14 @@ class HostRows(BankRows):
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
         place = work.place(bank)[work.positions(bank, micro)]
-        return self.pool_rows(self._rows(work), work.micros[micro].banks[bank], place)
+        return self.pool_rows(self._rows(work), self.columns(work).dim, work.micros[micro].banks[bank], place)
 
     def _rows(self, work: Work) -> np.ndarray:
         """Return the array that the places of a step's positions refer to."""
-        return work.values[self.facts.number].numpy() if work.reads else self.array
+        return work.values[self.facts.number].numpy() if work.reads else self._packs[work.pack]
 
-    def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
-        out = self._buffers.take(ids.bags, self.facts.dim)
+    def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
+        out = self._buffers.take(ids.bags, dim)
         shared = ids.folded
         if shared is None:
             offsets = ids.offsets[:0] if ids.one_each else ids.offsets
@@ -180,8 +185,9 @@ class HostRows(BankRows):
         scale: np.ndarray,
         into: np.ndarray,
     ) -> None:
-        kernel = kernels.pool_for(self.facts.dim, rows.shape[1], self.facts.dtype, not len(offsets))
-        self._run(kernel, len(into), rows, self.facts.dim, place, offsets, features, scale, into)
+        dim = into.shape[1]
+        kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(offsets))
+        self._run(kernel, len(into), rows, dim, place, offsets, features, scale, into)
 
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         if grad is None:
@@ -196,23 +202,20 @@ class HostRows(BankRows):
             return
         bank = self.facts.number
         ids, plan, grads = work.micros[0].banks[bank], work.steps[bank], work.gradient(bank).numpy()
-        groups = plan.group_start, plan.group_pos, ids.bag_of, ids.scale, grads, work.live_rows(bank)
-        self._update(work, groups, scalars)
+        groups = plan.group_start, plan.group_pos
+        self._update(work, Gradients(*groups, ids.bag_of, ids.scale, grads, work.live_rows(bank)), scalars)
 
-    def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray) -> None:
-        facts, step = self.facts, work.steps[self.facts.number]
-        kernel = kernels.update_for(facts.dim, facts.dtype, facts.rule)
+    def _update(self, work: Work, gradients: Gradients, scalars: np.ndarray) -> None:
+        pack, step = self.columns(work), work.steps[self.facts.number]
+        kernel, rows = kernels.update_for(pack.dim, self.facts.dtype, pack.rule), self._packs[work.pack]
         self._run(
-            kernel, len(step.rows), self.array, facts.dim, step.rows, step.keys, *groups, scalars,
-            work=groups[0],
-        )  # fmt: skip
+            kernel, len(step.rows), rows, pack.dim, step.rows, step.keys, gradients, scalars, work=gradients.start
+        )
 
     def values(self, work: Work) -> torch.Tensor:
         slots = work.steps[self.facts.number].slots
-        out = self._buffers.take(len(slots), self.facts.dim)
-        into, none = out.numpy(), np.empty(0, self.facts.dtype)
-        kernel = kernels.pool_for(self.facts.dim, self.array.shape[1], self.facts.dtype, True)
-        self._run(kernel, len(out), self.array, self.facts.dim, slots, slots[:0], 1, none, into)
+        out = self._buffers.take(len(slots), self.columns(work).dim)
+        self._pool(self._packs[work.pack], slots, slots[:0], 1, np.empty(0, self.facts.dtype), out.numpy())
         return out
 
     def sums(self, work: Work, block: range | None = None) -> Sums:
@@ -220,31 +223,19 @@ class HostRows(BankRows):
         ids = [m.banks[facts.number] for m in work.micros]
         parts = work.parts(facts.number) if block is None else work.parts(facts.number).within(block)
         scale, groups = joined_scales(ids, facts.dtype), work.groups(facts.number)
-        return self._summed(
-            groups, joined_bags(ids), scale, work.gradient(facts.number), work.live_rows(facts.number), parts
-        )
+        grads, live = work.gradient(facts.number).numpy(), work.live_rows(facts.number)
+        return self._summed(Gradients(*groups, joined_bags(ids), scale, grads, live), parts)
 
     def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
         each, step = np.arange(len(given.values), dtype=np.int32), work.steps[self.facts.number]
         groups, none = (step.group_start, step.group_pos), np.empty(0, self.facts.dtype)
-        return self._summed(groups, each, none, given.values, given.counted.numpy(), parts)
+        return self._summed(Gradients(*groups, each, none, given.values.numpy(), given.counted.numpy()), parts)
 
-    def _summed(
-        self,
-        groups: tuple[np.ndarray, np.ndarray],
-        bags: np.ndarray,
-        scale: np.ndarray,
-        grads: torch.Tensor,
-        live: np.ndarray,
-        parts: Parts,
-    ) -> Sums:
-        rows = len(groups[0]) - 1
-        values = self._buffers.take(rows, self.facts.dim)
-        counted = np.empty(rows, np.bool_)
-        self._run(
-            kernels.sums_for(self.facts.dim, self.facts.dtype), rows, *groups, bags, scale, grads.numpy(), live,
-            parts.ends, parts.leaves, values.numpy(), counted, work=groups[0],
-        )  # fmt: skip
+    def _summed(self, gradients: Gradients, parts: Parts) -> Sums:
+        rows, dim = len(gradients.start) - 1, gradients.grads.shape[1]
+        values, counted = self._buffers.take(rows, dim), np.empty(rows, np.bool_)
+        kernel, into = kernels.sums_for(dim, self.facts.dtype), (values.numpy(), counted)
+        self._run(kernel, rows, gradients, parts.ends, parts.leaves, *into, work=gradients.start)
         return Sums(values, torch.from_numpy(counted))
 
     def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
@@ -252,14 +243,14 @@ class HostRows(BankRows):
         rows = len(sums.values)
         each = np.arange(rows + 1, dtype=np.int32)
         scale = np.full(0 if times == 1 else rows, times, self.facts.dtype)
-        groups = each, each[:-1], each[:-1], scale, sums.values.numpy(), sums.counted.numpy()
-        self._update(work, groups, scalars)
+        alone = Gradients(each, each[:-1], each[:-1], scale, sums.values.numpy(), sums.counted.numpy())
+        self._update(work, alone, scalars)
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         bank = self.facts.number
         place, bag_of = work.place(bank)[work.positions(bank, micro)], work.micros[micro].banks[bank].bag_of
         dots, rows = np.empty(len(place), self.facts.dtype), self._rows(work)
-        run(cpu.weight_grad, len(place), rows, self.facts.dim, place, bag_of, grad.numpy(), live, dots, threads=1)
+        run(cpu.weight_grad, len(place), rows, grad.shape[1], place, bag_of, grad.numpy(), live, dots, threads=1)
         return dots
 
     def read(self, slots: np.ndarray) -> np.ndarray:
@@ -271,11 +262,8 @@ class HostRows(BankRows):
         self.array[slots] = records
 
     def _make(self, keys: np.ndarray, slots: np.ndarray) -> None:
-        facts, initial = self.facts, self.facts.initial
-        self._run(
-            fill, len(keys), keys, slots, self.array, facts.dim, facts.seed, initial.kind, initial.scale,
-            initial.quantiles, facts.initial_state,
-        )  # fmt: skip
+        for pack, rows in zip(self.facts.packs, self._packs, strict=True):
+            self._run(fill, len(keys), keys, slots, rows, *pack.filling)
 
     def _run(self, kernel: Callable[..., None], n: int, *args: object, work: np.ndarray | None = None) -> None:
         run(kernel, n, *args, threads=torch.get_num_threads(), work=work)

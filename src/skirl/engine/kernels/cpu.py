@@ -125,7 +125,7 @@ def update_kernel(rule: Rule) -> Kernel:
     step, states, one = compiled(rule), rule.states, rule.one
 
     @kernel
-    def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
+    def update(cache, dim, rows, keys, gradients, scalars, lo, hi):
         """Sum the gradients of distinct rows lo..hi and apply the row optimizer to each.
 
         Positions are summed in stretches, see tree.py. A row without a gradient from any feature stays as it is.
@@ -133,13 +133,10 @@ def update_kernel(rule: Rule) -> Kernel:
         - `cache`: [rows, width], the records.
         - `rows`: int32 [u], the slot of each row.
         - `keys`: int64 [u], the key of each row.
-        - `group_start`, `group_pos`: int32 [u + 1] and [n], the positions of each row, ascending.
-        - `bag_of`: int32 [n], the row of `grads` for each position.
-        - `scale`: [n] or empty.
-        - `grads`: [bags, dim], the gradients of the output.
-        - `live`: bool [features], whether the feature of a bag (bag % features) has a gradient.
+        - `gradients`: `Gradients` of the output.
         - `scalars`: [tables, COLUMNS], for each table its clip (inf for none), its weight decay, and the rule's numbers.
         """
+        group_start, group_pos, bag_of, scale, grads, live = gradients
         g = np.empty(dim, cache.dtype)
         work = np.empty(dim, cache.dtype)
         zero = cache.dtype.type(0)

@@ -86,7 +86,7 @@ def move(source: torch.Tensor, index: torch.Tensor, cache: torch.Tensor, slots: 
 
 
 def fill(
-    keys: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, dim: int, seed: int, kind: torch.Tensor,
+    keys: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, dim: int, width: int, seed: int, kind: torch.Tensor,
     scale: torch.Tensor, quantiles: torch.Tensor, state_value: float,
 ) -> None:  # fmt: skip
     """Write the first record of each key to its slot, as initial.fill does over all keys. The arguments are the same.
@@ -95,7 +95,7 @@ def fill(
     """
     n = keys.numel()
     shape = block(dim)
-    state = cache.shape[1] - dim
+    state = width - dim
     launch(
         _fill, n, keys, slots, cache, kind, scale, quantiles, n, signed(mix(seed)),
         stride=cache.stride(0), dim=dim, state=state, S=power_of_two(max(1, state)), VALUE=float(state_value),

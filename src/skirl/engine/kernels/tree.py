@@ -5,6 +5,7 @@ a hot row with many threads.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,22 @@ from skirl.tools.jit import kernel
 
 STRETCH = 256
 """Positions in a stretch. A row with at most this many has the bits of a plain sum."""
+
+
+class Gradients(NamedTuple):
+    """The gradients of bags, and those that each row gets: of its positions, ascending."""
+
+    start: np.ndarray
+    """int32 [rows + 1], where each row's positions begin in `pos`."""
+    pos: np.ndarray
+    bag_of: np.ndarray
+    """int32 [n], the row of `grads` for each position."""
+    scale: np.ndarray
+    """[n], or empty if all factors are 1."""
+    grads: np.ndarray
+    """[bags, dim]."""
+    live: np.ndarray
+    """bool [features], whether the feature of a bag (bag % features) has a gradient."""
 
 
 @kernel
@@ -64,7 +81,7 @@ class Parts:
 
 
 @kernel
-def sums(group_start, group_pos, bag_of, scale, grads, live, ends, leaves, out, counted, lo, hi):
+def sums(gradients, ends, leaves, out, counted, lo, hi):
     """Sum the gradients of distinct rows lo..hi: each part's positions by stretches, then the parts along their tree.
 
     A part without a gradient at any position adds nothing.
@@ -72,6 +89,7 @@ def sums(group_start, group_pos, bag_of, scale, grads, live, ends, leaves, out, 
     - `out`: [rows, dim], the sums.
     - `counted`: bool [rows], whether a position of the row had a gradient.
     """
+    group_start, group_pos, bag_of, scale, grads, live = gradients
     dim = out.shape[1]
     zero = out.dtype.type(0)
     stack = np.empty((DEEPEST, dim), out.dtype)

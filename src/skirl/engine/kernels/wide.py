@@ -8,7 +8,7 @@ import numpy as np
 from skirl.core.keys import ROW_BITS
 from skirl.core.optim import Rule
 from skirl.engine.kernels.cpu import compiled, numbers_of
-from skirl.engine.kernels.tree import DEEPEST, NOWHERE, STRETCH, settled
+from skirl.engine.kernels.tree import DEEPEST, NOWHERE, STRETCH, Gradients, settled
 from skirl.tools.jit import Kernel, kernel
 from skirl.tools.lanes import later, load, soon, store, total, written_soon, zeros
 
@@ -59,8 +59,9 @@ def _hot_kernel(n: int) -> Kernel:
     """Return a kernel that sums the gradients of rows with more than one stretch, of `n` numbers, for any optimizer."""
 
     @kernel
-    def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi):
+    def hot(rows, keys, gradients, lo, hi):
         """Return the slots, keys and summed gradients of those rows of lo..hi with several stretches and a gradient."""
+        group_start, group_pos, bag_of, scale, grads, live = gradients
         m = 0
         for u in range(lo, hi):
             m += group_start[u + 1] - group_start[u] > STRETCH
@@ -106,7 +107,8 @@ def update_kernel(n: int, rule: Rule) -> Kernel:
     hot = _hot_kernel(n)
 
     @kernel
-    def once(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
+    def once(cache, dim, rows, keys, gradients, scalars, lo, hi):
+        group_start, group_pos, bag_of, scale, grads, live = gradients
         number = cache.dtype.type
         nothing = zeros(cache, n)
         scaled = scale.size > 0
@@ -159,16 +161,14 @@ def update_kernel(n: int, rule: Rule) -> Kernel:
                 store(cache, slot, 2 * n, t)
             store(cache, slot, 0, w)
 
-    def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
-        once(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi)
-        slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi)
+    def update(cache, dim, rows, keys, gradients, scalars, lo, hi):
+        once(cache, dim, rows, keys, gradients, scalars, lo, hi)
+        slots, names, sums = hot(rows, keys, gradients, lo, hi)
         if len(slots):
             # The sums are applied as the gradients of rows with one position each.
             each = np.arange(len(slots) + 1, dtype=np.int32)
-            once(
-                cache, dim, slots, names, each, each[:-1], each[:-1], scale[:0], sums, np.ones(1, np.bool_),
-                scalars, 0, len(slots),
-            )  # fmt: skip
+            alone = Gradients(each, each[:-1], each[:-1], gradients.scale[:0], sums, np.ones(1, np.bool_))
+            once(cache, dim, slots, names, alone, scalars, 0, len(slots))
 
     return update
 
@@ -178,7 +178,8 @@ def sums_kernel(n: int) -> Kernel:
     """Return a kernel that sums gradients of `n` numbers over micro-batches. It takes the arguments of `tree.sums`."""
 
     @kernel
-    def sums(group_start, group_pos, bag_of, scale, grads, live, ends, leaves, out, counted, lo, hi):
+    def sums(gradients, ends, leaves, out, counted, lo, hi):
+        group_start, group_pos, bag_of, scale, grads, live = gradients
         nothing = zeros(out, n)
         stack = np.empty((DEEPEST, n), out.dtype)
         leaf_of = np.empty(DEEPEST, np.int64)

@@ -1,0 +1,91 @@
+"""Packs: each is the columns of every record that belong to one variant of a model. A lone model has one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from skirl.core.groups import Groups, RowOptimizers, Setting
+from skirl.core.initial import InitialTable
+from skirl.core.tables import Schema, Table
+from skirl.engine.device.base import HALVES, Columns, expanded, packed, words
+
+
+class Pack:
+    """The rows of one variant: tables, row optimizers, seed, and where they stand in the records of each bank."""
+
+    def __init__(self, tables: Sequence[Table], optimizer: RowOptimizers, seed: int, name: str = "") -> None:
+        if not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
+        self.name = name
+        self.seed = seed
+        self.tables = Schema.of(tables).tables
+        self.optimizers = Groups(self.tables, optimizer)
+        self.frozen = np.zeros(len(self.tables), np.bool_)
+        self.steps = np.zeros(len(self.tables), np.int64)
+        """Updates that each table has had."""
+
+    @property
+    def kinds(self) -> list[tuple[object, ...]]:
+        """What a record of each table is made of. Two tables share a bank if these are equal in every pack."""
+        return [(table.dim, *record) for table, record in zip(self.tables, self.optimizers.records, strict=True)]
+
+    def place(self, number: int, schema: Schema, dtype: torch.dtype, begins: Sequence[int]) -> None:
+        """Take the columns of each bank's records from `begins` on."""
+        self.number = number
+        self.schema = schema
+        self.half = dtype if dtype in HALVES else None
+        self.dtype = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
+        self.begins = list(begins)
+        firsts = [(self.optimizers[bank.tables[0]], bank) for bank in schema.banks]
+        self.widths = [rule.width(bank.dim) for rule, bank in firsts]
+        """By bank: numbers of a row and its state."""
+        self.held = [words(width) if self.half else width for width in self.widths]
+        """By bank: numbers of these in a record, as the store has it."""
+        self.initial = InitialTable.of([table.initial for table in self.tables], self.dtype)
+        self.columns = [
+            Columns(
+                at=2 * begin if self.half else begin,
+                dim=bank.dim,
+                width=width,
+                rule=rule.rule,
+                initial_state=rule.initial_state,
+                clips=any(self.optimizers[t].clip is not None for t in bank.tables),
+                initial=self.initial,
+                seed=self.seed,
+            )
+            for begin, width, (rule, bank) in zip(begins, self.widths, firsts, strict=True)
+        ]
+        """By bank."""
+        self.table_of = [np.array([feature.table for feature in bank.features], np.int64) for bank in schema.banks]
+
+    def trained(self, bank: int) -> np.ndarray:
+        """Of each feature of a bank: whether its rows are trained."""
+        return ~self.frozen[self.table_of[bank]]
+
+    def banks_of(self, raised: np.ndarray) -> list[int]:
+        return [bank for bank, members in enumerate(self.schema.banks) if raised[list(members.tables)].any()]
+
+    def scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
+        return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.steps, self.dtype)
+
+    def numbers(self, records: np.ndarray, bank: int) -> np.ndarray:
+        """Return this pack's rows and states from whole records."""
+        own = records[:, self.begins[bank] : self.begins[bank] + self.held[bank]]
+        return expanded(own, self.widths[bank], self.half) if self.half else own
+
+    def set(self, records: np.ndarray, bank: int, rows: np.ndarray) -> None:
+        """Write this pack's rows and states to whole records."""
+        own = records[:, self.begins[bank] : self.begins[bank] + self.held[bank]]
+        own[:] = packed(rows, self.half) if self.half else rows
+
+
+def placed(packs: Sequence[Pack], dtype: torch.dtype, banks: Sequence[tuple[int, ...]] | None = None) -> Schema:
+    """Give each pack its columns, one after the other, and return the schema of the plan."""
+    kinds = list(zip(*(pack.kinds for pack in packs), strict=True))
+    schema = Schema.of(packs[0].tables, kinds, banks)
+    members, begins = [bank.tables for bank in schema.banks], [0 for _ in schema.banks]
+    for number, pack in enumerate(packs):
+        pack.place(number, schema if number == 0 else Schema.of(pack.tables, None, members), dtype, begins)
+        begins = [begin + held for begin, held in zip(begins, pack.held, strict=True)]
+    return schema
