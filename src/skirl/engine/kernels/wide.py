@@ -8,7 +8,7 @@ import numpy as np
 from skirl.core.keys import ROW_BITS
 from skirl.core.optim import Rule
 from skirl.engine.kernels.cpu import compiled, numbers_of
-from skirl.engine.kernels.tree import DEEPEST, NOWHERE, STRETCH, Gradients, settled
+from skirl.engine.kernels.tree import DEEPEST, NOWHERE, STRETCH, settled
 from skirl.tools.jit import Kernel, kernel
 from skirl.tools.lanes import later, load, soon, store, total, written_soon, zeros
 
@@ -55,59 +55,13 @@ def pool_kernel(n: int, across: bool, one: bool) -> Kernel:
 
 
 @remember
-def _hot_kernel(n: int) -> Kernel:
-    """Return a kernel that sums the gradients of rows with more than one stretch, of `n` numbers, for any optimizer."""
-
-    @kernel
-    def hot(rows, keys, gradients, lo, hi):
-        """Return the slots, keys and summed gradients of those rows of lo..hi with several stretches and a gradient."""
-        group_start, group_pos, bag_of, scale, grads, live = gradients
-        m = 0
-        for u in range(lo, hi):
-            m += group_start[u + 1] - group_start[u] > STRETCH
-        nothing = zeros(grads, n)
-        scaled = scale.size > 0
-        all_live = live.all()
-        slots, names, sums = np.empty(m, rows.dtype), np.empty(m, keys.dtype), np.empty((m, n), grads.dtype)
-        m = 0
-        for u in range(lo, hi):
-            first, last = group_start[u], group_start[u + 1]
-            if last - first <= STRETCH:
-                continue
-            count = 0
-            g = nothing
-            for begin in range(first, last, STRETCH):
-                part = nothing
-                for i in range(begin, min(begin + STRETCH, last)):
-                    if i + AHEAD < last:
-                        later(grads, bag_of[group_pos[i + AHEAD]], n)
-                    pos = group_pos[i]
-                    bag = bag_of[pos]
-                    if all_live or live[bag % live.size]:
-                        count += 1
-                        if scaled:
-                            part = part + scale[pos] * load(grads, bag, 0, n)
-                        else:
-                            part = part + load(grads, bag, 0, n)
-                g = g + part
-            if count > 0:
-                slots[m], names[m] = rows[u], keys[u]
-                store(sums, m, 0, g)
-                m += 1
-        return slots[:m], names[:m], sums[:m]
-
-    return hot
-
-
-@remember
 def update_kernel(n: int, rule: Rule) -> Kernel:
     """Return a function that sums gradients and updates rows of `n` numbers by a rule."""
     step, states, one = compiled(rule), rule.states, rule.one
     width = n + 1 if one else n * (1 + states)
-    hot = _hot_kernel(n)
 
     @kernel
-    def once(cache, dim, rows, keys, gradients, scalars, lo, hi):
+    def update(cache, dim, rows, keys, gradients, scalars, lo, hi):
         group_start, group_pos, bag_of, scale, grads, live = gradients
         number = cache.dtype.type
         nothing = zeros(cache, n)
@@ -120,21 +74,23 @@ def update_kernel(n: int, rule: Rule) -> Kernel:
             if u + ROWS_AHEAD < hi:
                 written_soon(cache, rows[u + ROWS_AHEAD], width)
             count = 0
-            g = nothing
+            g = whole = nothing
             first, last = group_start[u], group_start[u + 1]
-            if last - first > STRETCH:
-                last = first  # left to `hot`: a loop over stretches here took 1.07 times as long at dim 16
-            for i in range(first, last):
-                if i + AHEAD < end:
-                    later(grads, bag_of[group_pos[i + AHEAD]], n)
-                pos = group_pos[i]
-                bag = bag_of[pos]
-                if all_live or live[bag % live.size]:
-                    count += 1
-                    if scaled:
-                        g = g + scale[pos] * load(grads, bag, 0, n)
-                    else:
-                        g = g + load(grads, bag, 0, n)
+            for begin in range(first, last, STRETCH):
+                whole = whole + g
+                g = nothing
+                for i in range(begin, min(begin + STRETCH, last)):
+                    if i + AHEAD < end:
+                        later(grads, bag_of[group_pos[i + AHEAD]], n)
+                    pos = group_pos[i]
+                    bag = bag_of[pos]
+                    if all_live or live[bag % live.size]:
+                        count += 1
+                        if scaled:
+                            g = g + scale[pos] * load(grads, bag, 0, n)
+                        else:
+                            g = g + load(grads, bag, 0, n)
+            g = whole + g
             if count == 0:
                 continue
             slot = rows[u]
@@ -160,15 +116,6 @@ def update_kernel(n: int, rule: Rule) -> Kernel:
                 store(cache, slot, n, s)
                 store(cache, slot, 2 * n, t)
             store(cache, slot, 0, w)
-
-    def update(cache, dim, rows, keys, gradients, scalars, lo, hi):
-        once(cache, dim, rows, keys, gradients, scalars, lo, hi)
-        slots, names, sums = hot(rows, keys, gradients, lo, hi)
-        if len(slots):
-            # The sums are applied as the gradients of rows with one position each.
-            each = np.arange(len(slots) + 1, dtype=np.int32)
-            alone = Gradients(each, each[:-1], each[:-1], gradients.scale[:0], sums, np.ones(1, np.bool_))
-            once(cache, dim, slots, names, alone, scalars, 0, len(slots))
 
     return update
 
