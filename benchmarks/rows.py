@@ -22,7 +22,6 @@ from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
-from skirl.engine.access import make
 from skirl.engine.work import State, Work
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle import loops
@@ -73,7 +72,7 @@ class Skirl:
         rows = sum(table.rows for table in tables)
         engine.allocate(engine.capacity.decide([[1]], [rows], in_flight=1, number=0))
         keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
-        make(engine, 0, keys, np.arange(rows, dtype=np.int32), engine.banks[0].array)
+        engine.banks[0].write(np.arange(rows), engine.begin(0, keys))
         self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next
 
     def forward(self, given: SidesBatch) -> Tensor:
