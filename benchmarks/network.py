@@ -59,9 +59,8 @@ class Network:
 
     def _overhead(self, ranks: list[dict[str, Any]]) -> float:
         """Return the ratio of all bytes to those of the vectors alone."""
-        vectors = sum(sum(rank["rows"]["sent"]) for rank in ranks)
-        nbytes = sum(sum(rank[name]["bytes_sent"]) for rank in ranks for name in CHANNELS)
-        return nbytes / (vectors * self.dim * 4)
+        vectors, ids = (sum(sum(rank[name]["bytes_sent"]) for rank in ranks) for name in CHANNELS)
+        return (vectors + ids) / vectors
 
 
 def wire(peers: Any, batch: int, steps: int, dim: int) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def dense(numbers: int, rounds: int) -> float:
         weights = torch.nn.ParameterList(torch.zeros(size) for size in sizes)
         rows = EmbeddingBagCollection([Table("none", 1, 1)], optimizer=SGD(lr=1.0), cache=1)  # a model has some
         model = torch.nn.ModuleList([weights, rows])
-        sums = DenseSums(model, peers.size, mine=block_of(peers.rank, peers.size, peers.size), peers=peers)
+        sums = DenseSums(model, peers.size, 1, block_of(peers.rank, peers.size, peers.size), peers)
         parts = [
             [torch.randn(size, generator=torch.Generator().manual_seed(97 * rank + n)) for n, size in enumerate(sizes)]
             for rank in range(peers.size)

@@ -202,7 +202,7 @@ class OnDemand(EmbeddingBagCollection):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.alone = _NoCache(self.engine)
-        self.current = _WritesBack(self.engine, self.optimizer, self.anchor, self.same, None)
+        self.current = _WritesBack(self.engine, self.pack, self.optimizer, self.anchor, self.same, None)
 
 
 class _NoCache(alone.StepByStep):
