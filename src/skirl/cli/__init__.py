@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     die_with_launcher()  # before anything slow
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its idle threads would spin
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as left:  # after help, or of a wrong flag
