@@ -156,7 +156,7 @@ def test_a_run_prints_plain_lines_and_a_summary(python: Python):
     lines = done.stdout.splitlines()
     assert lines[0].startswith("count rows 1/40 · touched ")
     last = next(line for line in lines if line.startswith("train 40/40 · "))
-    for fact in ("samples/s ", "loss ", "AUC ", "NE ", "fetched ", "new ", "written ", "cache 100% full", "hidden "):
+    for fact in ("samples/s ", "loss ", "AUC ", "NE ", "refetched ", "new ", "written ", "cache 100% full", "hidden "):
         assert fact in last
     for label in ("run", "steps", "speed", "loss", "metrics", "touched", "cache", "rows", "hidden", "memory"):
         assert any(line.startswith(f"  {label} ") for line in lines)

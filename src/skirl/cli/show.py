@@ -81,7 +81,9 @@ def columns(lines: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> str:
 def scores(result: Mapping[str, Any], prefix: str = "") -> str:
     names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
     found = {text: result[prefix + name] for name, text in names.items() if prefix + name in result}
-    return ", ".join(f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items())
+    worse = " (worse than predicting the click rate)" if (result.get(f"{prefix}ne") or 0.0) > 1.0 else ""
+    lines = [f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items()]
+    return ", ".join(line + worse * line.startswith("NE ") for line in lines)
 
 
 # Progress

@@ -312,7 +312,9 @@ class _Run:
             self.folder.after_step(batches, meter, self.rates.now, last=last, evaluation=judge)
             progress(batches.step, lambda: since.facts(batches, meter))
             is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
-            if keeper.after_step(asked, last=last, is_best=is_best) or judge.stops:
+            with meter.speed.paused():
+                told_to_stop = keeper.after_step(asked, last=last, is_best=is_best)
+            if told_to_stop or judge.stops:
                 break
         return None
 
@@ -322,9 +324,11 @@ class _Run:
         with self.meter.speed.paused():
             if share.alone or held_out is None:
                 self.judge.run(batches.step, self.model, held_out or ())
-                return
-            own = held_out.dealt(share.rank, share.size)
-            self.judge.run(batches.step, self.model, own, exchange=share.exchange)
+            else:
+                own = held_out.dealt(share.rank, share.size)
+                self.judge.run(batches.step, self.model, own, exchange=share.exchange)
+        with progress_of("evaluation at step", self.stream.steps) as shown:
+            shown(batches.step, self.judge.facts)
 
     def result(self, batches: Lookahead, flags: Mapping[str, Any]) -> dict[str, Any]:
         """Without what checkpoints add."""
