@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from skirl.cli.command_line import in_flags, read_config, read_flags
-from skirl.cli.show import Progress, listed
-from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
+from skirl.cli.show import Progress, goes_on, listed
+from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import shown_by
@@ -40,6 +40,8 @@ COMMANDS = {
 }
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
+STOPPED = 128 + 2
+"""The exit code that shells report for a process ended by Ctrl-C."""
 LAUNCH = "launch"
 CONFIGURED = ("train", "verify", "size", "place", "sweep")
 NO_CONFIG = f"only skirl {', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]} read flags from a file"
@@ -109,18 +111,19 @@ def _main(args: list[str]) -> int:
         except Exception as error:
             return _failed(name, error, 2)
         try:
-            code = _run(name, command, *shown)
+            code = _run(args, command, *shown)
             if "skirl.peers.job" in sys.modules:
                 sys.modules["skirl.peers.job"].leave()
             return code
         except Exception as error:
             return _failed(name, error, 2 if isinstance(error, WrongFlags) else 1)
-    except KeyboardInterrupt:
-        print(f"skirl {name}: stopped by Ctrl-C", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as left:
+        print(f"skirl {name}: stopped by Ctrl-C{left}", file=sys.stderr)
+        return STOPPED
 
 
-def _run(name: str, command: Any, as_json: bool, quiet: bool) -> int:
+def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
+    name = args[0]
     first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
     display = partial(Progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
     with shown_by(display):
@@ -131,20 +134,33 @@ def _run(name: str, command: Any, as_json: bool, quiet: bool) -> int:
         return result["exit_code"]
     if not first:
         return _code(result)
-    print(json.dumps(result) if as_json else listed(command.summary(result)))
+    if as_json:
+        print(json.dumps(result))
+    elif _stopped_by(result) and not result["failed"]:
+        print(
+            f"stopped by {_stopped_by(result)} after step {result['steps']:,}, saved in {result['save']}; {goes_on(args)}"
+        )
+    else:
+        print(listed(command.summary(result)))
     if result.get("failed"):
         print(f"skirl {name}: {result['failed']}", file=sys.stderr)
     return _code(result)
 
 
+def _stopped_by(result: Mapping[str, Any]) -> str | None:
+    return result.get("stopped_by") or result.get("checkpoints", {}).get("stopped_by")
+
+
 def _code(result: Mapping[str, Any]) -> int:
-    return 1 if result.get("failed") else BEGINS_AGAIN if result.get("begins_again") else 0
+    if result.get("failed"):
+        return 1
+    return BEGINS_AGAIN if result.get("begins_again") else STOPPED if _stopped_by(result) == "Ctrl-C" else 0
 
 
 def _failed(name: str, error: Exception, code: int) -> int:
     """Print an error whose message is meant for users; raise any other, to show its traceback."""
-    if "skirl.peers.job" in sys.modules:
-        sys.modules["skirl.peers.job"].fail(error)  # or the other trainers would wait for this one
+    if "skirl.peers.job" in sys.modules or launched_here():
+        import_module("skirl.peers.job").fail(error)  # or the other trainers would wait for this one
     is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error

@@ -1,12 +1,15 @@
 """The commands of training: their flags and their output. The code that does the work is imported when they run."""
 
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.cli.report import facts_of_result, run_lines
-from skirl.cli.show import ShowFlags, facts, scores
+from skirl.cli.show import ShowFlags, facts, goes_on, scores
+from skirl.peers.processes import COMMAND_LINE
 from skirl.tools.flags import Composed
 from skirl.tools.units import malformed, size
 from skirl.train.flags import EvaluationFlags, LogFlags, SavedFlags, SaveFlags, check_evaluated
@@ -214,5 +217,15 @@ class Launch:
     def run(self) -> dict[str, Any]:
         from skirl.peers.launch import launch
 
-        code, how = launch(self.words, self.trainers, self.restarts)
+        begun = [
+            "launch",
+            "-n",
+            str(self.trainers),
+            *(["--restarts", str(self.restarts)] if self.restarts else []),
+            "--",
+        ]
+        os.environ[COMMAND_LINE] = f"skirl {shlex.join(begun)}"
+        code, how, failed = launch(self.words, self.trainers, self.restarts)
+        if failed and "--save" in self.words:
+            how = f"{how}; {goes_on(self.words)}"
         return {"exit_code": code, "failed": how}

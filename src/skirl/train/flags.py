@@ -183,7 +183,7 @@ class CheckpointFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints; the run is saved at its beginning, at its end, and at SIGTERM, which ends it."""
+    """A folder for checkpoints; the run is saved at its beginning, at its end, and when SIGTERM or Ctrl-C ends it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     save_minutes: float | None = None

@@ -368,7 +368,11 @@ def train(
         if origin is not None:
             begun_from = begin_from(origin, run.model, run.stream, share)
         keeper.begin()
-        broken = run.loop(batches, keeper, progress)
+        try:
+            broken = run.loop(batches, keeper, progress)
+        except KeyboardInterrupt:
+            saved = "" if saving.save else ", and nothing is saved, since --save is not set"
+            raise KeyboardInterrupt(f" at step {batches.step:,}{saved}") from None
         if broken and run.meter.steps % folder.every:
             folder.after_step(batches, run.meter, run.rates.now, last=True, evaluation=run.judge)
         result = run.result(batches, flags)
