@@ -165,6 +165,16 @@ def test_a_run_prints_plain_lines_and_a_summary(python: Python):
     assert "\x1b" not in done.stdout
 
 
+def test_the_first_command_on_a_machine_says_that_it_compiles(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("skirl.tools.kernel_cache.kernel_folder", lambda: tmp_path)
+    small = [*SMALL, "--steps", "1", "--cache", "2000"]
+    assert exit_code("train", *small) == 0 and capsys.readouterr().out.startswith(
+        "compile kernels 0 · once on this machine"
+    )
+    (tmp_path / "one.nbc").touch()
+    assert exit_code("train", *small) == 0 and "compile" not in capsys.readouterr().out
+
+
 def test_flags_of_a_model_reach_it_and_are_told(capsys):
     flags = [*SMALL[:2], "--model", "dcnv2-tiny", *SMALL[4:], "--cache", "500", "--steps", "2", "--quiet", "--json"]
     told = ["--rank", "full", "--structure", "stacked", "--deep", "9", "5"]

@@ -18,7 +18,7 @@ from skirl.cli.show import Progress, goes_on, listed
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
-from skirl.tools.progress import shown_by
+from skirl.tools.progress import progress_of, shown_by
 
 COMMANDS = {
     "train": ("skirl.cli.train:Train", "train a model whose tables are larger than the cache"),
@@ -44,6 +44,8 @@ STOPPED = 128 + 2
 """The exit code that shells report for a process ended by Ctrl-C."""
 LAUNCH = "launch"
 CONFIGURED = ("train", "verify", "size", "place", "sweep")
+COMPILED = (*CONFIGURED, "evaluate", "predict", "export")
+"""Commands that run kernels."""
 NO_CONFIG = f"only skirl {', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]} read flags from a file"
 CONFIG = Flag(
     name="config",
@@ -127,6 +129,8 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
     display = partial(Progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
     with shown_by(display):
+        if display is not None and name in COMPILED:
+            _tell_of_compiling()
         result: Mapping[str, Any] = command.run()
     if "exit_code" in result:  # that of a command it has started, which has reported the rest
         if result["failed"]:
@@ -145,6 +149,13 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     if result.get("failed"):
         print(f"skirl {name}: {result['failed']}", file=sys.stderr)
     return _code(result)
+
+
+def _tell_of_compiling() -> None:
+    folder = import_module("skirl.tools.kernel_cache").kernel_folder()
+    if folder is not None and not any(folder.glob("*.nbc")):
+        with progress_of("compile kernels") as shown:
+            shown(0, lambda: {"once on this machine,": "some 10 s"})
 
 
 def _stopped_by(result: Mapping[str, Any]) -> str | None:
