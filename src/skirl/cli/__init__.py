@@ -159,7 +159,7 @@ def _tell_of_compiling() -> None:
 
 
 def _stopped_by(result: Mapping[str, Any]) -> str | None:
-    return result.get("stopped_by") or result.get("checkpoints", {}).get("stopped_by")
+    return result["stopped_by"] if result.get("command") in ("train", "sweep") else None  # a report is of another one
 
 
 def _code(result: Mapping[str, Any]) -> int:

@@ -380,6 +380,7 @@ def train(
         begins_again = kept["stopped_by"] is not None and launchers_elsewhere()
         result |= {
             "checkpoints": kept,
+            "stopped_by": kept["stopped_by"],
             "begins_again": begins_again,
             "best": best_of(kept, run.judge),
             "from": begun_from,
