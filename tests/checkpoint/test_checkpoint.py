@@ -293,6 +293,14 @@ def test_damage_anywhere_is_refused_by_name(saved: Path, tmp_path: Path, damage:
         shutil.rmtree(folder)
 
 
+def test_when_all_are_damaged_no_other_one_is_advised(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"checkpoint-{number:06}.json").write_text("{")
+    with pytest.raises(CheckpointError, match=f"none of 2 checkpoints in {tmp_path} is whole; the newest: ") as caught:
+        Run(Setup()).load(tmp_path)
+    assert "another" not in str(caught.value)
+
+
 def test_a_damaged_cache_of_one_collection_leaves_the_others_alone(tmp_path: Path) -> None:
     def made() -> nn.ModuleDict:
         tables = {name: skirl.Table(name, 100, 2) for name in "ab"}

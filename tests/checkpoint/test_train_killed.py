@@ -38,16 +38,17 @@ def wait_for_a_checkpoint(saves, number: int) -> None:
         time.sleep(0.01)
 
 
-def test_sigterm_saves_exits_with_0_and_goes_on_with_the_same_bits(python: Python, tmp_path, capsys):
+@pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 0), (signal.SIGINT, "Ctrl-C", 130)])
+def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(python: Python, tmp_path, capsys, number, name, code):
     saves = tmp_path / "saves"
     flags = ["--steps", "100000", "--save", str(saves), "--save-every", "10"]
     with python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
         wait_for_a_checkpoint(saves, 2)
-        run.send_signal(signal.SIGTERM)
+        run.send_signal(number)
         out, err = run.communicate(timeout=120)
-    assert run.returncode == 0, err
+    assert run.returncode == code, err
     stopped = json.loads(out)
-    assert stopped["checkpoints"]["stopped_by"] == "SIGTERM"
+    assert stopped["checkpoints"]["stopped_by"] == name
     assert 10 <= stopped["steps"] < 100_000
     steps = str(stopped["steps"] + 5)
     assert main(["train", *FLAGS, "--steps", steps, "--save", str(saves), "--resume"]) == 0

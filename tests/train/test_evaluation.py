@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 import skirl
+from skirl.cli import main
 from skirl.cli.train import Train
 from skirl.data import Synthetic
 from skirl.models import DLRM
 from skirl.train.metrics import evaluate
+from skirl.train.run_folder import lines_of
 from tests.train.test_metrics import plain_auc
 
 SMALL: dict[str, Any] = {
@@ -86,6 +88,25 @@ def test_the_scores_are_those_of_all_logits_at_once():
     assert found["test_logloss"] == pytest.approx(loss, rel=1e-12)
     assert found["test_ne"] == pytest.approx(loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)))
     assert found["test_calibration"] == pytest.approx(logits.sigmoid().mean().item() / rate, rel=1e-12)
+
+
+def test_evaluations_are_shown_as_they_happen_and_come_first_in_the_summary(tmp_path, capsys):
+    flags = [word for name, value in SMALL.items() if name != "quiet" for word in (f"--{name}", str(value))]
+    run = tmp_path / "run"
+    assert main(["train", *flags, "--lr", "0.5", "--dense-lr", "0.05", "--eval-every", "10", "--run", str(run)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    found = {line["step"]: line for line in lines_of(run) if line["kind"] == "eval"}
+    best = min(found, key=lambda step: found[step]["test_logloss"])
+    assert best < 40 and found[40]["test_ne"] > 1, "it was to get worse"
+    told = [line for line in shown if line.startswith("evaluation at step ")]
+    assert [*found] == [10, 20, 30, 40] and len(told) == 4
+    for (step, line), text in zip(found.items(), told, strict=True):
+        assert text.startswith(f"evaluation at step {step}/40 · test log loss {line['test_logloss']:.4f} · AUC ")
+    assert told[-1].endswith(f" · best {found[best]['test_logloss']:.4f} at step {best}")
+    test, then = [line.split(maxsplit=1) for line in shown[shown.index(told[-1]) + 2 :]][:2]
+    assert test[0] == "test" and f"log loss {found[40]['test_logloss']:.4f}" in test[1]
+    assert "worse than predicting the click rate" in test[1]
+    assert then[0] == "best" and then[1].startswith(f"step {best}, ") and "--keep-best" in then[1]
 
 
 def test_a_run_that_overfits_stops_and_stays_stopped(tmp_path):

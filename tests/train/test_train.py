@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from skirl.cli.train import Train
 from skirl.core.tables import Schema
 from skirl.data import Synthetic
 from skirl.models import DLRM
+from skirl.tools.progress import watched
 from skirl.train.loop import keys_of, steps
 from skirl.train.recipe import Recipe
 
@@ -103,6 +106,33 @@ def test_a_run_goes_on_with_its_shards(tmp_path):
     assert whole["samples"] == 6 * 32
     with pytest.raises(ValueError, match="--shards is 4, the run was saved with 2"):
         Train.of(**(run | {"shards": 4}), steps=8, save=tmp_path, resume=True).run()
+
+
+def test_threads_are_the_machines_and_a_resumed_run_keeps_those_it_began_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"SKIRL_RUNS": "none"})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
+    assert main(["--version"]) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    first = Train.of(**SHARDED, steps=3, save=tmp_path).run()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    then = Train.of(**SHARDED, steps=6, save=tmp_path, resume=True).run()
+    assert first["threads"] == then["threads"] == 2 and [change["flag"] for change in then["changes"]] == ["steps"]
+    assert Train.of(**SHARDED, steps=1).run()["threads"] == 1
+    other = Train.of(**SHARDED, steps=8, save=tmp_path, resume=True, threads=1).run()
+    assert [change["flag"] for change in other["changes"]] == ["steps", "threads"]
+
+
+def test_steps_that_get_little_cpu_time_are_told_of_once():
+    def nap(count):
+        for number in range(count):
+            time.sleep(0.005)
+            yield number
+
+    told, waits = [], iter(range(10**6))
+    assert [*watched(nap(20), lambda: 0.0, told.append, after=0.03)] == [*range(20)]
+    assert len(told) == 1 and told[0] < 0.5
+    assert [*watched(nap(20), lambda: next(waits), told.append, after=0.03)] == [*range(20)]
+    assert len(told) == 1, "it waited all the time"
 
 
 def test_a_folder_of_another_version_is_not_begun_anew(tmp_path):

@@ -108,6 +108,14 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
     return named
 
 
+def none_whole(path: Path, tried: int, newest: CheckpointError) -> CheckpointError:
+    """Return the error of a folder in which no checkpoint can be read: there is no other one to advise."""
+    why = str(newest).removesuffix(": use another checkpoint")
+    return (
+        newest if tried == 1 else CheckpointError(f"none of {tried} checkpoints in {path} is whole; the newest: {why}")
+    )
+
+
 def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
     """Return the readable headers in a folder, newest first, each as (step, header)."""
     found = []

@@ -1,11 +1,9 @@
 """Decide when a run saves: every given number of steps or minutes, at its end, and when it is told to stop."""
 
 import logging
-import signal
-import threading
 import time
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, load, numbers, save
@@ -14,6 +12,8 @@ from skirl.checkpoint.folder import drop_newer, refuse_sweep, take_back
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
+from skirl.peers.processes import launched_here
+from skirl.tools.interrupts import Signals
 from skirl.tools.os_errors import NotWritten, why
 
 log = logging.getLogger("skirl")
@@ -30,9 +30,9 @@ class Keeper:
     """Saves a run. Use it in a with-block inside the lookahead's. Entering it with `resume` is a new start of the run: an
     older one that may still be alive saves and logs nothing from then on.
 
-    At SIGTERM the run saves after its current step and ends; a second SIGTERM ends it at once. If a checkpoint cannot be
-    written, a warning says so, the one before it stays, and the next one is tried anyway. If an error ends the run
-    before its first step, its first checkpoint is removed.
+    At SIGTERM or Ctrl-C the run saves after its current step and ends; a second one ends it at once. If a checkpoint
+    cannot be written, a warning says so, the one before it stays, and the next one is tried anyway. If an error ends the
+    run before its first step, its first checkpoint is removed.
     """
 
     def __init__(
@@ -47,15 +47,13 @@ class Keeper:
         first: bool = True,
         **whole: Any,
     ) -> None:
-        self._told_to_stop = False
-        self._stopped = False
+        self._signals = Signals(folder is not None, launched_here())
+        self._stopped_by: str | None = None
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
         self._resume, self._first, self._whole = resume, first, whole
         self._best = folder / folders.BEST if keep_best and folder is not None else None
         self._start: int | None = None
         self._data = whole["data"]
-        self._before: Any = None
-        self._handles = False
         self._last: tuple[Saving, int, bool] | None = None
         self._tried_at = self._whole_at = self._best_at = -1
         self._failed: list[str] = []
@@ -73,9 +71,7 @@ class Keeper:
                 refuse_checkpoints(self._best)
         else:
             self._go_on(folder)
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._stop)
-            self._handles = True
+        self._signals.__enter__()
         return self
 
     def _go_on(self, folder: Path) -> None:
@@ -121,16 +117,14 @@ class Keeper:
         try:
             self._settle()
         finally:
-            if self._handles:
-                signal.signal(signal.SIGTERM, self._before)
-                self._handles = False
+            self._signals.__exit__(None, None, None)
         refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
         if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
             take_back(self._savings[0].folder, self._savings[0].number, self._start)
 
     def asked(self) -> Asked:
         minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
-        return Asked(self._told_to_stop, minutes)
+        return Asked(self._signals.came is not None, minutes)
 
     def after_step(self, asked: Asked | None = None, *, last: bool = False, is_best: bool = False) -> bool:
         """Save if it is time to. Return whether the run must end here.
@@ -149,7 +143,7 @@ class Keeper:
             self._save(is_best=is_best)
         if stop:
             self._settle()
-            self._stopped = not last
+            self._stopped_by = None if last else self._signals.came or "another trainer"
         return stop
 
     def facts(self) -> dict[str, Any]:
@@ -167,7 +161,7 @@ class Keeper:
             "best_failure": self._not_best,
             "pause_share": sum(pauses) / max(1e-9, time.monotonic() - self._began),
             "bytes": sum(saving.bytes for saving in self._savings),
-            "stopped_by": "SIGTERM" if self._stopped else None,
+            "stopped_by": self._stopped_by,
         }
 
     def _save(self, *, is_best: bool = False) -> None:
@@ -227,11 +221,6 @@ class Keeper:
     def _miss_best(self, step: int, why_not: str) -> None:
         still = "none is kept yet" if self._best_at < 0 else f"that of step {self._best_at:,} stays"
         self._not_best = f"step {step:,} is the best so far, but {why_not}; {still}"
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if not self._told_to_stop:
-            self._told_to_stop = True
-            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
 
 def _claim(folder: Path) -> int | None:

@@ -100,4 +100,4 @@ def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tup
             if name != names[-1][0] and not votes.rank:
                 log.warning("%s. Going on from the checkpoint before it", error)
     assert first is not None
-    raise first
+    raise folder.none_whole(path, len(names), first)

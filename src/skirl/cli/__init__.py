@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from skirl.cli.command_line import in_flags, read_config, read_flags
-from skirl.cli.show import Progress, listed
-from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
+from skirl.cli.show import Progress, goes_on, listed
+from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
-from skirl.tools.progress import shown_by
+from skirl.tools.progress import progress_of, shown_by
 
 COMMANDS = {
     "train": ("skirl.cli.train:Train", "train a model whose tables are larger than the cache"),
@@ -40,8 +40,12 @@ COMMANDS = {
 }
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
+STOPPED = 128 + 2
+"""The exit code that shells report for a process ended by Ctrl-C."""
 LAUNCH = "launch"
 CONFIGURED = ("train", "verify", "size", "place", "sweep")
+COMPILED = (*CONFIGURED, "evaluate", "predict", "export")
+"""Commands that run kernels."""
 NO_CONFIG = f"only skirl {', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]} read flags from a file"
 CONFIG = Flag(
     name="config",
@@ -67,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     die_with_launcher()  # before anything slow
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its idle threads would spin
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as left:  # after help, or of a wrong flag
@@ -108,21 +113,24 @@ def _main(args: list[str]) -> int:
         except Exception as error:
             return _failed(name, error, 2)
         try:
-            code = _run(name, command, *shown)
+            code = _run(args, command, *shown)
             if "skirl.peers.job" in sys.modules:
                 sys.modules["skirl.peers.job"].leave()
             return code
         except Exception as error:
             return _failed(name, error, 2 if isinstance(error, WrongFlags) else 1)
-    except KeyboardInterrupt:
-        print(f"skirl {name}: stopped by Ctrl-C", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as left:
+        print(f"skirl {name}: stopped by Ctrl-C{left}", file=sys.stderr)
+        return STOPPED
 
 
-def _run(name: str, command: Any, as_json: bool, quiet: bool) -> int:
+def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
+    name = args[0]
     first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
     display = partial(Progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
     with shown_by(display):
+        if display is not None and name in COMPILED:
+            _tell_of_compiling()
         result: Mapping[str, Any] = command.run()
     if "exit_code" in result:  # that of a command it has started, which has reported the rest
         if result["failed"]:
@@ -130,20 +138,40 @@ def _run(name: str, command: Any, as_json: bool, quiet: bool) -> int:
         return result["exit_code"]
     if not first:
         return _code(result)
-    print(json.dumps(result) if as_json else listed(command.summary(result)))
+    if as_json:
+        print(json.dumps(result))
+    elif _stopped_by(result) and not result["failed"]:
+        print(
+            f"stopped by {_stopped_by(result)} after step {result['steps']:,}, saved in {result['save']}; {goes_on(args)}"
+        )
+    else:
+        print(listed(command.summary(result)))
     if result.get("failed"):
         print(f"skirl {name}: {result['failed']}", file=sys.stderr)
     return _code(result)
 
 
+def _tell_of_compiling() -> None:
+    folder = import_module("skirl.tools.kernel_cache").kernel_folder()
+    if folder is not None and not any(folder.glob("*.nbc")):
+        with progress_of("compile kernels") as shown:
+            shown(0, lambda: {"once on this machine,": "some 10 s"})
+
+
+def _stopped_by(result: Mapping[str, Any]) -> str | None:
+    return result["stopped_by"] if result.get("command") in ("train", "sweep") else None  # a report is of another one
+
+
 def _code(result: Mapping[str, Any]) -> int:
-    return 1 if result.get("failed") else BEGINS_AGAIN if result.get("begins_again") else 0
+    if result.get("failed"):
+        return 1
+    return BEGINS_AGAIN if result.get("begins_again") else STOPPED if _stopped_by(result) == "Ctrl-C" else 0
 
 
 def _failed(name: str, error: Exception, code: int) -> int:
     """Print an error whose message is meant for users; raise any other, to show its traceback."""
-    if "skirl.peers.job" in sys.modules:
-        sys.modules["skirl.peers.job"].fail(error)  # or the other trainers would wait for this one
+    if "skirl.peers.job" in sys.modules or launched_here():
+        import_module("skirl.peers.job").fail(error)  # or the other trainers would wait for this one
     is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error

@@ -11,12 +11,12 @@ from skirl.cli.show import Chart, Table, facts, scores, text, write_page
 from skirl.tools.flags import flags_of, option
 from skirl.tools.units import clock, figure
 from skirl.train.resume import shown, told
-from skirl.train.run_folder import CONFIG, RESULT, lines_of
+from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
 Line = Mapping[str, Any]
 LANE = ("touched", "fetched", "written", "sent", "seconds", "waited", "stall", "read", "peak_bytes")
 """What is shown of each trainer: rows and bytes, its seconds, and for how many it waited for others, rows, the loader."""
-MOVED = ("touched", "fetched", "new", "written")
+MOVED = ("touched", "fetched", "new", "written", "forwarded")
 SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
@@ -110,11 +110,10 @@ def run_facts(
         "run_failed": result.get("failed"), "missing": result.get("missing"), "kept": result.get("best"),
         "losses": result.get("loss"), "by_trainer": result.get("by_trainer"), "changes": config.get("changes") or [],
         "flags": config["flags"], "steps": last.get("step", 0), "samples": last.get("samples", 0),
-        "seconds": seconds, "samples_per_second": samples / max(seconds, 1e-9),
+        "seconds": seconds, "samples_per_second": result.get("samples_per_second") or samples / max(seconds, 1e-9),
         **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
         **({name: sum(lane[name] for lane in lanes) for name in MOVED} if lanes else {}),
         "trainers": config.get("trainers") or 1, "last": evaluations[-1] if evaluations else None,
-        "best": min(evaluations, key=lambda line: line["test_logloss"], default=None),
         "stall": stall, "read": total("read"), "busy": busy, "blame": by_stage("blame"),
         "hidden": max(0.0, 1.0 - (stall + busy.get("load", 0.0)) / max(sum(busy.values()), 1e-9)),
     }  # fmt: skip
@@ -124,17 +123,18 @@ def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **result, **result["counters"], **result["movement"],
         "flags": result, "ended": True, "stopped_by": result["checkpoints"]["stopped_by"], "run_failed": result["failed"],
-        "losses": result["loss"], "touched": result["rows"]["touched"], "best": None, "blame": {},
+        "losses": result["loss"], "touched": result["rows"]["touched"], "blame": {}, "kept": result["best"],
+        "last": result if "test_step" in result else None,
     }  # fmt: skip
 
 
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
-    flags, steps, best = run["flags"], max(1, run["steps"]), run["best"]
+    flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended" if run["ended"] else UNKNOWN
-    lines = {
+    lines = held_out_lines(run["last"], run["kept"]) | {
         "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
-        "speed": f"{run['samples_per_second']:,.0f} samples/s without evaluations and checkpoints",
+        "speed": f"{run['samples_per_second']:,.0f} samples/s after the first step, without evaluations and checkpoints",
         **facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"]))}),
         **facts({"missing": "\n".join(run["missing"] or [])}),
     }
@@ -146,32 +146,44 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     else:
         lines["loss"] = f"{figure(run['loss'])} over the last interval"
     lines["metrics"] = f"{scores(run)} of all predictions, each made before its batch was trained on"
-    if best is not None:
-        kept = f"; step {run['kept']['step']:,} is kept in {run['kept']['folder']}" if run["kept"] else ""
-        auc = _figure(best["test_auc"])
-        lines["test"] = f"log loss {best['test_logloss']:.4f}, AUC {auc} at step {best['step']:,}, its best{kept}"
-    moved = ", ".join(f"{run[name] / steps:,.0f} {name}" for name in MOVED[1:])
-    lines["rows"] = f"{run['touched']:,} touched; {moved} a step"
-    lines["hidden"] = "no row was fetched or written: there was no movement to hide"
+    moved = {name: f"{run[name] / steps:,.0f} {word}" for name, word in WORDS.items()}
+    if run["forwarded"]:
+        moved["fetched"] += f" ({run['forwarded'] / run['fetched']:.0%} of them from the write-back queue)"
+    lines["rows"] = f"{run['touched']:,} touched; {', '.join(moved.values())} a step"
     if run["fetched"] + run["written"]:
-        lines["hidden"] = f"{run['hidden']:.0%} of the movement"
+        lines["hidden"] = f"{run['hidden']:.0%} of the movement, behind compute"
     worst = max(run["blame"], key=run["blame"].__getitem__, default=None)
     blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
     lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
     lanes = run["by_trainer"]["lanes"] if run["by_trainer"] else []
-    return lines | {f"trainer {n}": text({name: lane[name] for name in LANE}) for n, lane in enumerate(lanes)}
+    return lines | {
+        f"trainer {n}": text({WORDS.get(name, name): lane[name] for name in LANE}) for n, lane in enumerate(lanes)
+    }
+
+
+def held_out_lines(last: Line | None, kept: Line | None) -> dict[str, str]:
+    """Return what an evaluation on the samples held out found, and which step was the best."""
+    if last is None:
+        return {}
+    at, best, loss = last["test_step"], last["best_step"], _figure(last["best_logloss"])
+    lines = {"test": f"{scores(last, 'test_')} on {last['test_samples']:,} samples held out, at step {at:,}"}
+    if kept is not None:
+        lines["best"] = f"step {kept['step']:,}, log loss {_figure(kept['test_logloss'])}, kept in {kept['folder']}"
+    elif best < at:
+        lines["best"] = f"step {best:,}, log loss {loss}, which is not kept: --keep-best keeps the best in --save"
+    return lines
 
 
 def _lead(run: Mapping[str, Any]) -> Iterator[str]:
     """Yield what came of the run, and whether it overfits; then where its time went."""
-    lines, best, last = run_lines(run), run["best"], run["last"]
-    if best is None:
+    lines, last = run_lines(run), run["last"]
+    if last is None:
         yield f"{lines['run']}: {lines.get('loss', lines.get('metrics'))}."
     else:
-        yield f"{lines['run']}: held-out {lines['test']}."
-        if best["step"] != last["step"]:
-            grown = f"from {best['test_logloss']:.4f} to {last['test_logloss']:.4f} by step {last['step']:,}"
-            yield f"It overfits: after step {best['step']:,}, held-out log loss rose {grown}."
+        yield f"{lines['run']}: {lines['test']}."
+        if last["best_step"] != last["test_step"]:
+            grown = f"from {_figure(last['best_logloss'])} to {last['test_logloss']:.4f} by step {last['test_step']:,}"
+            yield f"It overfits: after step {last['best_step']:,}, held-out log loss rose {grown}."
     yield f"{lines['speed']}."
     if "waited" in lines:
         yield f"The loop waited {lines['waited']}."

@@ -4,6 +4,8 @@
 
 import io
 import logging
+import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+from skirl.peers.processes import COMMAND_LINE
 from skirl.tools.os_errors import why, writing
 from skirl.tools.progress import Facts
 from skirl.tools.units import clock, figure, size
@@ -81,7 +84,15 @@ def columns(lines: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> str:
 def scores(result: Mapping[str, Any], prefix: str = "") -> str:
     names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
     found = {text: result[prefix + name] for name, text in names.items() if prefix + name in result}
-    return ", ".join(f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items())
+    worse = " (worse than predicting the click rate)" if (result.get(f"{prefix}ne") or 0.0) > 1.0 else ""
+    lines = [f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items()]
+    return ", ".join(line + worse * line.startswith("NE ") for line in lines)
+
+
+def goes_on(args: Sequence[str]) -> str:
+    """Say which command line goes on with what this one has saved."""
+    resume = [] if "--resume" in args else ["--resume"]
+    return f"to go on: {os.environ.get(COMMAND_LINE, 'skirl')} {shlex.join([*args, *resume])}"
 
 
 # Progress

@@ -1,12 +1,15 @@
 """The commands of training: their flags and their output. The code that does the work is imported when they run."""
 
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.cli.report import facts_of_result, run_lines
-from skirl.cli.show import ShowFlags, facts, scores, text
+from skirl.cli.show import ShowFlags, facts, goes_on, scores
+from skirl.peers.processes import COMMAND_LINE
 from skirl.tools.flags import Composed
 from skirl.tools.units import malformed, size
 from skirl.train.flags import EvaluationFlags, LogFlags, SavedFlags, SaveFlags, check_evaluated
@@ -43,28 +46,22 @@ class Train(Composed):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         rows, kept, lines = result["rows"], result["checkpoints"], run_lines(facts_of_result(result))
-        if "test_samples" in result:
-            lines["test"] = f"{scores(result, 'test_')} on {result['test_samples']:,} samples held out"
         ends, at, steps = {}, result["steps"], self.recipe.data.steps
-        if (best := result["best"]) is not None:
-            loss = best["test_logloss"]
-            scored = "" if loss is None else f", log loss {loss:.4f} on the samples held out"
-            ends["best"] = f"step {best['step']:,}{scored}, in {best['folder']}"
         if result["from"] is not None:
             ends["begun"] = origin_line(result["from"])
         if at and result["begun_at"] >= at:  # it was resumed
             past = f"is past --steps {steps}," if steps is not None and at > steps else None
             how = past or ("had stopped early" if result["stopped_early"] else "had ended")
-            shown = facts(lines, "loss", "metrics", "test", "changed", "missing")
+            shown = facts(lines, "test", "best", "loss", "metrics", "changed", "missing")
             return {"ended": f"the run {how} at step {at:,}: nothing was left to train"} | shown | ends
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
-        wide = self.recipe.model.row_dim
+        wide, most = self.recipe.model.row_dim, max(rows["bytes_of_all"], result["peak_bytes"])
         lines |= {
-            "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'])} with their state",
+            "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'], most)} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
-            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
-            "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} besides the cache",
-            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'], most)}, {rows['in_cache']:,} filled",
+            "staging": f"{size(result['staging_bytes'], most)} besides the cache, for {rows['staging']:,} rows on their way",
+            "memory": f"{size(result['peak_bytes'], most)} at its peak, the whole process",
         }
         if result["stopped_early"]:
             lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
@@ -75,7 +72,8 @@ class Train(Composed):
             lines["saved"] = f"{newest}; more --steps and --resume go on from there" if kept["newest"] else newest
             if kept["failed"]:
                 lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
-            lines["checkpoints"] = text({name: kept[name] for name in ("count", "bytes", "pause_share", "stopped_by")})
+            written = f"{kept['count']:,} written, {size(kept['bytes'])} of changes"
+            lines["checkpoints"] = f"{written}; training stood still for {kept['pause_share']:.1%} of the time"
         if result["bad_rows_skipped"]:
             lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
         return lines | ends | facts(result, "trace")
@@ -219,5 +217,15 @@ class Launch:
     def run(self) -> dict[str, Any]:
         from skirl.peers.launch import launch
 
-        code, how = launch(self.words, self.trainers, self.restarts)
+        begun = [
+            "launch",
+            "-n",
+            str(self.trainers),
+            *(["--restarts", str(self.restarts)] if self.restarts else []),
+            "--",
+        ]
+        os.environ[COMMAND_LINE] = f"skirl {shlex.join(begun)}"
+        code, how, failed = launch(self.words, self.trainers, self.restarts)
+        if failed and "--save" in self.words:
+            how = f"{how}; {goes_on(self.words)}"
         return {"exit_code": code, "failed": how}

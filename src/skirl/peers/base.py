@@ -35,9 +35,7 @@ def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, p
         does = "it does" if len(absent) == 1 else "they do"
         why = f"{it} longer than patience={patience:g}; look at what {does}, or set patience higher"
     else:
-        why = (
-            f"gone; see the last lines that {who} printed, and start the job again: it resumes from its last checkpoint"
-        )
+        why = f"gone; see the last lines that {who} printed, if any"
     return f"rank {waiting} waited {seconds:.1f} s for {who} in {doing}: {why}"
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from skirl.peers.base import Alone, PeerError, Peers, missing
-from skirl.peers.processes import die_with_launcher
+from skirl.peers.processes import die_with_launcher, leave_note
 from skirl.tools.units import patience_of
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def using(peers: Peers) -> Iterator[None]:
 def fail(error: BaseException) -> None:
     """End the other trainers as well, because of an error that ends this process."""
     left, _joined[:] = list(_joined), [Alone()] if _joined else []
+    steps = [peers.channels["rows"].step for peers in left if "rows" in peers.channels]
+    leave_note(steps[0] if steps else None, isinstance(error, PeerError))
     for peers in left:
         with suppress(Exception):  # they may be gone already
             peers.fail(error)

@@ -1,6 +1,7 @@
 """Facts about ranks from the operating system: whether a process has ended, and which connections groups have opened."""
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,10 @@ BEGINS_AGAIN = 75
 """Exit code of a trainer that was stopped early, if launchers of several machines watch the job: a success would end the
 job on machines where nobody stopped it.
 """
+
+
+NOTES, COMMAND_LINE = "SKIRL_NOTES", "SKIRL_COMMAND"
+"""What `skirl launch` sets for its trainers: a folder for their last notes, and how its command line began."""
 
 
 def this_process() -> list[Any]:
@@ -33,6 +38,13 @@ def is_gone(process: list[Any]) -> bool:
 
 def launched_here() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def leave_note(step: int | None, lost: bool) -> None:
+    """Tell `skirl launch` that this trainer failed and has said why: at which step, and whether only another was lost."""
+    if (folder := os.environ.get(NOTES)) is not None:
+        with suppress(OSError):
+            Path(folder, os.environ["RANK"]).write_text(json.dumps({"step": step, "lost": lost}))
 
 
 def launchers_elsewhere() -> bool:

@@ -1,9 +1,6 @@
 """Train all variants of a recipe on one stream, race them, and write down the results."""
 
 import logging
-import os
-import signal
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -11,7 +8,7 @@ from dataclasses import asdict
 from math import isfinite, nan
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from skirl.sweep.checkpoint import Bests, begun, check_variants, forget, header_of, plain, read_header, write_header
 from skirl.sweep.crew import Crew, Duty, check_pooled, facts
@@ -21,6 +18,7 @@ from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import BROKEN, Judged, Left, Race, best_of, difference
 from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
+from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Facts, Speed, progress_of
@@ -29,8 +27,6 @@ from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.recipe import Recipe
 
 log = logging.getLogger("skirl")
-
-_NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 def run(sweep_run: "SweepRun") -> dict[str, Any]:
@@ -42,41 +38,7 @@ def run(sweep_run: "SweepRun") -> dict[str, Any]:
             progress(sweep_run.steps, sweep_run.facts)
             if sweep_run.keep(signals):
                 break
-        result = sweep_run.end(signals)
-    if signals.came == "Ctrl-C":
-        log.warning("step %s is saved in %s: --resume goes on from there", f"{result['steps']:,}", keeping.save)
-        raise KeyboardInterrupt
-    return result
-
-
-class Signals:
-    """Catches SIGTERM and Ctrl-C inside its block, so that the sweep is saved first; a second signal ends it at once."""
-
-    def __init__(self, on: bool) -> None:
-        self._on = on and threading.current_thread() is threading.main_thread()
-        self._before: dict[int, Any] = {}
-        self.came: str | None = None
-
-    def __enter__(self) -> Self:
-        if self._on:
-            for number in _NAMES:
-                self._before[number] = signal.signal(number, self._stop)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _stop(self, number: int, frame: Any) -> None:
-        if self.came is None:
-            self.came = _NAMES[number]
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-        else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        return sweep_run.end(signals)
 
 
 class SweepRun:

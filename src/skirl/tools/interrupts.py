@@ -1,4 +1,4 @@
-"""Holding Ctrl-C back while rows are half moved, and letting it through at named points."""
+"""Holding Ctrl-C back while rows are half moved, letting it through at named points, and ending a run that it stops."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from _signal import signal as install  # pyright: ignore[reportMissingImports]
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 QUIET = 0.5
 """Seconds for which SIGINT is held back after one was let through, so that clean-up code is reached."""
@@ -130,3 +130,41 @@ class Hold:
 def uninterrupted() -> Hold:
     """Hold SIGINT back until the block ends."""
     return Hold()
+
+
+_NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+
+
+class Signals:
+    """Catches SIGTERM and Ctrl-C inside its block, so that a run is saved first; a second signal ends it at once.
+
+    launched: whether a launcher passes signals on, so that one Ctrl-C comes twice; it also ends who takes too long.
+    """
+
+    def __init__(self, on: bool, launched: bool = False) -> None:
+        self._on, self._launched = on and threading.current_thread() is threading.main_thread(), launched
+        self._before: dict[int, Any] = {}
+        self.came: str | None = None
+
+    def __enter__(self) -> Self:
+        if self._on:
+            for number in _NAMES:
+                self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _stop(self, number: int, frame: Any) -> None:
+        if self.came is None:
+            self.came = _NAMES[number]
+        elif self._launched:
+            return
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)

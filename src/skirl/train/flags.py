@@ -131,7 +131,7 @@ class DeviceFlags:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The type that rows are stored in; 16 bits need a GPU, where rows are rounded stochastically, by a seed."""
     threads: int | None = None
-    """Compute threads; torch's choice if not given. The bits of a run depend on this number."""
+    """Compute threads; all cores but one if not given. The bits depend on this number, so a resumed run keeps it."""
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -183,7 +183,7 @@ class CheckpointFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints; the run is saved at its beginning, at its end, and at SIGTERM, which ends it."""
+    """A folder for checkpoints; the run is saved at its beginning, at its end, and when SIGTERM or Ctrl-C ends it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     save_minutes: float | None = None

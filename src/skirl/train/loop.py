@@ -28,11 +28,11 @@ from skirl.peers.job import trainers
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.progress import Report, progress_of
+from skirl.tools.progress import Report, progress_of, watched
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.metrics import Evaluation, Meter, NotFinite
 from skirl.train.recipe import Recipe
-from skirl.train.resume import RULES, agreed_start, begin_from, told
+from skirl.train.resume import RULES, agreed_start, begin_from, saved_flags, told
 from skirl.train.run_folder import RunFolder, Since
 from skirl.train.schedule import Rates
 
@@ -99,6 +99,12 @@ def steps(
                 rates.step()
             yield whole(parts, logits, losses)
             parts, logits, losses = [], [], []
+
+
+def told_crowded(share: float) -> None:
+    threads = torch.get_num_threads()
+    then = f"{threads} threads wait for each other, so --threads 1 may be faster" if threads > 1 else "the run goes on"
+    logger.warning("steps get %.0f%% of a core's time, because other programs use the cores: %s", 100 * share, then)
 
 
 def touched_rows(recipe: Recipe) -> int:
@@ -272,6 +278,7 @@ class _Run:
         self.model, self.dense = recipe.model_over(self.embeddings)
         self.rates = recipe.rates_of(self.embeddings, self.dense)
         self.stream = share.of(recipe.stream(), recipe.step.shards)
+        self.on_cpu = recipe.device.device == "cpu"
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
 
     def keeper(self, saving: SaveFlags, batches: Lookahead) -> Keeper:
@@ -287,7 +294,10 @@ class _Run:
         since.begin(batches, meter)
         if judge.stops:
             return None
-        for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
+        every = steps(self.model, self.dense, batches, self.rates, batches.micros)
+        if share.alone and self.on_cpu:  # else the loop waits for other trainers, or for the device
+            every = watched(every, lambda: batches.times.stall + batches.times.read, told_crowded)
+        for step in every:
             done, asked = share.whole(step, keeper.asked())
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
             last = batches.step == self.stream.steps
@@ -302,7 +312,9 @@ class _Run:
             self.folder.after_step(batches, meter, self.rates.now, last=last, evaluation=judge)
             progress(batches.step, lambda: since.facts(batches, meter))
             is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
-            if keeper.after_step(asked, last=last, is_best=is_best) or judge.stops:
+            with meter.speed.paused():
+                told_to_stop = keeper.after_step(asked, last=last, is_best=is_best)
+            if told_to_stop or judge.stops:
                 break
         return None
 
@@ -312,9 +324,11 @@ class _Run:
         with self.meter.speed.paused():
             if share.alone or held_out is None:
                 self.judge.run(batches.step, self.model, held_out or ())
-                return
-            own = held_out.dealt(share.rank, share.size)
-            self.judge.run(batches.step, self.model, own, exchange=share.exchange)
+            else:
+                own = held_out.dealt(share.rank, share.size)
+                self.judge.run(batches.step, self.model, own, exchange=share.exchange)
+        with progress_of("evaluation at step", self.stream.steps) as shown:
+            shown(batches.step, self.judge.facts)
 
     def result(self, batches: Lookahead, flags: Mapping[str, Any]) -> dict[str, Any]:
         """Without what checkpoints add."""
@@ -331,10 +345,11 @@ def train(
     recipe: Recipe, evaluation: EvaluationFlags, saving: SaveFlags, log: LogFlags, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Train; what came of it. flags: all of the command's, to write down."""
-    recipe.use_threads()
+    saved = saved_flags(saving.save) if saving.resume and saving.save else {}
+    threads = recipe.use_threads(saved.get("threads"))
     share = TrainerShare.of_job(recipe.device.device, recipe.step.peer_patience)
     recipe, log = share.recipe(recipe), share.logged(log)
-    flags = {**flags, "shards": recipe.step.shards}
+    flags = {**flags, "shards": recipe.step.shards, "threads": threads}
     origin = agreed_start(share, saving, flags)
     where = {"every": log.log_every, "resume": saving.resume, "trainers": share.size}
     folder = RunFolder(log.folder(), name=f"{recipe.model.model}-{recipe.data.kind}", flags=flags, **where)
@@ -353,7 +368,11 @@ def train(
         if origin is not None:
             begun_from = begin_from(origin, run.model, run.stream, share)
         keeper.begin()
-        broken = run.loop(batches, keeper, progress)
+        try:
+            broken = run.loop(batches, keeper, progress)
+        except KeyboardInterrupt:
+            saved = "" if saving.save else ", and nothing is saved, since --save is not set"
+            raise KeyboardInterrupt(f" at step {batches.step:,}{saved}") from None
         if broken and run.meter.steps % folder.every:
             folder.after_step(batches, run.meter, run.rates.now, last=True, evaluation=run.judge)
         result = run.result(batches, flags)
@@ -361,6 +380,7 @@ def train(
         begins_again = kept["stopped_by"] is not None and launchers_elsewhere()
         result |= {
             "checkpoints": kept,
+            "stopped_by": kept["stopped_by"],
             "begins_again": begins_again,
             "best": best_of(kept, run.judge),
             "from": begun_from,

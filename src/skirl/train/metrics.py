@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.tools import rng_state
-from skirl.tools.progress import Speed
+from skirl.tools.progress import Facts, Speed
+from skirl.tools.units import figure
 
 _BITS = 18
 TOGETHER = 65536
@@ -193,10 +194,20 @@ class Evaluation:
             self.since += 1
 
     def result(self) -> dict[str, Any]:
-        """The last evaluation's entries for the result of a run."""
+        """What the last evaluation adds to the result of a run, with the best step so far."""
         if self.scores is None:
             return {}
-        return {f"test_{name}": value for name, value in asdict(self.scores).items()}
+        best = None if self.best is None or math.isinf(self.best) else self.best
+        scores = {f"test_{name}": value for name, value in asdict(self.scores).items()}
+        return scores | {"test_step": self.step, "best_step": self.best_step, "best_logloss": best}
+
+    def facts(self) -> Facts:
+        """The last evaluation in a few words."""
+        assert self.scores is not None
+        named = {"test log loss": self.scores.logloss, "AUC": self.scores.auc}
+        shown = {name: figure(value) for name, value in named.items() if value is not None}
+        earlier = f"{figure(self.best or nan)} at step {self.best_step:,}"
+        return shown | {"best": "this one" if self.best_step == self.step else earlier}
 
     def state_dict(self) -> dict[str, Any]:
         scores = None if self.scores is None else asdict(self.scores)

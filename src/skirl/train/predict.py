@@ -94,7 +94,7 @@ def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
                 collection.engine.store.close()
         return
     assert first is not None
-    raise first
+    raise folder.none_whole(chosen.save, len(folder.headers(chosen.save)), first)
 
 
 def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from skirl.data.flags import DataFlags
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import Composed, check_types
+from skirl.tools.machine import default_threads
 from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, RateFlags, StepFlags
 
 if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do without
@@ -172,8 +173,9 @@ class Recipe(Composed):
         plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy}
         return lookahead(loader, model, **plan, shards=self.step.shards, trace=trace)
 
-    def use_threads(self) -> None:
+    def use_threads(self, saved: int | None = None) -> int:
+        """Set the number of torch's threads: that of the flag, else of the saved run, else by the cores. Return it."""
         import torch
 
-        if self.device.threads is not None:
-            torch.set_num_threads(self.device.threads)
+        torch.set_num_threads(self.device.threads or saved or default_threads())
+        return torch.get_num_threads()

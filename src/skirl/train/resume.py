@@ -101,10 +101,10 @@ def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def saved_flags(path: Path) -> dict[str, Any]:
-    """The flags that a folder's newest readable checkpoint was saved with; empty if it does not say."""
+    """The flags that a folder's newest readable checkpoint was saved with; empty if none says so."""
     from skirl.checkpoint import folder
 
-    for header in folder.headers(path):
+    for header in folder.headers(path) if folder.is_header(path) or folder.numbers(path) else ():
         try:
             return dict((run_of(folder.read(header)) or {}).get("flags", {}))
         except CheckpointError:  # loading it reports what is wrong with it
@@ -164,12 +164,10 @@ def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
 
 def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     """Raise if the flags do not fit the checkpoint that the run begins from; return it if it is another run's."""
-    from skirl.checkpoint import folder
-
     origin = origin_of(saving)
     if origin is not None:
         check_model(Path(origin.given), origin.header, flags)
-    elif saving.resume and saving.save is not None and folder.numbers(saving.save):
+    elif saving.resume and saving.save is not None:
         then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
         may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are computed from their state and lr
         check_flags(saved_flags(saving.save), flags, may=may, then=then)

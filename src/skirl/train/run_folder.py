@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("skirl")
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
+WORDS = {"fetched": "refetched", "new": "new", "written": "written"}
+"""How people read the counts of rows that move."""
 LINE = {"kind": TEXT, "step": COUNT}  # the fields of every line
 
 
@@ -210,7 +212,7 @@ class RunFolder:
             self.write(self._since.line(batches, meter) | {"lr": rates["rows"], "dense_lr": rates["dense"]})
         if evaluation.step == step:
             line = {"kind": "eval", "step": step, "seconds": evaluation.last_seconds}
-            self.write(line | evaluation.result() | {"best_step": evaluation.best_step})
+            self.write(line | evaluation.result())
 
     def write(self, line: dict[str, Any]) -> None:
         for sink in self._sinks:
@@ -273,13 +275,13 @@ class Since:
         self._before = _sums(batches, meter)
 
     def facts(self, batches: "Lookahead", meter: "Meter") -> Facts:
-        line = self.line(batches, meter)
+        line, rate = self.line(batches, meter), meter.speed.rate(meter.samples)
         auc, ne = ("none yet" if line[name] is None else figure(line[name]) for name in ("auc", "ne"))
         return {
-            "samples/s": f"{line['samples_per_second']:,.0f}", "loss": figure(line["loss"]), "AUC": auc, "NE": ne,
-            **{name: f"{line[name]:,}" for name in ("fetched", "new", "written")},
+            **({"samples/s": f"{rate:,.0f}"} if rate else {}), "loss": figure(line["loss"]), "AUC": auc, "NE": ne,
+            **{word: f"{line[name]:,}" for name, word in WORDS.items()},
             "cache": f"{line['filled']:.0%} full",
-            "hidden": f"{line['hidden']:.0%}" if line["fetched"] or line["written"] else "nothing moved",
+            **({"hidden behind compute": f"{line['hidden']:.0%}"} if line["fetched"] or line["written"] else {}),
             "window": f"{line['window']} batches",
         }  # fmt: skip
 
