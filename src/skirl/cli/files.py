@@ -63,6 +63,26 @@ class SessionFlags(FileFlags):
 
 
 @dataclass(frozen=True)
+class Schema:
+    """Flags of `skirl schema`."""
+
+    positional: ClassVar[tuple[str, ...]] = ("data",)
+
+    data: str
+    """The files to draft a schema from: csv:PATH or parquet:PATH, as for `skirl train`, or the path alone."""
+    label: str | None = None
+    """The column to predict; if not given, one that holds 0 and 1 and is called label, click or target."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.data.files.draft import draft
+
+        return {"schema": draft(self.data, self.label)}
+
+    def summary(self, result: dict[str, Any]) -> str:
+        return result["schema"].rstrip()
+
+
+@dataclass(frozen=True)
 class Vocab(FileFlags):
     """Flags of `skirl vocab`."""
 

@@ -18,6 +18,7 @@ class Train(Composed):
     """Train a model whose tables are larger than the cache."""
 
     group: ClassVar[str] = "output"
+    positional: ClassVar[tuple[str, ...]] = ("data",)
     common: ClassVar[tuple[str, ...]] = (
         "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
     )  # fmt: skip
