@@ -185,7 +185,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
 def _check_launched(words: tuple[str, ...]) -> None:
     """Raise what every trainer would raise, before any is started."""
     if not words:
-        raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train --data ...`")
+        raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train ...`")
     if words[0] in COMMANDS and words[0] != LAUNCH:
         _parse(words[0], list(words[1:]))
     elif not (words[0].endswith(".py") and Path(words[0]).is_file()):

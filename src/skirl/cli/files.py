@@ -27,6 +27,7 @@ class FileFlags(ShowFlags):
     """The files of a command, and how they are read."""
 
     group: ClassVar[str] = ""
+    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: str
     """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
@@ -208,7 +209,7 @@ class Convert(SessionFlags):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "sessions", "files", "bytes", "peak_bytes")
-        lines["saved"] = f"{self.out}; train with --data parquet:{self.out}"
+        lines["saved"] = f"{self.out}; train with `skirl train parquet:{self.out}`"
         if self.check:
             lines["checked"] = "same rows, by hash" if result["check"]["same"] else "other rows"
         return lines
@@ -259,9 +260,9 @@ class Analyze(SessionFlags):
         lines["columns"] = text([{"name": name, **of[name]} for name in order])
         lines |= facts(result, "bytes", "peak_bytes")
         if result["advice"] != "don't bother":
-            flags = {name: getattr(self, name) for name in ("data", "schema", "session", "user", "gap")}
+            flags = {name: getattr(self, name) for name in ("schema", "session", "user", "gap")}
             given = [f"--{name} {value}" for name, value in flags.items() if value]
-            lines["next"] = " ".join(["skirl convert --by session", *given, "--out FOLDER"])
+            lines["next"] = " ".join([f"skirl convert {self.data} --by session", *given, "--out FOLDER"])
         return lines
 
 
@@ -269,7 +270,7 @@ class Analyze(SessionFlags):
 class Export:
     """Write the rows of a checkpoint to a file that other software reads."""
 
-    positional: ClassVar[tuple[str, ...]] = ("checkpoint", "out")
+    positional: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
     checkpoint: Path
     """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep's checkpoints."""
@@ -326,7 +327,7 @@ class Export:
 class Import:
     """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
 
-    positional: ClassVar[tuple[str, ...]] = ("source", "out")
+    positional: ClassVar[tuple[str, ...]] = ("source",)
 
     source: Path
     """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""

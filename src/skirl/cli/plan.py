@@ -76,14 +76,14 @@ class Place(Composed):
         "tables", "data", "model", "dim", "batch", "steps", "ranks", "memory", "link", "out",
     )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
-    positional: ClassVar[tuple[str, ...]] = ("tables",)
+    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
     optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     tables: Path | None = None
-    """A JSON file that lists the tables; if not given, they are those of --model, counted in batches of --data."""
+    """A JSON file that lists the tables; if not given, they are those of --model, counted in batches of DATA."""
     ranks: int = 2
     """The number of ranks."""
     memory: tuple[str, ...] | None = None

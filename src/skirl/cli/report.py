@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.cli.show import Chart, Table, facts, scores, text, write_page
-from skirl.tools.flags import flags_of, option
+from skirl.tools.flags import check_new, flags_of, option
 from skirl.tools.units import clock, figure
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, lines_of
@@ -31,14 +31,19 @@ class Report:
 
     folder: Path
     """The folder of the run or the sweep."""
-    page: Path | None = None
-    """Where to write the page; report.html in that folder if not given."""
+    out: Path | None = None
+    """The page to write; report.html in that folder if not given."""
+    force: bool = False
+    """Replace the page that --out names if it exists."""
     json: bool = False
     """Print the facts as one line of JSON."""
 
+    def __post_init__(self) -> None:
+        check_new(self.out, self.force)
+
     def run(self) -> dict[str, Any]:
         report = report_of_sweep if (self.folder / SWEEP).is_file() else report_of_run
-        return report(self.folder, self.page or self.folder / "report.html")
+        return report(self.folder, self.out or self.folder / "report.html")
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = sweep_lines if result["command"] == "report of a sweep" else run_lines
