@@ -210,6 +210,11 @@ class Convert(SessionFlags):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "sessions", "files", "bytes", "peak_bytes")
         lines["saved"] = f"{self.out}; train with `skirl train parquet:{self.out}`"
+        if self.by is not None and self.partition is None:
+            lines["order"] = (
+                "by session, not by time: --valid 20% holds out some sessions, not the last in time; for these, write with "
+                "--partition 1d, or hold out with --valid time>=..."
+            )
         if self.check:
             lines["checked"] = "same rows, by hash" if result["check"]["same"] else "other rows"
         return lines
@@ -241,18 +246,15 @@ class Analyze(SessionFlags):
             schema = files.encoder.schema
             if any(column.run for column in schema.ids):
                 return advice("lists that repeat are left out of these files already")
-            if not (self.session or self.user or schema.session):
-                return advice("no session column")
             files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
-            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample))
+            now = sum(Path(path).stat().st_size for path in files.dataset.paths)
+            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample), now=now)
 
         return self.timed("analyze", found)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = {"verdict": result["verdict"]}
         if "sampled" not in result:
-            if result["verdict"].endswith("no session column"):
-                lines["instead"] = "name it with --session, or the users with --user COLUMN --gap 30m"
             return lines
         of = result["columns"]
         order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))

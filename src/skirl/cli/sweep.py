@@ -103,7 +103,7 @@ class SweepCommand(Composed):
             "step": result["steps"],
             "left": [],
         }
-        places = standing(result["standing"])
+        places = standing(result["standing"], {name: of.get("test_auc") for name, of in result["by_variant"].items()})
         race = columns(places, left=(1, len(places[0]) - 1)) + f"\n{MEANS}" * (result["seed_noise"] is not None)
         lines = sweep_lines(result | ended) | {"race": race}
         lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes")
