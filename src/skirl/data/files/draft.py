@@ -1,7 +1,6 @@
 """Drafts a schema from the first rows of a file, with comments where a person should decide."""
 
 import csv
-import gzip
 import re
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,21 +26,16 @@ from skirl.data.files.columns import (
 from skirl.data.files.find import BadFile, BadSchema, find, kind_of, no_column
 from skirl.data.files.hashing import BAD, GOOD
 from skirl.data.files.schema import BUILT_IN, FileSchema, Id, Text, toml
-from skirl.data.files.text import TextFile
+from skirl.data.files.text import TextFile, bytes_of
 
 HEAD = 16 << 20
 """Bytes of a text file to look at; of a Parquet file, at most 65,536 rows."""
 NULLS = ("NULL", "null", "NA", "N/A", "nan", "NaN", "None", "\\N")
-LABEL, TIME, SESSION, ID, AMOUNT = (
-    re.compile(words, re.IGNORECASE)
-    for words in (
-        r"label|target|click|^y$",
-        r"time|date|hour|when|stamp|\bts$|_at$",
-        r"session|visit|impression",
-        r"ids?$|user|item|product|categor|code|type",
-        r"price|cost|amount|count|number|num_|\bage|score|total|duration|size",
-    )
-)
+LABEL = re.compile(r"label|target|click|^y$", re.IGNORECASE)
+TIME = re.compile(r"time|date|hour|when|stamp|\bts$|_at$", re.IGNORECASE)
+SESSION = re.compile(r"session|visit|impression", re.IGNORECASE)
+ID = re.compile(r"ids?$|user|item|product|categor|code|type", re.IGNORECASE)
+AMOUNT = re.compile(r"price|cost|amount|count|number|num_|\bage|score|total|duration|size", re.IGNORECASE)
 
 
 @dataclass
@@ -96,10 +90,10 @@ def draft(data: str, label: str | None = None) -> str:
     binary = "binary" if np.isin(numbers, (0, 1)).all() else "number"
     lines += _entry("label", {"name": chosen.name, "kind": binary}, about)
     written = "\n".join([*lines, *body, ""])
-    try:
-        FileSchema.parse(written)
-    except BadSchema as error:
-        raise BadSchema(f"{path}: no schema can be drafted: {error}") from None
+    if "\n[[id]]" not in written:
+        raise BadSchema(
+            f"{path}: no column looks like ids, and a model needs some: write them as whole numbers or texts"
+        )
     return written
 
 
@@ -113,11 +107,8 @@ def _of_parquet(path: str) -> dict[str, Any]:
 
 
 def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], Text]:
-    try:
-        with (gzip.open if packed else open)(path, "rb") as file:
-            head = file.read(1 << 16).decode("utf-8-sig", "replace")
-    except (OSError, EOFError) as error:
-        raise BadFile(path, f"cannot be unpacked ({error})", "get it again") from None
+    with closing(bytes_of(path, packed)) as file:
+        head = file.read(0, 1 << 16).decode("utf-8-sig", "replace")
     lines, quotes = head.splitlines()[:100], '"' in head
     lines = lines[:-1] or lines  # the last may be cut off
 
@@ -157,14 +148,15 @@ def _looked_at(name: str, column: Any, nulls: tuple[str, ...]) -> Column:
         return Column(name, values, "its values are all the same" if len(values) else "it has no value")
     kind = _kind(values)
     if kind != "text" or lists:
-        return Column(name, values, kind, lists)
+        fraction = lists and kind == "number"
+        return Column(name, values, "its lists hold numbers with a fraction" if fraction else kind, lists)
     if pc.all(pc.starts_with(values, "[")).as_py():
         return Column(name, values, "its lists are in brackets: write them as 1|2|3, or as Parquet")
     for separator in "|;, ":
         if 10 * pc.sum(pc.match_substring(values, separator)).as_py() > len(values):
             items = pc.list_flatten(pc.split_pattern(values, separator))
             if separator in "|;" or pc.all(pc.match_substring_regex(items, r"^[A-Za-z]{0,2}\d+$")).as_py():
-                return Column(name, items, _kind(items), True, separator)
+                return Column(name, items, kind if (kind := _kind(items)) != "number" else "text", True, separator)
     return Column(name, values, "text")
 
 
@@ -213,8 +205,6 @@ def _decided(columns: list[Column], top: list[str], rows: int) -> list[str]:
                 dense += _entry("dense", {"name": column.name, "transform": "hour"}, "the hour of the day")
         elif not whole and column.kind not in ("number", "text"):
             left_out.append(f"# {name} is left out: {'it is another time' if column.kind == 'date' else column.kind}")
-        elif column.list and column.kind == "number":
-            left_out.append(f"# {name} is left out: its lists hold numbers with a fraction")
         elif SESSION.search(column.name) and not (session or column.list):
             session = True
             top.append(f"session = {name}  # which rows belong together; training does not read it")
