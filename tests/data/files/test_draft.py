@@ -126,7 +126,6 @@ def test_a_schema_that_is_there_is_shown_as_it_is(tmp_path: Path) -> None:
         ("a,b\n0,1.5\n1,2.5\n", "a", "no column looks like ids"),
         ("a,b\n", None, "has no rows"),
         ("a,b\n1\n1,2,3\n", None, "do not have equally many columns"),
-        ("one\ntwo\n", None, "do not have equally many columns"),
     ],
 )
 def test_what_cannot_be_drafted_is_one_sentence(tmp_path: Path, text: str, label: str | None, says: str) -> None:
