@@ -24,7 +24,7 @@ SEED ?= $(shell date +%s)
 RUNS ?= 22
 # Under a minute, also where cores are busy: a second thread would wait for the first more than it helps so small a model.
 # A share of the touched rows: in that time the run touches 3% of its 33.8 million.
-TRAIN ?= --data synthetic:criteo-kaggle --model dlrm-tiny --dim 16 --batch 1024 --steps 400 --threads 1 --cache touched:10%
+TRAIN ?= synthetic:criteo-kaggle --model dlrm-tiny --dim 16 --batch 1024 --steps 400 --threads 1 --cache touched:10%
 
 # torch is asked for by its version: of a bare name pip may take a build with gigabytes of CUDA libraries.
 $(DEV): pyproject.toml constraints/dev.txt

@@ -14,9 +14,7 @@ import optuna
 from optuna.trial import Trial, TrialState
 
 SWEEPS, VARIANTS = 2, 8
-FLAGS = (
-    "--data synthetic:tiny --model dlrm-tiny --dim 8 --batch 64 --steps 200 --rungs 20%,40% --run none --quiet --json"
-)
+FLAGS = "synthetic:tiny --model dlrm-tiny --dim 8 --batch 64 --steps 200 --rungs 20%,40% --run none --quiet --json"
 
 
 def draw(trial: Trial) -> dict:

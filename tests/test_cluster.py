@@ -53,7 +53,8 @@ def test_kubernetes_gets_a_training_job():
     assert container["name"] == "pytorch", "the operator looks for a container of this name"
     assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
     assert container["command"][:5] == ["torchrun", "-m", "--", "skirl", "train"]
-    given = dict(word.partition("=")[::2] for word in container["command"][5:])
+    data, *flags = container["command"][5:]
+    given = {"--data": data} | dict(word.partition("=")[::2] for word in flags)
     assert given.keys() <= FLAGS and "--resume" in given
     Train.of(**{n[2:].replace("-", "_"): _value(n, v) for n, v in given.items() if n != "--save"}, save=Path("/run"))
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}

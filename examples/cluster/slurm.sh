@@ -1,7 +1,7 @@
 #!/bin/bash
 # Train on the nodes of a Slurm job; torchrun.sh lies beside this file:
 #
-#   sbatch slurm.sh --data synthetic:criteo-kaggle --batch 16384 --shards 4
+#   sbatch slurm.sh synthetic:criteo-kaggle --batch 16384 --shards 4
 #
 #SBATCH --job-name=skirl
 #SBATCH --nodes=4

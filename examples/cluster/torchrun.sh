@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on several machines. Run this on each of them, with the same words:
 #
-#   HOST=first SAVE=/shared/run bash torchrun.sh --data synthetic:criteo-kaggle --batch 16384 --shards 4
+#   HOST=first SAVE=/shared/run bash torchrun.sh synthetic:criteo-kaggle --batch 16384 --shards 4
 #
 # HOST is a machine that the others can reach, where launchers meet; SAVE is a folder that all of them see.
 # Machines may come and go: the run goes on from its last checkpoint with those that are there, and the bits stay the same.

@@ -67,7 +67,7 @@ def test_exported_rows_predict_the_same_in_plain_pytorch(tmp_path: Path, store: 
     model = trained("memory" if store == "memory" else f"disk:{tmp_path / 'rows'}")
     skirl.save(tmp_path / "c", model=model)
     out = tmp_path / f"out{suffix}"
-    assert main(["export", str(tmp_path / "c"), str(out), "--state-dict", "--dense", "--prefix", "bags."]) == 0
+    assert main(["export", str(tmp_path / "c"), "--out", str(out), "--state-dict", "--dense", "--prefix", "bags."]) == 0
     plain = Model().eval()
     plain.load_state_dict(torch.load(out, weights_only=True) if suffix == ".pt" else load_file(out))
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, capsy
     plain = Model().eval()
     torch.save(plain.state_dict(), tmp_path / "in.pt")
     flags = ["--prefix", "bags.", "--optimizer", "adagrad", "--json"]
-    assert main(["import", str(tmp_path / "in.pt"), str(tmp_path / "c"), *flags]) == 0
+    assert main(["import", str(tmp_path / "in.pt"), "--out", str(tmp_path / "c"), *flags]) == 0
     assert json.loads(capsys.readouterr().out)["tables"] == {"item": 200, "user": 300}
     model = Model(made())
     assert skirl.import_rows(model, tmp_path / "c") == {"user": 300, "item": 200}
@@ -134,7 +134,10 @@ def test_our_own_file_brings_the_optimizer_state_along(
     one, file = adaptive(rule), tmp_path / "rows.safetensors"
     go_on(one)
     skirl.save(tmp_path / "c", model=one)
-    assert main(["export", str(tmp_path / "c"), str(file), *(["--table", "item"] if by == "one table" else [])]) == 0
+    assert (
+        main(["export", str(tmp_path / "c"), "--out", str(file), *(["--table", "item"] if by == "one table" else [])])
+        == 0
+    )
     other = adaptive(rule, "mine" if by == "one table" else "item")
     if by == "one table":
         skirl.import_rows(other, file, names={"mine": "weight"})
@@ -143,7 +146,7 @@ def test_our_own_file_brings_the_optimizer_state_along(
         skirl.import_rows(other, file)
     else:
         capsys.readouterr()
-        assert main(["import", str(file), str(tmp_path / "i")]) == 0
+        assert main(["import", str(file), "--out", str(tmp_path / "i")]) == 0
         steps = one.engine.packs[0].steps[0]
         assert f"state      after {steps} steps" in capsys.readouterr().out
         skirl.import_rows(other, tmp_path / "i")

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skirl.cli import main
 from skirl.cli.files import Analyze, Convert
-from skirl.dedup import analyze
+from skirl.data.files.find import BadSchema
 from skirl.dedup.analyze import Sample, figures_of
 from skirl.dedup.sessions import with_keys
 from tests.cases import cases
@@ -56,9 +57,8 @@ def sessions(samples: int, change: float, per_session: float = 16.5) -> list[dic
 
 
 @pytest.mark.parametrize("way", ["all", "some", "users"])
-def test_what_is_projected_is_what_convert_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_what_is_projected_is_what_convert_gives(tmp_path: Path, way: str) -> None:
     flags: dict[str, Any] = {"user": "user", "gap": "3s"} if way == "users" else {}
-    monkeypatch.setattr(analyze, "STRETCH", 500)
     data, by = write(tmp_path / "in.parquet", sessions(9000, 0.1)), schema(tmp_path)
     found = asked(data, schema=by, **flags, **({"sample": "1MiB"} if way == "some" else {}))
     assert (found["sampled"]["one_in"] > 1) == (way == "some")
@@ -71,8 +71,8 @@ def test_what_is_projected_is_what_convert_gives(tmp_path: Path, monkeypatch: py
         above, held = (above, held) if row is None else (row, held + len(row))
         ids += len(above)
     assert found["columns"]["seen"]["factor"] == pytest.approx(ids / held, rel=0.07)
-    assert found["bytes"]["once"] == pytest.approx(given["bytes"], rel=0.2)
-    assert found["bytes"]["once"] < found["bytes"]["as_it_is"]
+    assert found["bytes"]["by session"] == pytest.approx(given["bytes"], rel=0.2)
+    assert found["bytes"]["now"] == (tmp_path / "in.parquet").stat().st_size
 
 
 def test_a_sample_has_whole_sessions_and_keeps_to_its_memory() -> None:
@@ -106,7 +106,15 @@ def test_verdicts(tmp_path: Path, change: float, per_session: float, advice: str
 def test_real_data(data_folder: Path) -> None:
     assert asked(f"mind:{data_folder / 'mind'}", sample="2MiB")["verdict"].startswith("cluster by session")
     for data in (f"criteo:{data_folder / 'criteo_first10k.tsv'}", f"avazu:{data_folder / 'avazu'}"):
-        assert asked(data)["verdict"] == "don't bother: no session column"
+        with pytest.raises(BadSchema, match="nothing says which rows are a session"):
+            asked(data)
+
+
+def test_bytes_that_are_no_rows_have_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "day_0").write_bytes(bytes(random.Random(0).choices(range(1, 256), k=50_000)))
+    for kind in ("criteo", "avazu", "mind"):
+        assert main(["analyze", f"{kind}:{tmp_path / 'day_0'}", "--user", "user", "--gap", "30m"]) == 1
+        assert main(["analyze", f"{kind}:{tmp_path / 'day_0'}"]) == 1
 
 
 @pytest.mark.parametrize(

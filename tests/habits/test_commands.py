@@ -95,7 +95,7 @@ def by_hand(folder: Path, run: dict[str, Any], name: str = "run", **data: Any) -
 
 def predicted(folder: Path, name: str = "run", **chosen: Any) -> dict[str, np.ndarray]:
     into = folder / "predicted.parquet"
-    Predict(save=folder / name, into=into, quiet=True, **chosen).run()
+    Predict(checkpoint=folder / name, out=into, force=True, quiet=True, **chosen).run()
     table = pq.read_table(into)
     return {column: table[column].to_numpy() for column in table.column_names}
 
@@ -112,7 +112,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_a_model_is_evaluated_later_and_the_metrics_are_those_at_the_end_of_its_training(folder, run):
     before = digests(folder / "run")
-    found = Evaluate(save=folder / "run", held_out=True, quiet=True).run()
+    found = Evaluate(checkpoint=folder / "run", held_out=True, quiet=True).run()
     for name in ("samples", "auc", "logloss", "ne", "calibration"):
         assert found[name] == run[f"test_{name}"]
     assert found["step"] == run["steps"] and run["counters"]["fetched"] > 0
@@ -138,7 +138,7 @@ def test_a_file_of_tomorrow_has_no_labels_and_ids_that_no_batch_had(folder, run)
     found = predicted(folder, data=f"csv:{folder / 'tomorrow.csv'}")
     assert found["logit"].tobytes() == expected.tobytes() and "label" not in found
     with pytest.raises(ValueError, match=r"data csv:.*tomorrow.csv has no labels to compare predictions with"):
-        Evaluate(save=folder / "run", data=f"csv:{folder / 'tomorrow.csv'}", quiet=True).run()
+        Evaluate(checkpoint=folder / "run", data=f"csv:{folder / 'tomorrow.csv'}", quiet=True).run()
 
 
 @pytest.mark.parametrize("more", [{"store": "disk"}, {"vocab": "open", "admit": 2, "stale": 4}])
@@ -148,7 +148,7 @@ def test_rows_on_disk_and_an_open_vocabulary_predict_as_they_did_in_the_run(fold
         more = {"store": f"disk:{folder / 'rows'}"}
     run = trained(folder, name, **more)
     before = digests(folder / name)
-    found = Evaluate(save=folder / name, held_out=True, quiet=True).run()
+    found = Evaluate(checkpoint=folder / name, held_out=True, quiet=True).run()
     assert [found[what] for what in ("auc", "logloss")] == [run[f"test_{what}"] for what in ("auc", "logloss")]
     assert digests(folder / name) == before
 
@@ -170,13 +170,12 @@ def test_half_a_file_never_has_the_name_of_the_whole(folder, run):
     broken[80][1] = "x"
     write(folder / "broken.csv", broken)
     with pytest.raises(ValueError, match=r"broken.csv, line 82: column age is 'x'"):
-        Predict(save=folder / "run", data=f"csv:{folder / 'broken.csv'}", into=into, quiet=True).run()
+        Predict(checkpoint=folder / "run", data=f"csv:{folder / 'broken.csv'}", out=into, force=True, quiet=True).run()
     assert into.read_bytes() == b"of yesterday" and not list(folder.glob("*.part"))
     converted(folder, folder / "log.parquet")
-    with pytest.raises(ValueError, match=r"--into is .*log.parquet, which is one of the data files: name another"):
-        Predict(
-            save=folder / "run", data=f"parquet:{folder / 'log.parquet'}", into=folder / "log.parquet", quiet=True
-        ).run()
+    with pytest.raises(ValueError, match=r"out is .*log.parquet, which is one of the data files: name another"):
+        log = folder / "log.parquet"
+        Predict(checkpoint=folder / "run", data=f"parquet:{log}", out=log, force=True, quiet=True).run()
 
 
 def test_other_data_than_the_model_knows_is_refused_by_what_differs(folder, run, tmp_path):
@@ -184,7 +183,7 @@ def test_other_data_than_the_model_knows_is_refused_by_what_differs(folder, run,
         (tmp_path / "other.toml").write_text(schema)
         with pytest.raises(ValueError) as caught:
             Evaluate(
-                save=folder / "run", data=f"csv:{data}", schema=str(tmp_path / "other.toml"), quiet=True, **more
+                checkpoint=folder / "run", data=f"csv:{data}", schema=str(tmp_path / "other.toml"), quiet=True, **more
             ).run()
         return str(caught.value)
 
@@ -198,20 +197,23 @@ def test_other_data_than_the_model_knows_is_refused_by_what_differs(folder, run,
     ).run()
     assert "rows of table 'user': 300, and here: " in refused(SCHEMA, vocab=str(tmp_path / "v"))
     with pytest.raises(ValueError, match=r"data is synthetic:tiny, but the run was trained on csv:"):
-        Evaluate(save=folder / "run", data="synthetic:tiny", quiet=True).run()
+        Evaluate(checkpoint=folder / "run", data="synthetic:tiny", quiet=True).run()
 
 
 def test_what_to_predict_has_to_be_said(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"nothing says what to predict: set --data, or --held-out"):
-        Evaluate(save=folder / "run")
-    with pytest.raises(ValueError, match=r"--into is x.csv: name a file that ends with .parquet"):
-        Predict(save=folder / "run", held_out=True, into=Path("x.csv"))
+    with pytest.raises(ValueError, match=r"nothing says what to predict: name data after the checkpoint"):
+        Evaluate(checkpoint=folder / "run")
+    with pytest.raises(ValueError, match=r"out is x.csv: name a file that ends with .parquet"):
+        Predict(checkpoint=folder / "run", held_out=True, out=Path("x.csv"))
+    (tmp_path / "x.parquet").write_text("of yesterday")
+    with pytest.raises(ValueError, match=r"x.parquet, which already exists: name another file, or add --force"):
+        Predict(checkpoint=folder / "run", held_out=True, out=tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=r"holds no checkpoint"):
-        Evaluate(save=tmp_path, held_out=True).run()
+        Evaluate(checkpoint=tmp_path, held_out=True).run()
     rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
     skirl.save(tmp_path, model=rows)
     with pytest.raises(ValueError, match=r"was saved by another loop than skirl train's"):
-        Evaluate(save=tmp_path, held_out=True).run()
+        Evaluate(checkpoint=tmp_path, held_out=True).run()
 
 
 def test_a_checkpoint_is_evaluated_in_a_loop_of_ones_own_without_copying_its_rows(folder, run):

@@ -206,7 +206,7 @@ def test_a_command_that_writes_a_file_says_where_and_why_in_a_sentence(command, 
     args = {
         "vocab": ["vocab", *read, "--min-count", "1"],
         "convert": ["convert", *read],
-        "export": ["export", str(tmp_path / "saved"), str(out)],
+        "export": ["export", str(tmp_path / "saved"), "--out", str(out)],
     }[command]
     disk.fill()
     assert main(args) == 1

@@ -199,7 +199,7 @@ def opened_rows(path: Path) -> dict[str, Any]:
 
 def test_the_best_is_exported_and_gone_on_from(judged, tmp_path, capsys):
     saved, result, _ = judged
-    assert main(["export", str(saved / "best"), str(tmp_path / "rows.safetensors")]) == 0
+    assert main(["export", str(saved / "best"), "--out", str(tmp_path / "rows.safetensors")]) == 0
     copy = Path(shutil.copytree(saved / "best", tmp_path / "copy"))
     flags = {**JUDGED, "dense_lr": 0.2, "steps": 28}
     resumed = Train.of(**flags, save=copy, resume=True).run()
@@ -318,7 +318,7 @@ def test_a_new_run_from_another_runs_rows_and_weights(halfway, tmp_path, monkeyp
 
 def exported(path: Path, out: Path) -> Path:
     file = out / "dense.pt"
-    assert main(["export", str(path), str(file), "--dense"]) == 0
+    assert main(["export", str(path), "--out", str(file), "--dense"]) == 0
     return file
 
 
@@ -329,8 +329,8 @@ def test_rows_come_without_the_state_of_another_optimizer(halfway):
 
 
 def test_rows_alone_leave_the_dense_weights_as_they_begin(halfway, tmp_path, caplog):
-    assert main(["export", str(halfway), str(tmp_path / "rows.safetensors")]) == 0
-    assert main(["import", str(tmp_path / "rows.safetensors"), str(tmp_path / "imported")]) == 0
+    assert main(["export", str(halfway), "--out", str(tmp_path / "rows.safetensors")]) == 0
+    assert main(["import", str(tmp_path / "rows.safetensors"), "--out", str(tmp_path / "imported")]) == 0
     result = Train.of(**{**SMALL, "steps": 3}, from_=tmp_path / "imported").run()
     assert result["from"]["dense"] is False and "has rows and no dense weights" in caplog.text
 

@@ -32,7 +32,7 @@ def written(tmp_path, tables, **head):
 def test_a_plan_is_printed_and_written(tmp_path, capsys):
     path, out = written(tmp_path, [{**TABLE, "name": f"t{n}", "dim": 4 * n} for n in range(1, 9)]), tmp_path / "p.json"
     flags = ["--ranks", "3", "--memory", "250KB", "--link", "1Gbit", "--out", str(out), "--no-measure"]
-    assert main(["place", str(path), *flags]) == 0
+    assert main(["place", "--tables", str(path), *flags]) == 0
     said = capsys.readouterr().out
     for text in ("rank 0", "rank 2", "KiB of 244.1 KiB", "above perfect balance", "not measured", str(out)):
         assert text in said
@@ -41,7 +41,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     plan.check(read_specs(path))
     assert main(["place", "--tables", str(path), *flags]) == 2
     assert f"--out is {out}, which already exists: name another file, or add --force" in capsys.readouterr().err
-    assert main(["place", str(path), *flags, "--force", "--json"]) == 0
+    assert main(["place", "--tables", str(path), *flags, "--force", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert sum(rank["bytes"] for rank in found["ranks"]) == sum(1000 * (4 * n + 1) * 4 for n in range(1, 9))
     parts = [rank["compute_ms"] + rank["exchange_ms"] for rank in found["ranks"]]
@@ -70,7 +70,7 @@ BAD = [
 def test_bad_input_is_one_sentence_and_no_file(tmp_path, capsys, tables, flags, text):
     path, out = written(tmp_path, tables), tmp_path / "p.json"
     try:
-        code = main(["place", str(path), "--out", str(out), "--no-measure", *flags])
+        code = main(["place", "--tables", str(path), "--out", str(out), "--no-measure", *flags])
     except SystemExit as left:
         code = left.code
     said = capsys.readouterr().err.strip()
@@ -90,9 +90,9 @@ def test_costs_are_measured_once_and_kept(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, [{**TABLE, "optimizer": "sgd"}, {**TABLE, "name": "b", "optimizer": "adagrad"}])
     for _ in range(2):
-        assert main(["place", str(path), "--quiet", "--seconds", "1", "--force"]) == 0
+        assert main(["place", "--tables", str(path), "--quiet", "--seconds", "1", "--force"]) == 0
     assert asked == [("skirl-cpu", ["adagrad", "sgd"], "costs.json")]
-    assert main(["place", str(path), "--quiet", "--seconds", "1", "--force", "--kernel", "fbgemm-cpu"]) == 1
+    assert main(["place", "--tables", str(path), "--quiet", "--seconds", "1", "--force", "--kernel", "fbgemm-cpu"]) == 1
     error = capsys.readouterr().err
     assert "fbgemm" in error and len(asked) == 1  # costs.json is for other kernels, or FBGEMM is not there
 

@@ -37,8 +37,8 @@ def test_predictions_of_real_click_logs_are_the_evaluation_of_their_run(data_fol
     data = data.format(data_folder)
     where = {"save": tmp_path / "run", "store": f"disk:{tmp_path / 'rows'}"}
     run = Train.of(**FLAGS, threads=threads, data=data, valid=valid, **where).run()
-    found = Evaluate(save=tmp_path / "run", held_out=True, quiet=True).run()
-    Predict(save=tmp_path / "run", data=data, valid=valid, into=tmp_path / "p.parquet", quiet=True).run()
+    found = Evaluate(checkpoint=tmp_path / "run", held_out=True, quiet=True).run()
+    Predict(checkpoint=tmp_path / "run", data=data, valid=valid, out=tmp_path / "p.parquet", quiet=True).run()
     table, metrics = pq.read_table(tmp_path / "p.parquet"), Metrics()
     for begin in range(0, len(table), 512):
         part = table.slice(begin, 512)

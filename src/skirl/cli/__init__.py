@@ -31,6 +31,7 @@ COMMANDS = {
     "serve": ("skirl.store.remote.serve:Serve", "keep rows for trainers on other machines, as a memory node"),
     "evaluate": ("skirl.cli.train:Evaluate", "compute the metrics of a trained model on the data that you name"),
     "predict": ("skirl.cli.train:Predict", "write the predictions of a trained model as Parquet"),
+    "schema": ("skirl.cli.files:Schema", "draft a schema of your Parquet, CSV or TSV files: skirl schema DATA > FILE"),
     "vocab": ("skirl.cli.files:Vocab", "give the ids in data files rows of their own"),
     "convert": ("skirl.cli.files:Convert", "write data files as Parquet that is read several times faster"),
     "analyze": ("skirl.cli.files:Analyze", "find out whether it pays to write data by session"),
@@ -145,7 +146,8 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
             f"stopped by {_stopped_by(result)} after step {result['steps']:,}, saved in {result['save']}; {goes_on(args)}"
         )
     else:
-        print(listed(command.summary(result)))
+        shown = command.summary(result)
+        print(shown if isinstance(shown, str) else listed(shown))
     if result.get("failed"):
         print(f"skirl {name}: {result['failed']}", file=sys.stderr)
     return _code(result)
@@ -211,7 +213,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
 def _check_launched(words: tuple[str, ...]) -> None:
     """Raise what every trainer would raise, before any is started."""
     if not words:
-        raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train --data ...`")
+        raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train ...`")
     if words[0] in COMMANDS and words[0] != LAUNCH:
         _parse(words[0], list(words[1:]))
     elif not (words[0].endswith(".py") and Path(words[0]).is_file()):

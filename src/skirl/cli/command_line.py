@@ -24,20 +24,21 @@ def read_flags(
 ) -> dict[str, Any]:
     """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
 
-    `kind` is the command: `common` and `usual` are what its help shows, `hidden` what it never shows, `positional` may be
-    given without their names, `repeated` several times.
+    `kind` is the command: `common` and `usual` are what its help shows, `hidden` what only files may set; `positional` may
+    be given without their names, `repeated` several times.
     """
     positional = [name for name in getattr(kind, "positional", ()) if name in flags]
     if any(arg in ("-h", "--help") for arg in args):
         _show_help(prog, about, kind, flags, positional, "all" in args)
-    given, words = _split(prog, kind, flags, args)
+    known = {name: flag for name, flag in flags.items() if name not in getattr(kind, "hidden", ())}
+    given, words = _split(prog, kind, known, args)
     values = {name: _value(prog, flags[name], texts) for name, texts in given.items()}
     missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in given]
     alone = [name for name in positional if name not in given]
     if words[len(alone) :]:
         if twice := [name for name in positional if name in given]:
             _refuse(prog, f"{twice[0]} is given twice, with its name and without it: leave one of them out")
-        _refuse_unknown(prog, flags, words[len(alone)])
+        _refuse_unknown(prog, known, words[len(alone)])
     for name in alone[len(words) :]:
         line = f"{prog} {' '.join(map(str.upper, positional))}"
         if name in missing:
@@ -94,21 +95,21 @@ def _show_help(
     usual = () if everything else getattr(kind, "usual", ())
     if usual:
         about += f" `{prog} --help all` lists all flags; these are the ones that are used most."
-    words = [name for name in positional if flags[name].default is MISSING]
-    if positional and not words:
-        name = positional[0]
-        about += f" {prog} {name.upper()} is the same as {prog} --{name} {name.upper()}."
+    words = [name.upper() if flags[name].default is MISSING else f"[{name.upper()}]" for name in positional]
     first = [n for n in getattr(kind, "common", ()) if n in flags] + [n for n, flag in flags.items() if not flag.group]
     shown: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*words, *first, *flags]):
-        if name in getattr(kind, "hidden", ()) or (usual and name not in {*words, *first, *usual}):
+    for name in dict.fromkeys([*positional, *first, *flags]):
+        if name in getattr(kind, "hidden", ()) or (usual and name not in {*positional, *first, *usual}):
             continue
         flag = flags[name]
         unset = flag.default in (None, "", (), MISSING) or flag.default is False
-        typed = name.upper() if name in words else f"{option(name)} {'' if flag.type is bool else metavar(flag.type)}"
+        typed = f"{name.upper()}, or " * (name in positional)
+        typed += f"{option(name)} {'' if flag.type is bool else metavar(flag.type)}"
         text = _filled(flag.help + ("" if unset else f" (default: {flag.default})"), "      ")
-        shown.setdefault("flags" if name in {*words, *first} else flag.group, []).append(f"  {typed.rstrip()}\n{text}")
-    print(f"usage: {prog} {' '.join(map(str.upper, words))}".rstrip(), "[flags]\n\n" + _filled(about, ""))
+        shown.setdefault("flags" if name in {*positional, *first} else flag.group, []).append(
+            f"  {typed.rstrip()}\n{text}"
+        )
+    print("usage:", prog, *words, "[flags]\n\n" + _filled(about, ""))
     for group, texts in shown.items():
         print(f"\n{group}", *texts, sep="\n")
     raise SystemExit(0)

@@ -27,6 +27,7 @@ class FileFlags(ShowFlags):
     """The files of a command, and how they are read."""
 
     group: ClassVar[str] = ""
+    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: str
     """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
@@ -60,6 +61,26 @@ class SessionFlags(FileFlags):
     """The column of users, if no column says the session: a session ends after --gap without a row."""
     gap: str | None = None
     """With --user: time without a row that ends a session, such as 30m; plain numbers of time count seconds."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Flags of `skirl schema`."""
+
+    positional: ClassVar[tuple[str, ...]] = ("data",)
+
+    data: str
+    """The files to draft a schema from: csv:PATH or parquet:PATH, as for `skirl train`, or the path alone."""
+    label: str | None = None
+    """The column to predict; if not given, one that holds 0 and 1 and is called label, click or target."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.data.files.draft import draft
+
+        return {"schema": draft(self.data, self.label)}
+
+    def summary(self, result: dict[str, Any]) -> str:
+        return result["schema"].rstrip()
 
 
 @dataclass(frozen=True)
@@ -188,7 +209,12 @@ class Convert(SessionFlags):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "sessions", "files", "bytes", "peak_bytes")
-        lines["saved"] = f"{self.out}; train with --data parquet:{self.out}"
+        lines["saved"] = f"{self.out}; train with `skirl train parquet:{self.out}`"
+        if self.by is not None and self.partition is None:
+            lines["order"] = (
+                "by session, not by time: --valid 20% holds out some sessions, not the last in time; for these, write with "
+                "--partition 1d, or hold out with --valid time>=..."
+            )
         if self.check:
             lines["checked"] = "same rows, by hash" if result["check"]["same"] else "other rows"
         return lines
@@ -220,18 +246,15 @@ class Analyze(SessionFlags):
             schema = files.encoder.schema
             if any(column.run for column in schema.ids):
                 return advice("lists that repeat are left out of these files already")
-            if not (self.session or self.user or schema.session):
-                return advice("no session column")
             files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
-            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample))
+            now = sum(Path(path).stat().st_size for path in files.dataset.paths)
+            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample), now=now)
 
         return self.timed("analyze", found)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = {"verdict": result["verdict"]}
         if "sampled" not in result:
-            if result["verdict"].endswith("no session column"):
-                lines["instead"] = "name it with --session, or the users with --user COLUMN --gap 30m"
             return lines
         of = result["columns"]
         order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
@@ -239,9 +262,9 @@ class Analyze(SessionFlags):
         lines["columns"] = text([{"name": name, **of[name]} for name in order])
         lines |= facts(result, "bytes", "peak_bytes")
         if result["advice"] != "don't bother":
-            flags = {name: getattr(self, name) for name in ("data", "schema", "session", "user", "gap")}
+            flags = {name: getattr(self, name) for name in ("schema", "session", "user", "gap")}
             given = [f"--{name} {value}" for name, value in flags.items() if value]
-            lines["next"] = " ".join(["skirl convert --by session", *given, "--out FOLDER"])
+            lines["next"] = " ".join([f"skirl convert {self.data} --by session", *given, "--out FOLDER"])
         return lines
 
 
@@ -249,7 +272,7 @@ class Analyze(SessionFlags):
 class Export:
     """Write the rows of a checkpoint to a file that other software reads."""
 
-    positional: ClassVar[tuple[str, ...]] = ("checkpoint", "out")
+    positional: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
     checkpoint: Path
     """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep's checkpoints."""
@@ -306,7 +329,7 @@ class Export:
 class Import:
     """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
 
-    positional: ClassVar[tuple[str, ...]] = ("source", "out")
+    positional: ClassVar[tuple[str, ...]] = ("source",)
 
     source: Path
     """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""

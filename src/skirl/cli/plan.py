@@ -32,7 +32,7 @@ class Size(Composed):
     movement: MovementFlags = field(default_factory=MovementFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     link: str | None = None
-    """Rate and delay of the way between cache and store, such as 1Gbit,100us."""
+    """Rate and delay of the way between cache and store, such as 1Gbit/s,100us."""
     step_ms: float | None = None
     """Milliseconds that a step computes; with --link, the advice is the smallest cache with which the link keeps up."""
 
@@ -76,20 +76,20 @@ class Place(Composed):
         "tables", "data", "model", "dim", "batch", "steps", "ranks", "memory", "link", "out",
     )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
-    positional: ClassVar[tuple[str, ...]] = ("tables",)
+    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
     optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     tables: Path | None = None
-    """A JSON file that lists the tables; if not given, they are those of --model, counted in batches of --data."""
+    """A JSON file that lists the tables; if not given, they are those of --model, counted in batches of DATA."""
     ranks: int = 2
     """The number of ranks."""
     memory: tuple[str, ...] | None = None
     """The most memory that tables of a rank may take with their state, such as 16GB: one value, or one for each rank."""
-    link: str = "10Gbit"
-    """The rate at which each rank exchanges pooled rows, in each direction."""
+    link: str = "10Gbit/s"
+    """The rate at which each rank exchanges pooled rows, in each direction, such as 10Gbit/s or 1.25GB/s; not measured."""
     kernel: Literal["skirl-cpu", "fbgemm-cpu", "fbgemm-cuda"] = "skirl-cpu"
     """The kernels that will run the plan and are measured: skirl's or FBGEMM's, which TorchRec runs; cuda is unproven."""
     columns: Literal["exact", "always", "never"] = "exact"
@@ -102,7 +102,7 @@ class Place(Composed):
     """Minutes to measure costs once everything is prepared."""
     no_measure: bool = False
     """Measure nothing here: take --costs, or costs that come with skirl, and the plan that is predicted to be best."""
-    out: Path | None = Path("tables-plan.json")
+    out: Path | None = Path("plan.json")
     """The file to write the plan to."""
     force: bool = False
     """Replace the file if it exists."""
@@ -132,7 +132,7 @@ class Place(Composed):
 
     def rate(self) -> float:
         """Bytes a second of --link."""
-        return parsed("link", self.link, lambda rate: Link.parse(f"{rate},0us").rate, "a rate like 10Gbit")
+        return Link.parse(self.link).rate
 
     def run(self) -> dict[str, Any]:
         from skirl.placement.calibrate import costs_for
@@ -196,6 +196,14 @@ class Place(Composed):
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
+        kernels = {
+            "skirl-cpu": "skirl's, on this CPU",
+            "fbgemm-cpu": "FBGEMM's, on this CPU",
+            "fbgemm-cuda": "FBGEMM's, on the GPU",
+        }
+        lines["kernels"] = f"{kernels[self.kernel]}{', as shipped' * self.no_measure}"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         lines["search"] = f"{result['seconds']:.1f} s"
-        return lines | facts(result, "out")
+        if result["out"] is not None:
+            lines["out"] = f"{result['out']}; skirl.torchrec.plan({result['out']!r}, model) is TorchRec's ShardingPlan"
+        return lines

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.cli.show import Chart, Table, facts, scores, text, write_page
-from skirl.tools.flags import flags_of, option
+from skirl.tools.flags import check_new, flags_of, option
 from skirl.tools.units import clock, figure
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
@@ -31,14 +31,19 @@ class Report:
 
     folder: Path
     """The folder of the run or the sweep."""
-    page: Path | None = None
-    """Where to write the page; report.html in that folder if not given."""
+    out: Path | None = None
+    """The page to write; report.html in that folder if not given."""
+    force: bool = False
+    """Replace the page that --out names if it exists."""
     json: bool = False
     """Print the facts as one line of JSON."""
 
+    def __post_init__(self) -> None:
+        check_new(self.out, self.force)
+
     def run(self) -> dict[str, Any]:
         report = report_of_sweep if (self.folder / SWEEP).is_file() else report_of_run
-        return report(self.folder, self.page or self.folder / "report.html")
+        return report(self.folder, self.out or self.folder / "report.html")
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = sweep_lines if result["command"] == "report of a sweep" else run_lines
@@ -223,18 +228,22 @@ def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Char
 # A sweep
 
 
-def standing(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the head of the table and a line for each place, cell by cell; held-out losses only if ranks are by them."""
+def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | None]) -> list[tuple[str, ...]]:
+    """Return the head of the table and a line for each place, cell by cell; held-out losses only if ranks are by them.
+
+    aucs: of variants on the samples held out.
+    """
     from skirl.sweep.race import VariantPlace, difference
 
     judged = any(at.get("held_out") is not None for at in places)
     held_out = ["held out"] if judged else []
-    lines: list[tuple[str, ...]] = [("rank", "variant", *held_out, "loss", "to rank 1", "AUC", "state")]
+    kind = "held-out AUC" if any(auc is not None for auc in aucs.values()) else "AUC"
+    lines: list[tuple[str, ...]] = [("rank", "variant", *held_out, "loss", "to rank 1", kind, "state")]
     for at in places:
         losses = (_figure(at.get(name), 5) for name in (["held_out"] if judged else []) + ["loss"])
         behind = difference(VariantPlace(**{name: value for name, value in at.items() if name != "auc"}))
-        auc = "-" if at["auc"] is None else f"{at['auc']:.4f}"
-        lines.append((str(at["rank"]), at["variant"], *losses, behind, auc, at["state"]))
+        auc = at["auc"] if kind == "AUC" else aucs.get(at["variant"])
+        lines.append((str(at["rank"]), at["variant"], *losses, behind, _figure(auc), at["state"]))
     return lines
 
 
@@ -291,13 +300,10 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
-    lines, places, aucs = sweep_lines(sweep), sweep["standing"], sweep["test_auc"]
+    lines, places = sweep_lines(sweep), sweep["standing"]
     best = lines.pop("winner", None) or lines.pop("leader", None)
     first = f"The best of {len(sweep['variants'])} variants is {best}." if best else None
-    head, *cells = standing(places) if places else [()]
-    if any(score is not None for score in aucs.values()):
-        head = (*head, "held-out AUC")
-        cells = [(*line, _figure(aucs.get(at["variant"]))) for line, at in zip(cells, places, strict=True)]
+    head, *cells = standing(places, sweep["test_auc"]) if places else [()]
     every = {at["variant"]: _by_kind(lines_of(folder / at["variant"])) for at in places}
     losses = {of: _points(lines, "loss") for of, (lines, _) in every.items()}
     held_out = {of: _points(evaluations, "test_logloss") for of, (_, evaluations) in every.items()}

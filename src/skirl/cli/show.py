@@ -241,6 +241,11 @@ def svg(chart: Chart) -> str:
             (line,) = axes.plot(*zip(*points), color=color, marker=mark, zorder=-i) if points else (None,)
             if shown and line is not None:
                 named.append((line, name))
+        best = [points for points in chart.lines.values() if points]
+        if len(best) > 2:  # important ones first: early losses, and those of the others, may lie outside
+            inside = [y for points in best[: (len(best) + 1) // 2] for _, y in points[len(points) // 10 :]]
+            room = 0.1 * (max(inside) - min(inside)) or 0.1
+            axes.set_ylim(min(inside) - room, max(inside) + room)
         if len(chart.lines) > 1:
             figure.legend(*zip(*named), loc="outside lower left", ncols=2, frameon=False, fontsize=9)
         out = io.StringIO()

@@ -18,6 +18,7 @@ class SweepCommand(Composed):
     """Train several variants of a model on one stream, and drop the worse half at each rung."""
 
     group: ClassVar[str] = "sweep"
+    positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
     hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "patience")  # a sweep has one trainer and many runs
@@ -102,7 +103,7 @@ class SweepCommand(Composed):
             "step": result["steps"],
             "left": [],
         }
-        places = standing(result["standing"])
+        places = standing(result["standing"], {name: of.get("test_auc") for name, of in result["by_variant"].items()})
         race = columns(places, left=(1, len(places[0]) - 1)) + f"\n{MEANS}" * (result["seed_noise"] is not None)
         lines = sweep_lines(result | ended) | {"race": race}
         lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, goes_on, scores
 from skirl.peers.processes import COMMAND_LINE
-from skirl.tools.flags import Composed
+from skirl.tools.flags import Composed, check_new
 from skirl.tools.units import malformed, size
 from skirl.train.flags import EvaluationFlags, LogFlags, SavedFlags, SaveFlags, check_evaluated
 from skirl.train.recipe import Recipe
@@ -21,6 +21,7 @@ class Train(Composed):
     """Train a model whose tables are larger than the cache."""
 
     group: ClassVar[str] = "output"
+    positional: ClassVar[tuple[str, ...]] = ("data",)
     common: ClassVar[tuple[str, ...]] = (
         "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
     )  # fmt: skip
@@ -89,6 +90,7 @@ class Verify(Composed):
     """Train with a cache, with every row resident, and in plain Python, and compare every bit."""
 
     group: ClassVar[str] = "learning"
+    positional: ClassVar[tuple[str, ...]] = ("data",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache")
     defaults: ClassVar[Mapping[str, Any]] = {
         "model": "dlrm-tiny", "dim": 16, "batch": 256, "steps": 30, "cache": "touched:10%",
@@ -161,7 +163,8 @@ class Evaluate(SavedFlags, ShowFlags):
     """Compare the predictions of a trained model with labels."""
 
     group: ClassVar[str] = ""
-    common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
+    positional: ClassVar[tuple[str, ...]] = ("checkpoint", "data")
+    common: ClassVar[tuple[str, ...]] = ("out", "held_out", "valid", "force")
 
     def run(self) -> dict[str, Any]:
         from skirl.train.predict import predict
@@ -171,7 +174,7 @@ class Evaluate(SavedFlags, ShowFlags):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, "checkpoint", "step", "data", "part", "samples")
         lines |= {"metrics": scores(result)} if "auc" in result else {}
-        cost = ("samples_per_second", "seconds", "bad_rows_skipped", "into", "bytes")
+        cost = ("samples_per_second", "seconds", "bad_rows_skipped", "out", "bytes")
         return lines | facts(result, *cost)
 
 
@@ -179,20 +182,23 @@ class Evaluate(SavedFlags, ShowFlags):
 class Predict(Evaluate):
     """Write the predictions of a trained model to a Parquet file."""
 
-    into: Path
-    """The file to write; an existing one is replaced when the new one is complete."""
+    out: Path
+    """The Parquet file to write."""
+    force: bool = False
+    """Replace the file if it exists, once the new one is complete."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.into.suffix not in (".parquet", ".pq"):
-            raise ValueError(f"--into is {self.into}: name a file that ends with .parquet")
-        if not self.into.absolute().parent.is_dir():
-            raise ValueError(f"--into is {self.into}: its folder does not exist, make it first")
+        if self.out.suffix not in (".parquet", ".pq"):
+            raise ValueError(f"out is {self.out}: name a file that ends with .parquet")
+        if not self.out.absolute().parent.is_dir():
+            raise ValueError(f"out is {self.out}: its folder does not exist, make it first")
+        check_new(self.out, self.force)
 
     def run(self) -> dict[str, Any]:
         from skirl.train.predict import predict
 
-        return predict(self, self.into)
+        return predict(self, self.out)
 
 
 @dataclass

@@ -98,7 +98,8 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     if kind in BUILT_IN:
         return BUILT_IN[kind]
     raise BadSchema(
-        f"{path}: nothing says what its columns mean: set schema to a TOML file that does, docs/data.md has an example"
+        f"{path}: nothing says what its columns mean: `skirl schema {kind}:{path} > schema.toml` drafts a file that does, "
+        "read it over and set schema to it"
     )
 
 

@@ -13,9 +13,8 @@ from skirl.data.files.schema import FileSchema
 from skirl.dedup.layout import Writer, changed, dictionaries_for, once, row_groups, with_runs
 from skirl.dedup.sessions import KEYS, Columns
 from skirl.tools.progress import progress_of
+from skirl.tools.units import size
 
-STRETCH = 1 << 16
-"""Rows from the start of the data to look at in their original order."""
 LEAST = 1.5
 """Rewriting the data is worth it if a list occurs at least this many times in a session, on average."""
 
@@ -31,15 +30,10 @@ class Sample:
         """One in 2 ** level sessions is kept."""
         self.cut = False
         """True if one session alone was too large, so that rows are missing."""
-        self.first: list[Any] = []
-        """The first rows, in their original order."""
         self._kept: list[Any] = []
 
     def add(self, table: Any) -> None:
         """Add rows with their sort keys."""
-        here = sum(map(len, self.first))
-        if here < STRETCH and sum(each.nbytes for each in self.first) < self._most // 4:
-            self.first.append(table.slice(0, STRETCH - here))
         self.rows += len(table)
         if self.cut:
             return
@@ -63,8 +57,9 @@ class Sample:
         return pa.concat_tables(self._kept).sort_by([(key, "ascending") for key in KEYS])
 
 
-def analyze(tables: Iterator[Any], columns: Columns, *, keep: int) -> dict[str, Any]:
-    """Read all rows once, `keyed`, and return the result of the command. keep: bytes of rows to keep in the sample."""
+def analyze(tables: Iterator[Any], columns: Columns, *, keep: int, now: int) -> dict[str, Any]:
+    """Read all rows once, `keyed`, and return the result of the command. keep: bytes of rows to keep in the sample; now:
+    bytes of the files."""
     sample = Sample(keep)
     with progress_of("analyze") as progress:
         for table in tables:
@@ -77,7 +72,6 @@ def analyze(tables: Iterator[Any], columns: Columns, *, keep: int) -> dict[str, 
     table = pa.concat_tables([group.table for group in groups]).combine_chunks()
     new, schema = np.concatenate([group.new for group in groups]), columns.schema
     figures = {c.name: figures_of(one(table.column(c.name)), new) for c in (*schema.dense, *schema.ids)}
-    first = pa.concat_tables(sample.first).drop_columns(list(KEYS)).combine_chunks()
     sessions = int(new.sum())
     found: dict[str, Any] = {
         "samples": sample.rows,
@@ -86,11 +80,9 @@ def analyze(tables: Iterator[Any], columns: Columns, *, keep: int) -> dict[str, 
         "sampled": {"samples": len(new), "sessions": sessions, "one_in": 1 << sample.level, "cut": sample.cut},
         "columns": figures,
     }
-    if columns.named:
-        first = first.append_column(columns.named, pa.array(np.zeros(len(first), np.int64)))
     of = with_runs(schema)
-    sides = {"as_it_is": (schema, [first]), "once": (of, [once(group.table, of, group.new) for group in groups])}
-    found["bytes"] = {name: round(sample.rows * _written(*side)) for name, side in sides.items()}
+    rewritten = _written(of, [once(group.table, of, group.new) for group in groups])
+    found["bytes"] = {"now": now, "by session": round(sample.rows * rewritten)}
     return found | verdict(found, schema)
 
 
@@ -129,8 +121,8 @@ def verdict(found: Mapping[str, Any], schema: FileSchema) -> dict[str, Any]:
     if factor < LEAST:
         why = f"with {found['per_session']:.1f} samples a session, a list comes {factor:.1f} times in one"
         return advice(f"{why}; {LEAST:g} times would be worth it", factor)
-    smaller = found["bytes"]["as_it_is"] / max(1, found["bytes"]["once"])
-    gains = f"a list comes {factor:.1f} times in one, and files get {smaller:.1f} times as small"
+    now, then = (size(count) for count in found["bytes"].values())
+    gains = f"a list comes {factor:.1f} times in one; files of {now} become {then}, less with --compression zstd"
     return advice("", factor) | {"advice": "cluster", "verdict": f"cluster by session: {gains}"}
 
 

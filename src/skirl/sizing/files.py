@@ -4,16 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
-from skirl.data.files.columnar import KEY, KEY_OF_PREDICTIONS
+from skirl.data.files.columnar import DAMAGED, KEY, KEY_OF_PREDICTIONS, short
 from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import FileSchema
 from skirl.data.vocabulary.vocabulary import FIRST, facts_of
-
-_DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 def describe(path: Path, kind: str) -> dict[str, Any]:
@@ -30,8 +27,8 @@ def _parquet(path: Path) -> dict[str, Any]:
             packed = {meta.row_group(0).column(0).compression.lower()} if meta.num_row_groups else set()
             groups, rows = meta.num_row_groups, meta.num_rows
             columns = {field.name: str(field.type) for field in schema}
-    except _DAMAGED as error:
-        raise ValueError(f"{path} is a Parquet file, damaged or cut off ({_short(error)}): write it again") from None
+    except DAMAGED as error:
+        raise ValueError(f"{path} is a Parquet file, damaged or cut off ({short(error)}): write it again") from None
     facts: dict[str, Any] = {
         "kind": "Parquet file",
         "rows": rows,
@@ -73,7 +70,7 @@ def describe_safetensors(path: Path) -> dict[str, Any]:
             about = file.metadata() or {}
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 it is no dict
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} is a safetensors file that is damaged or cut off ({_short(error)})") from None
+        raise ValueError(f"{path} is a safetensors file that is damaged or cut off ({short(error)})") from None
     size = path.stat().st_size
     if "skirl" in about and any(name.endswith(".counts") for name in shapes):
         facts = facts_of(str(path), about["skirl"])
@@ -102,7 +99,3 @@ def describe_safetensors(path: Path) -> dict[str, Any]:
             "bytes": size,
         }
     return {"kind": "safetensors file", "tensors": shapes, "bytes": size}
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -38,7 +38,7 @@ def patience_of(environment: Mapping[str, str], otherwise: float = 600.0) -> flo
     raise ValueError(f"SKIRL_PATIENCE is {text!r} in the environment: set it to seconds above 0")
 
 
-_RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
+_RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)(bit|b|B)(?:/s|ps)?")
 _DELAY = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)")
 _BITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 _DELAYS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -55,12 +55,20 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> "Link":
-        """Return the link that a flag describes as RATE,DELAY."""
-        rate, _, delay = text.partition(",")
-        bits, wait = _RATE.fullmatch(rate.strip()), _DELAY.fullmatch(delay.strip())
-        if not bits or not wait or float(bits[1]) == 0:
-            raise ValueError(f"link is {text!r}: write it RATE,DELAY, such as 1Gbit,100us")
-        return cls(float(bits[1]) * _BITS[bits[2]] / 8, round(float(wait[1]) * _DELAYS[wait[2]], 12))
+        """Return the link that a flag describes as RATE or RATE,DELAY.
+
+        >>> Link.parse("10Gbit/s") == Link.parse("1.25 GB/s"), Link.parse("1Gbit,100us").delay
+        (True, 0.0001)
+        """
+        rate, delayed, delay = text.partition(",")
+        found, wait = _RATE.fullmatch(rate.strip()), _DELAY.fullmatch(delay.strip() if delayed else "0s")
+        if not found or not wait or float(found[1]) == 0:
+            raise ValueError(
+                f"link is {text!r}: set it to the rate in bits or bytes a second, such as 10Gbit/s or 1.25GB/s, and, if "
+                "known, the delay of a call: 1Gbit/s,100us"
+            )
+        bits = 8 if found[3] == "B" else 1
+        return cls(bits * float(found[1]) * _BITS[found[2]] / 8, round(float(wait[1]) * _DELAYS[wait[2]], 12))
 
     def seconds(self, nbytes: int) -> float:
         """Return how many seconds one call takes when the link is idle."""

@@ -183,7 +183,7 @@ class CheckpointFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints; the run is saved at its beginning, at its end, and when SIGTERM or Ctrl-C ends it."""
+    """The folder to go on from: rows, weights and place in the data, saved at the run's beginning, end, and when stopped."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     save_minutes: float | None = None
@@ -226,7 +226,8 @@ class LogFlags:
     group: ClassVar[str] = "output"
 
     run: str = "auto"
-    """The folder for metrics, TensorBoard events and the result; auto: a new one under runs/ (or $SKIRL_RUNS); or none."""
+    """The folder to look at: metrics and result, for `skirl report` and TensorBoard; auto: a new one in runs/ or
+    $SKIRL_RUNS; or none."""
     log_every: int = 50
     """Steps between two lines of metrics."""
     trace: Path | None = None
@@ -247,7 +248,7 @@ class LogFlags:
 class SavedFlags:
     """A saved run, and what it is to predict. Flags that are not given are as in the run."""
 
-    save: Path
+    checkpoint: Path
     """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one."""
     data: str | None = None
     """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's if not given."""
@@ -275,5 +276,5 @@ class SavedFlags:
             raise ValueError("--held-out is the part that the run held out, and --valid another one: set one of them")
         if self.data is None and not self.held_out and self.valid is None:
             raise ValueError(
-                "nothing says what to predict: set --data, or --held-out for the samples that the run held out"
+                "nothing says what to predict: name data after the checkpoint, or set --held-out for what the run held out"
             )

@@ -78,7 +78,7 @@ class SavedRun:
 def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
     """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
     first: CheckpointError | None = None
-    for header in folder.headers(chosen.save):
+    for header in folder.headers(chosen.checkpoint):
         try:
             run = _opened(header, chosen, labelled)
         except OtherVersion:
@@ -94,7 +94,7 @@ def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
                 collection.engine.store.close()
         return
     assert first is not None
-    raise folder.none_whole(chosen.save, len(folder.headers(chosen.save)), first)
+    raise folder.none_whole(chosen.checkpoint, len(folder.headers(chosen.checkpoint)), first)
 
 
 def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
@@ -200,20 +200,20 @@ def _vocabulary(stream: Growing, state: Any, flags: Mapping[str, Any]) -> Growin
 GROUP = 1 << 17  # rows in a Parquet row group
 
 
-def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
-    """The metrics of a saved run, if there are labels. into: write its predictions to this Parquet file."""
-    started, command = time.monotonic(), "evaluate" if into is None else "predict"
-    with saved_run(chosen, labelled=into is None) as run:
+def predict(chosen: SavedFlags, out: Path | None = None) -> dict[str, Any]:
+    """The metrics of a saved run, if there are labels. out: write its predictions to this Parquet file."""
+    started, command = time.monotonic(), "evaluate" if out is None else "predict"
+    with saved_run(chosen, labelled=out is None) as run:
         data = run.recipe.data
         paths = find(data.path) if data.kind in FILE_KINDS else []
-        if into is not None and into.exists() and any(into.samefile(path) for path in paths):
-            raise ValueError(f"--into is {into}, which is one of the data files: name another file")
+        if out is not None and out.exists() and any(out.samefile(path) for path in paths):
+            raise ValueError(f"out is {out}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if run.labelled else None
         samples, first, began = 0, 0, started
         with (
             progress_of(command, run.source.steps) as progress,
-            predictions_in(into, labelled=run.labelled, about=about) as write,
+            predictions_in(out, labelled=run.labelled, about=about) as write,
             in_thread(_scored(run)) as scored,
         ):
             for done, (batch, logits, numbers) in enumerate(scored, start=1):
@@ -229,7 +229,7 @@ def predict(chosen: SavedFlags, into: Path | None = None) -> dict[str, Any]:
     return {
         "command": command, **about, **scores, "samples": samples, "seconds": ended - started,
         "samples_per_second": (samples - first) / (ended - began) if samples > first else None,
-        "into": None if into is None else str(into), "bytes": None if into is None else into.stat().st_size,
+        "out": None if out is None else str(out), "bytes": None if out is None else out.stat().st_size,
         "bad_rows_skipped": run.source.bad_rows, "peak_bytes": peak_bytes(), "machine": machine(), "failed": None,
     }  # fmt: skip
 

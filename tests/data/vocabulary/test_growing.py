@@ -128,7 +128,7 @@ def test_exported_rows_have_their_ids(
     train = ["train", "--data", f"criteo:{tsv}", *flags.split(), "--vocab", "open", "--save", str(tmp_path / "c")]
     train += ["--schema", str(tmp_path / "s.toml")]
     assert cli.main([*train, "--stale", str(stale)] if stale else train) == 0
-    assert cli.main(["export", str(tmp_path / "c"), str(tmp_path / "rows.parquet")]) == 0
+    assert cli.main(["export", str(tmp_path / "c"), "--out", str(tmp_path / "rows.parquet")]) == 0
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in pq.read_table(tmp_path / "rows.parquet").to_pylist():
         found.setdefault(row["table"], {})[row["row"]] = row

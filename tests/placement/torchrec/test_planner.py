@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from skirl.placement.spec import Piece, TablePlan
 from skirl.placement.torchrec import tables
 from skirl.torchrec import SkirlPlanner, cache_statistics, sharding_plan, table_plan
+from skirl.torchrec import plan as plan_of
 from tests.placement.torchrec import model
 from tests.placement.torchrec.model import sharder
 from tests.warm import PIPE, Python
@@ -88,7 +89,9 @@ def test_memory_and_constraints_are_kept(tmp_path):
     assert planner._found is not None and max(planner._found[0].placed.used) <= int(held / 2 * 1.06)
     assert planner.table_plan is not None
     planner.table_plan.save(tmp_path / "p.json")
-    again = sharding_plan(TablePlan.load(tmp_path / "p.json"), model)
+    again = plan_of(str(tmp_path / "p.json"), model)
+    (alone,) = plan_of(tmp_path / "p.json").plan.values()  # of a collection that is the whole model
+    assert [alone] == [*again.plan.values()]
     assert str(again) == str(planner.plan(model))
 
 

@@ -19,7 +19,7 @@ BUFFER = 1 << 17
 """Bytes of a column to read at once. They stay in the processor's cache until they are decoded, as whole columns do not."""
 KEY, KEY_OF_PREDICTIONS = b"skirl.schema", b"skirl.predictions"
 """Keys in the Arrow schema's metadata: the file's schema, and what `skirl predict` made its predictions from, as JSON."""
-_DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
+DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 class ParquetFile:
@@ -33,8 +33,8 @@ class ParquetFile:
             meta, stored = self._file.metadata, self._file.schema_arrow
             groups = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
             _ = stored.names, [str(kind) for kind in stored.types]  # Arrow reads names lazily, so errors show up here
-        except _DAMAGED as error:
-            raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
+        except DAMAGED as error:
+            raise self._damaged(self._truncated() or f"is damaged ({short(error)})") from None
         check_runs(path, stored, schema)
         check_columns(path, stored, schema)
         whole = any(column.run for column in schema.ids)
@@ -65,8 +65,8 @@ class ParquetFile:
         try:
             table = self._read(part)
             columns = {name: table.column(name) for name in self._schema.needed}
-        except _DAMAGED as error:
-            raise self._damaged(f"row group {group + 1:,} cannot be read ({_short(error)})") from None
+        except DAMAGED as error:
+            raise self._damaged(f"row group {group + 1:,} cannot be read ({short(error)})") from None
         if table.num_rows != there:
             raise self._damaged(f"row group {group + 1:,} has fewer rows than its header says")
         if wrong := share_lists(columns, self._schema):
@@ -207,7 +207,7 @@ def stored_schema(path: str) -> Any:
     """The Arrow schema of a Parquet file; None if it cannot be read, which is reported when its rows are."""
     try:
         return pq.read_schema(path)
-    except _DAMAGED:
+    except DAMAGED:
         return None
 
 
@@ -217,5 +217,5 @@ def embedded_schema(path: str) -> str | None:
     return None if raw is None else raw.decode("utf-8", "replace")
 
 
-def _short(error: BaseException) -> str:
+def short(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]

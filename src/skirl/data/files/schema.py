@@ -203,13 +203,13 @@ class FileSchema:
 
     def toml(self) -> str:
         """Text that `parse` reads."""
-        lines = [f"{name} = {_toml(value)}" for name in _TOP[:3] if (value := getattr(self, name))]
-        lines += [f"missing = {_toml(self.missing)}", f"nan_is_missing = {_toml(self.nan_is_missing)}"]
+        lines = [f"{name} = {toml(value)}" for name in _TOP[:3] if (value := getattr(self, name))]
+        lines += [f"missing = {toml(self.missing)}", f"nan_is_missing = {toml(self.nan_is_missing)}"]
         parts = [("[file]", self.text), *(("[[label]]", of) for of in self.labels)]
         parts += [*(("[[dense]]", of) for of in self.dense), *(("[[id]]", of) for of in self.ids)]
         for title, part in parts:
             of = {f.name: value for f in fields(part) if (value := getattr(part, f.name)) is not None}
-            lines += [title, *(f"{name} = {_toml(value)}" for name, value in of.items())]
+            lines += [title, *(f"{name} = {toml(value)}" for name, value in of.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -234,14 +234,14 @@ def _parsed(text: str) -> FileSchema:
 _TOP = ("session", "time", "time_unit", "missing", "nan_is_missing")
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     return repr(value)
 
 

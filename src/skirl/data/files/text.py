@@ -28,7 +28,7 @@ class TextFile:
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path, self._schema, self._part = path, schema, part
         self._delimiter = "\t" if schema.text.delimiter == "tab" else schema.text.delimiter
-        self._text = (_Unpacked if packed else _Plain)(path)
+        self._text = bytes_of(path, packed)
         try:
             self.names, self._skip, self._header = self._named()
         except ValueError:
@@ -259,6 +259,10 @@ def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> by
                 lines[row] = lines[row].replace(b'"', b" ")
         data = b"\n".join(lines)
     return data
+
+
+def bytes_of(path: str, packed: bool) -> _Plain:
+    return (_Unpacked if packed else _Plain)(path)
 
 
 _ASCII = bytes(min(byte, 127) for byte in range(256))

@@ -1,0 +1,265 @@
+"""Drafts a schema from the first rows of a file, with comments where a person should decide."""
+
+import csv
+import re
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from skirl.data.files.columnar import DAMAGED, SLICE, embedded_schema, short
+from skirl.data.files.columns import (
+    floats_of,
+    ints_of,
+    is_date,
+    is_list,
+    is_text,
+    one,
+    pc,
+    plain,
+    seconds_of,
+    since_1970,
+)
+from skirl.data.files.find import BadFile, BadSchema, find, kind_of, no_column
+from skirl.data.files.hashing import BAD, GOOD
+from skirl.data.files.schema import BUILT_IN, FileSchema, Id, Text, toml
+from skirl.data.files.text import TextFile, bytes_of
+
+HEAD = 16 << 20
+"""Bytes of a text file to look at; of a Parquet file, at most 65,536 rows."""
+NULLS = ("NULL", "null", "NA", "N/A", "nan", "NaN", "None", "\\N")
+LABEL = re.compile(r"label|target|click|^y$", re.IGNORECASE)
+TIME = re.compile(r"time|date|hour|when|stamp|\bts$|_at$", re.IGNORECASE)
+SESSION = re.compile(r"session|visit|impression", re.IGNORECASE)
+ID = re.compile(r"ids?$|user|item|product|categor|code|type", re.IGNORECASE)
+AMOUNT = re.compile(r"price|cost|amount|count|number|num_|\bage|score|total|duration|size", re.IGNORECASE)
+
+
+@dataclass
+class Column:
+    """A column of the sample."""
+
+    name: str
+    values: Any
+    """One flat Arrow array without nulls: of lists, the ids in them."""
+    kind: str
+    """int, float (whole, maybe with a point), number, date, text, or why the column is left out."""
+    list: bool = False
+    separator: str = ""
+
+    def numbers(self) -> np.ndarray:
+        found, kinds = floats_of(self.values, True)
+        return np.asarray(found[kinds == GOOD], np.float64)
+
+    @property
+    def whole(self) -> bool:
+        return self.kind in ("int", "float")
+
+
+def draft(data: str, label: str | None = None) -> str:
+    """Return a schema for the files that `data` names, as TOML; a built-in or a stored one as it is."""
+    kind, named, path = data.partition(":")
+    path = find(path if named else data)[0]
+    form = kind_of(path)
+    stored = embedded_schema(path) if form == "parquet" else None
+    if stored is not None or (named and kind in BUILT_IN):
+        return stored or BUILT_IN[kind].toml()
+    read, text = (_of_parquet(path), None) if form == "parquet" else _of_text(path, form == "gzip")
+    rows = len(next(iter(read.values()), ()))
+    if not rows:
+        raise BadFile(path, "has no rows", "draft the schema from a file that has some")
+    nulls = [null for null in NULLS if any(_has(column, null) for column in read.values())]
+    columns = [_looked_at(name, column, ("", *nulls)) for name, column in read.items() if name]
+    chosen = _label(columns, label, path)
+    lines = [
+        f"# Drafted from the first {rows:,} rows of {path}. Read it over: what was guessed has a comment.",
+        '# "More to come": say with --rows or --vocab how many rows such a table has; 1,000,000 if you do not.',
+        f"missing = {toml(('', *nulls))}",
+    ]
+    if any(pt.is_floating(c.values.type) and pc.any(pc.is_nan(c.values)).as_py() for c in columns):
+        lines.append("nan_is_missing = true")
+    body = _decided([column for column in columns if column is not chosen], lines, rows)
+    if text is not None:
+        layout = {"delimiter": text.delimiter, "columns": text.columns, "header": text.header, "quotes": text.quotes}
+        lines += ["", "[file]", *(f"{name} = {toml(value)}" for name, value in layout.items() if value)]
+    numbers = chosen.numbers()
+    about = f"{numbers.mean():.3g} on average" + f", missing in {rows - len(numbers):,} rows" * (len(numbers) < rows)
+    binary = "binary" if np.isin(numbers, (0, 1)).all() else "number"
+    lines += _entry("label", {"name": chosen.name, "kind": binary}, about)
+    written = "\n".join([*lines, *body, ""])
+    if "\n[[id]]" not in written:
+        raise BadSchema(
+            f"{path}: no column looks like ids, and a model needs some: write them as whole numbers or texts"
+        )
+    return written
+
+
+def _of_parquet(path: str) -> dict[str, Any]:
+    try:
+        with pq.ParquetFile(path) as file:
+            batch = next(file.iter_batches(SLICE), None)
+    except DAMAGED as error:
+        raise BadFile(path, f"is damaged ({short(error)})", "get it again, or write it again") from None
+    return {} if batch is None else dict(zip(batch.schema.names, batch.columns))
+
+
+def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], Text]:
+    with closing(bytes_of(path, packed)) as file:
+        head = file.read(0, 1 << 16).decode("utf-8-sig", "replace")
+    lines, quotes = head.splitlines()[:100], '"' in head
+    lines = lines[:-1] or lines  # the last may be cut off
+
+    def split(delimiter: str) -> list[list[str]]:
+        return list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE))
+
+    delimiter = next((d for d in "\t,;|" if len(widths := {*map(len, split(d))}) == 1 and widths != {1}), None)
+    if delimiter is None:
+        found = "its lines do not have equally many columns, separated by tabs, commas, ; or |"
+        raise BadFile(path, found, "write it so, or as Parquet")
+    first = split(delimiter)[0]
+    named = not any(re.fullmatch(r"[-+.\d]*\d[-+.\d]*", name) for name in first) and len({*first}) == len(first)
+    names = first if named else [f"column_{n}" for n in range(1, len(first) + 1)]
+    text = Text(
+        "tab" if delimiter == "\t" else delimiter, () if named else tuple(names), "yes" if named else "no", quotes
+    )
+    schema = FileSchema((), (), tuple(Id(name) for name in names if name), text=text)
+    with closing(TextFile(path, schema, packed, HEAD)) as file:
+        return dict(file.read(0).columns), text
+
+
+def _has(column: Any, null: str) -> bool:
+    return is_text(column.type) and bool(pc.any(pc.equal(plain(column, ()), null)).as_py())
+
+
+def _looked_at(name: str, column: Any, nulls: tuple[str, ...]) -> Column:
+    column = one(column)
+    if pt.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    lists = is_list(column.type)
+    values = column.flatten() if lists else column
+    number = pt.is_integer(values.type) or pt.is_floating(values.type) or pt.is_boolean(values.type)
+    if not (number or is_text(values.type) or is_date(values.type) or pt.is_null(values.type)):
+        return Column(name, values, f"it is of type {column.type}")
+    values = plain(values, nulls).drop_null()
+    if len(values) == 0 or len(values.unique()) == 1:
+        return Column(name, values, "its values are all the same" if len(values) else "it has no value")
+    kind = _kind(values)
+    if kind != "text" or lists:
+        fraction = lists and kind == "number"
+        return Column(name, values, "its lists hold numbers with a fraction" if fraction else kind, lists)
+    if pc.all(pc.starts_with(values, "[")).as_py():
+        return Column(name, values, "its lists are in brackets: write them as 1|2|3, or as Parquet")
+    for separator in "|;, ":
+        if 10 * pc.sum(pc.match_substring(values, separator)).as_py() > len(values):
+            items = pc.list_flatten(pc.split_pattern(values, separator))
+            if separator in "|;" or pc.all(pc.match_substring_regex(items, r"^[A-Za-z]{0,2}\d+$")).as_py():
+                return Column(name, items, kind if (kind := _kind(items)) != "number" else "text", True, separator)
+    return Column(name, values, "text")
+
+
+def _kind(values: Any) -> str:
+    """How the readers take all of these values."""
+    if is_date(values.type):
+        return "date"
+    for kind in ("int", "float"):
+        if not (ints_of(values, True, kind == "float")[1] == BAD).any():
+            return kind
+    long = is_text(values.type) and pc.all(pc.match_substring_regex(values, r"^\d+$")).as_py()
+    if not long and not (floats_of(values, True)[1] == BAD).any():
+        return "number"
+    if not is_text(values.type):
+        return "it holds infinite numbers"
+    dates = all(not (seconds_of(some)[1] == BAD).any() for some in (values.slice(0, 100), values))
+    return "date" if dates else "text"
+
+
+def _label(columns: list[Column], label: str | None, path: str) -> Column:
+    numbers = {c.name: c for c in columns if (c.whole or c.kind == "number") and not c.list}
+    if label is not None:
+        if label not in (names := [column.name for column in columns]):
+            raise BadSchema(f"{path} has {no_column(label, names)}: set label to another")
+        if label not in numbers:
+            raise BadSchema(f"{path}: column {label!r} does not hold different numbers: set label to another")
+        return numbers[label]
+    binary = [column for column in numbers.values() if {*column.numbers()} == {0.0, 1.0}]
+    found = [column for column in binary if LABEL.search(column.name)] or binary
+    if len(found) == 1:
+        return found[0]
+    which = f"{len(found)} columns do ({', '.join(c.name for c in found)})" if found else "no column does"
+    raise BadSchema(f"{path}: a label holds 0 and 1, and {which}: name the column to predict with --label")
+
+
+def _decided(columns: list[Column], top: list[str], rows: int) -> list[str]:
+    """Return the lines of dense and id columns; those of session and time are added to `top`."""
+    dense, ids, left_out = list[str](), list[Column](), list[str]()
+    session = time = False
+    for column in columns:
+        name, whole, unit = toml(column.name), column.whole, _unit(column)
+        if (column.kind == "date" or unit) and not (time or column.list):
+            time = True
+            top += [f"time = {name}", *([f"time_unit = {toml(unit)}"] if unit else [])]
+            if unit in ("", "YYMMDDHH") and not pt.is_date(column.values.type):
+                dense += _entry("dense", {"name": column.name, "transform": "hour"}, "the hour of the day")
+        elif not whole and column.kind not in ("number", "text"):
+            left_out.append(f"# {name} is left out: {'it is another time' if column.kind == 'date' else column.kind}")
+        elif SESSION.search(column.name) and not (session or column.list):
+            session = True
+            top.append(f"session = {name}  # which rows belong together; training does not read it")
+        elif not column.list and (column.kind == "number" or (whole and _is_amount(column))):
+            numbers = column.numbers()
+            log = {"transform": "log"} if numbers.min() >= 0 and numbers.max() > 100 else {}
+            about = f"{numbers.min():g} to {numbers.max():g}" + "; or is it an id?" * whole
+            dense += _entry("dense", {"name": column.name, **log}, about)
+        else:
+            ids.append(column)
+    return [*dense, *_ids(ids, rows), *([""] if left_out else []), *left_out]
+
+
+def _unit(column: Column) -> str:
+    """The unit of a column of times that are numbers; "" for any other."""
+    if column.kind == "int" and TIME.search(column.name):
+        for unit in ("YYMMDDHH", "seconds", "milliseconds", "microseconds"):
+            seconds = since_1970(column.numbers(), unit)
+            if ((seconds > 6e8) & (seconds < 3e9)).all():  # 1989 to 2065
+                return unit
+    return ""
+
+
+def _is_amount(column: Column) -> bool:
+    """Whether whole numbers rather count or measure something: by name, sign, or most of them far below the largest."""
+    numbers = column.numbers()
+    skewed = numbers.max() > 20 * max(1.0, float(np.median(numbers))) and len(np.unique(numbers)) > 50
+    return not ID.search(column.name) and (bool(AMOUNT.search(column.name)) or numbers.min() < 0 or skewed)
+
+
+def _ids(ids: list[Column], rows: int) -> list[str]:
+    lines, distinct = list[str](), {column.name: pc.unique(column.values) for column in ids}
+    for column in ids:
+        found = distinct[column.name]
+        fields: dict[str, Any] = {"name": column.name, "type": "string" if column.kind == "text" else column.kind}
+        about = f"{len(found):,} values"
+        if column.list:
+            fields |= {"list": True} | ({"separator": column.separator} if column.separator else {})
+            alike = (c for c in ids if not c.list and c.kind == column.kind and c.values.type == column.values.type)
+            shared = (
+                c.name for c in alike if 2 * pc.sum(pc.is_in(distinct[c.name], found)).as_py() > len(distinct[c.name])
+            )
+            if (table := next(shared, None)) is not None:
+                fields["table"] = table
+                about += f", with most of {table}'s, so it has its rows"
+        if 20 * len(found) > len(column.values):
+            about += ", more to come"
+        if column.list or len(found) < max(100, len(column.values)):
+            lines += _entry("id", fields, about)
+        else:
+            entry = _entry("id", fields, f"another in each of {rows:,} rows: of use only if they come again")
+            lines += ["", *(f"# {line}" for line in entry[1:])]
+    return lines
+
+
+def _entry(kind: str, fields: dict[str, Any], about: str) -> list[str]:
+    first, *rest = (f"{name} = {toml(value)}" for name, value in fields.items())
+    return ["", f"[[{kind}]]", f"{first}  # {about}", *rest]

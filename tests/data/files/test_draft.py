@@ -1,0 +1,136 @@
+"""A drafted schema reads the files that it was drafted from, as `skirl train` does."""
+
+import gzip
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from skirl.cli import main
+from skirl.data import DataFlags
+from skirl.data.files.draft import draft
+from skirl.data.files.schema import BUILT_IN, Dense, FileSchema, Id
+
+N = 300
+DAY = datetime(2026, 3, 1)
+
+
+def columns() -> dict[str, list]:
+    draw = np.random.default_rng(0)
+    seen = draw.integers(10, 40, (N, 3)).tolist()
+    return {
+        "click": draw.integers(0, 2, N).tolist(),
+        "visit": (np.arange(N) // 5).tolist(),
+        "when": [DAY + timedelta(minutes=n) for n in range(N)],
+        "item": draw.integers(10, 40, N).tolist(),
+        "seen": [row[: n % 4] for n, row in enumerate(seen)],
+        "price": [None if n % 7 == 0 else round(float(p), 2) for n, p in enumerate(draw.random(N) * 500)],
+        "shows": np.exp(2 * draw.standard_normal(N) + 3).astype(int).tolist(),
+        "change": draw.integers(-3, 3, N).tolist(),
+        'a "city"': draw.choice(["Köln", "Paris"], N).tolist(),
+        "request": [f"r{n}" for n in range(N)],
+        "one": [7] * N,
+    }
+
+
+def as_text(delimiter: str, header: bool) -> bytes:
+    def cell(value) -> str:
+        return "|".join(map(str, value)) if isinstance(value, list) else "NULL" if value is None else str(value)
+
+    of = columns()
+    names = ['"' + name.replace('"', "") + '"' for name in of]
+    lines = [names] * header + [[*map(cell, row)] for row in zip(*of.values())]
+    return "".join(delimiter.join(line) + "\n" for line in lines).encode()
+
+
+def written(folder: Path, form: str) -> str:
+    path = folder / form
+    if form == "parquet":
+        pq.write_table(pa.table(columns() | {"struct": [{"x": 1}] * N, "nan": [float("nan"), 0.5] * (N // 2)}), path)
+    elif form == "tsv.gz":
+        path.write_bytes(gzip.compress(as_text("\t", True)))
+    else:
+        path.write_bytes(as_text(";", form == "csv"))
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv.gz", "headless", "parquet"])
+def test_a_draft_says_what_columns_mean_and_reads_every_row(tmp_path: Path, form: str) -> None:
+    path, toml = written(tmp_path, form), tmp_path / "drafted.toml"
+    toml.write_text(draft(path, "column_1" if form == "headless" else None))
+    schema = FileSchema.load(str(toml))
+    named = [*columns()] if form == "parquet" else [name.replace('"', "") for name in columns()]
+    name = {real: f"column_{n}" if form == "headless" else real for n, real in enumerate(named, 1)}
+    city = next(real for real in named if "city" in real)
+
+    assert [label.name for label in schema.labels] == [name["click"]]
+    shared = name["item"]
+    lists = Id(name["seen"], type="int", list=True, separator="" if form == "parquet" else "|", table=shared)
+    assert {Id(shared, type="int"), lists, Id(name[city])} <= {*schema.ids}
+    amounts = {Dense(name["price"], transform="log"), Dense(name["shows"], transform="log"), Dense(name["change"])}
+    assert amounts <= {*schema.dense}
+    assert not {name["request"], name["one"], "struct"} & {*schema.needed}
+    assert schema.nan_is_missing == (form == "parquet")
+    assert schema.missing == ("",) if form == "parquet" else ("", "NULL")
+    if form != "headless":  # whose names say nothing
+        assert (schema.session, schema.time) == ("visit", "when")
+
+    kind = "parquet" if form == "parquet" else "csv"
+    stream = DataFlags(f"{kind}:{path}", schema=str(toml), batch=64, rows="1000").stream()
+    batches = list(stream)
+    assert np.concatenate([batch.labels for batch in batches]).tolist() == columns()["click"]
+    lengths = np.concatenate([batch.sparse.lengths().reshape(-1, len(batch.labels))[1] for batch in batches])
+    assert lengths.tolist() == [n % 4 for n in range(N)] or form == "headless"
+
+
+def test_train_names_the_command_and_takes_its_draft(tmp_path: Path, capsys, monkeypatch) -> None:
+    path, toml = written(tmp_path, "csv"), tmp_path / "schema.toml"
+    train = [
+        "train",
+        f"csv:{path}",
+        "--model",
+        "dlrm-tiny",
+        "--batch",
+        "64",
+        "--dim",
+        "4",
+        "--run",
+        "none",
+        "--cache",
+        "90%",
+    ]
+    assert main(train) == 2
+    asked = capsys.readouterr().err
+    assert f"`skirl schema csv:{path} > schema.toml` drafts" in asked and "--schema" in asked
+    assert main(["schema", f"csv:{path}"]) == 0
+    toml.write_text(capsys.readouterr().out)
+    assert main([*train, "--schema", str(toml), "--rows", "100", "--quiet"]) == 0
+
+
+def test_a_schema_that_is_there_is_shown_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "day_0"
+    path.write_text("\t".join(["1"] * 40) + "\n")
+    assert FileSchema.parse(draft(f"criteo:{path}")) == BUILT_IN["criteo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "says"),
+    [
+        ("a,b\n0,1\n1,0\n", None, "2 columns do (a, b): name the column to predict with --label"),
+        ("a,b\n0,x\n2,y\n", None, "no column does: name the column to predict with --label"),
+        ("a,b\n0,x\n1,y\n", "c", "no column 'c'"),
+        ("a,b\n0,x\n1,y\n", "b", "column 'b' does not hold different numbers"),
+        ("a,b\n0,1.5\n1,2.5\n", "a", "no column looks like ids"),
+        ("a,b\n", None, "has no rows"),
+        ("a,b\n1\n1,2,3\n", None, "do not have equally many columns"),
+    ],
+)
+def test_what_cannot_be_drafted_is_one_sentence(tmp_path: Path, text: str, label: str | None, says: str) -> None:
+    path = tmp_path / "clicks.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError) as raised:
+        draft(str(path), label)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
