@@ -100,4 +100,10 @@ def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tup
             if name != names[-1][0] and not votes.rank:
                 log.warning("%s. Going on from the checkpoint before it", error)
     assert first is not None
-    raise first
+    if len(names) == 1:
+        raise first
+    why = str(first).removesuffix(": use another checkpoint")
+    raise CheckpointError(
+        f"none of {len(names)} checkpoints is whole, the newest: {why}; get the folder again from where they are whole, or "
+        "start over in a new one"
+    ) from first

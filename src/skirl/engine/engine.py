@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,10 @@ class Engine:
             raise ValueError(
                 f"dtype is {dtype}: set it to torch.float32 or torch.float64, or on a GPU to torch.bfloat16 or torch.float16"
             )
-        if not 0 <= seed < 1 << 63:
-            raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
+        if dtype in HALVES and str(device) == "cpu" and store != "checkpoint":  # which is only read
+            raise ValueError(f"rows of {dtype} can only be trained on a GPU: set device='cuda', or dtype=torch.float32")
+        if not isinstance(seed, Integral) or not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed is {seed!r}: set it to a whole number between 0 and 2**63 - 1")
         self.optimizers = Groups(Schema.of(tables).tables, optimizer)
         self.schema = Schema.of(tables, self.optimizers.records, banks)
         self.frozen = np.zeros(len(self.schema.tables), np.bool_)
