@@ -181,7 +181,7 @@ def test_flags_of_a_model_reach_it_and_are_told(capsys):
     assert exit_code("train", *flags, *told) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["rank"], result["structure"], result["deep"], result["target"]) == ("full", "stacked", [9, 5], None)
-    assert exit_code("verify", *flags, *told, "--batch", "8") == 0
+    assert exit_code("verify", *flags, *told, "--batch", "8", "--cache", "auto", "--steps", "8") == 0
 
 
 def test_json_is_one_line_alone_on_stdout(python: Python):

@@ -1,4 +1,4 @@
-"""The examples run, and the README shows how they differ."""
+"""The examples run, and the docs show how they differ."""
 
 import re
 from pathlib import Path
@@ -82,9 +82,9 @@ def test_two_trainers_end_with_the_weights_of_one(python: Python) -> None:
             assert len(out.splitlines()) == (5 if rank == 0 else 1)
 
 
-def test_the_readme_shows_every_line_that_differs() -> None:
+def test_the_docs_show_every_line_that_differs() -> None:
     """Except imports, docstrings, the constructor's argument and the print, which say nothing about skirl."""
-    block = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    block = re.search(r"```diff\n(.*?)```", (ROOT / "docs/coming-from.md").read_text(), re.DOTALL)
     assert block
     shown = {sign: {line[1:].strip() for line in block[1].splitlines() if line.startswith(sign)} for sign in "-+"}
     plain, ours = (_lines(EXAMPLES / name) for name in ("with_embedding_bag.py", "with_skirl.py"))

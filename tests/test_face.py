@@ -116,6 +116,12 @@ def test_the_readme_shows_it():
     assert ast.dump(ast.parse(block[1])) in [ast.dump(ast.parse(face)) for face in faces]
 
 
+def test_the_second_example_of_the_readme_runs_as_it_stands(capsys):
+    _, second = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+    exec(compile(second, "README", "exec"), {})
+    assert capsys.readouterr().out.startswith("user: Embedding(10000, 8)")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_is_not_there_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

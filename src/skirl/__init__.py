@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from skirl.checkpoint import Saving, load, save
     from skirl.checkpoint.export import export
     from skirl.checkpoint.import_rows import import_rows
+    from skirl.cli.size import size
     from skirl.core.batch import Batch, KeyedJagged, moved
     from skirl.core.initial import Constant, Normal, Uniform
     from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from skirl.data.encodings import Default, Grown, Hashed, InVocabulary, Longest
     from skirl.data.share import ShardSampler
     from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
-    from skirl.nn.drop_ins import EmbeddingBag
+    from skirl.nn.drop_ins import EmbeddingBag, Wrapped, wrap
     from skirl.nn.output import Output
     from skirl.pipeline.lookahead import Lookahead, lookahead
     from skirl.sweep.sweep import Sweep
@@ -27,7 +28,7 @@ __all__ = [
     "FTRL", "SGD", "Adagrad", "Adam", "Batch", "CheckpointError", "Constant", "Default", "EmbeddingBag",
     "EmbeddingBagCollection", "EmbeddingCollection", "Grown", "Hashed", "InVocabulary", "KeyedJagged", "Longest",
     "Lookahead", "Normal", "Output", "RowwiseAdagrad", "Saving", "ShardSampler", "Sweep", "Table", "Uniform", "Variant",
-    "export", "import_rows", "lines_of", "load", "lookahead", "moved", "save",
+    "Wrapped", "export", "import_rows", "lines_of", "load", "lookahead", "moved", "save", "size", "wrap",
 ]  # fmt: skip
 _PACKAGES = ("data", "dedup", "lightning", "models", "nn", "store", "torchrec", "train")
 

@@ -1,9 +1,14 @@
-"""Support for TorchRec: `swap` replaces a collection with skirl's, and `SkirlPlanner` replaces TorchRec's planner."""
+"""Support for TorchRec: `SkirlPlanner` replaces TorchRec's planner."""
 
-from skirl.nn.drop_ins import swap
 from skirl.placement.torchrec.planner import SkirlPlanner, plan, sharding_plan, table_plan
 from skirl.placement.torchrec.statistics import cache_statistics, hardware_config, measure_costs
 
 __all__ = [
-    "SkirlPlanner", "cache_statistics", "hardware_config", "measure_costs", "plan", "sharding_plan", "swap", "table_plan",
-]  # fmt: skip
+    "SkirlPlanner",
+    "cache_statistics",
+    "hardware_config",
+    "measure_costs",
+    "plan",
+    "sharding_plan",
+    "table_plan",
+]

@@ -130,3 +130,29 @@ def test_weights_made_in_the_loop_for_a_part():
             mine = KeyedJagged(got.keys(), got.values(), lengths=got.lengths(), weights=torch.ones(5) / 2)
             with pytest.raises(ValueError, match="weights made in the loop need all features, but feature 'b'"):
                 rows(mine.select(["a"]))
+
+
+def test_a_backward_that_was_forgotten_is_said_once(caplog: pytest.LogCaptureFixture):
+    """At the next batch; not of steps that train, of frozen rows, or of looking up alone."""
+    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 9, 2)], optimizer=skirl.SGD(lr=0.1), cache=9)
+    loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i]])) for i in range(6)]
+    with skirl.lookahead(loader, rows) as batches:
+        for ids in batches:
+            if batches.step == 1:
+                rows(ids)["a"].sum().backward()
+            elif batches.step == 2:
+                rows.requires_grad_(False)
+                rows(ids)
+            elif batches.step == 3:
+                rows.requires_grad_(True)
+            else:
+                assert "backward" not in caplog.text or batches.step > 4
+                rows(ids)
+    assert caplog.text.count("had no backward") == 1 and "step 4 looked rows up" in caplog.text
+
+
+def test_gradients_that_are_not_finite_are_said_once(caplog: pytest.LogCaptureFixture):
+    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 9, 2)], optimizer=skirl.SGD(lr=0.1), cache=9)
+    for i, scale in enumerate((1.0, float("nan"), float("inf"))):
+        (rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i]])))["a"].sum() * scale).backward()
+    assert caplog.text.count("gradients of rows are not finite in step 2,") == 1

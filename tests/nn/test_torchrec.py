@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import skirl
-import skirl.nn.drop_ins as ours
 
 torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
 
@@ -39,6 +38,11 @@ class Model(nn.Module):
         return self.top(torch.cat([out["a"], out["b"], out["c"]], dim=1)) + out.values().sum(1, keepdim=True)
 
 
+def wrapped(model: Model, **options: Any) -> Model:
+    assert [*skirl.wrap(model, **options).replaced.items()] == [("inner.ebc", "Collection")]
+    return model
+
+
 def features(seed: int, longest: int, weighted: bool = False) -> Any:
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (3 * 5,), generator=draw)
@@ -51,8 +55,7 @@ def features(seed: int, longest: int, weighted: bool = False) -> Any:
 def test_the_model_works_on_with_the_same_rows(weighted: bool) -> None:
     torch.manual_seed(0)
     theirs = Model(weighted)
-    model = ours.swap(copy.deepcopy(theirs), optimizer=skirl.SGD(lr=0.1), cache=60)
-    assert isinstance(model, Model)
+    model = wrapped(copy.deepcopy(theirs), optimizer=skirl.SGD(lr=0.1), cache=60)
     with torch.no_grad():
         one = features(1, 1)
         if not weighted:
@@ -69,7 +72,7 @@ def test_the_model_works_on_with_the_same_rows(weighted: bool) -> None:
 
 def test_weights_that_torchrec_leaves_out_are_left_out() -> None:
     theirs = Model()
-    model = ours.swap(copy.deepcopy(theirs), optimizer=skirl.SGD(lr=0.1), cache=60).eval()
+    model = wrapped(copy.deepcopy(theirs), optimizer=skirl.SGD(lr=0.1), cache=60).eval()
     torch.testing.assert_close(model(features(3, 3, True)), theirs(features(3, 3, True)))
 
 
@@ -77,7 +80,7 @@ def test_under_a_lookahead() -> None:
     loader, losses = [features(i, 3) for i in range(20)], []
     for ahead in (True, False):
         torch.manual_seed(0)
-        model = ours.swap(Model(), optimizer=skirl.Adagrad(lr=0.1), cache=60)
+        model = wrapped(Model(), optimizer=skirl.Adagrad(lr=0.1), cache=60)
         sparse = model.inner["ebc"].sparse  # type: ignore[union-attr,index]
 
         def train(batches: Any, model: nn.Module = model) -> list[float]:
@@ -94,3 +97,32 @@ def test_under_a_lookahead() -> None:
         else:
             losses.append(train(loader))
     assert losses[0] == losses[1]
+
+
+def test_bags_and_sequences_of_one_model() -> None:
+    """A pooled and an unpooled collection beside a lookup of torch's: all rows are in one collection that pools nothing."""
+    config, tables = torchrec.EmbeddingConfig, {"embedding_dim": 8, "num_embeddings": 50}
+    theirs = Model()
+    theirs.inner["ec"] = torchrec.EmbeddingCollection(
+        tables=[config(name="t3", feature_names=["d"], **tables)], need_indices=True, device=torch.device("cpu")
+    )
+    theirs.inner["one"] = nn.Embedding(50, 8)
+    model = copy.deepcopy(theirs)
+    both = skirl.wrap(model, optimizer=skirl.SGD(lr=0.1), cache=100)
+
+    def loss(model: Any, of: Any, rows: torch.Tensor) -> torch.Tensor:
+        steps = model.inner["ec"](torchrec.KeyedJaggedTensor(["d"], of.values()[:5], lengths=torch.ones(5).long()))["d"]
+        assert torch.equal(steps.weights(), of.values()[:5])
+        return (model(of) + (steps.values() * model.inner["one"](rows)).sum(1, keepdim=True)).square().mean()
+
+    def ids(of: Any) -> Any:
+        steps = skirl.KeyedJagged.one_hot(["d"], of.values()[:5].view(5, 1))
+        return both.sparse(**{"inner.ebc": of, "inner.ec": steps, "inner.one": of.values()[:5]})
+
+    dense = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (theirs, model)]
+    with skirl.lookahead([features(i, 4) for i in range(10)], model, sparse=ids) as batches:
+        for of in batches:
+            losses = [loss(each, of, of.values()[:5]) for each in (theirs, model)]
+            torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+            for one, optimizer in zip(losses, dense, strict=True):
+                one.backward(), optimizer.step(), optimizer.zero_grad()

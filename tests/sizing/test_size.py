@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
+import skirl
 from skirl.cli import main
+from skirl.data import Synthetic
 
 FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
 
@@ -47,3 +51,28 @@ def test_data_is_named_as_for_training_or_without_its_flag(capsys):
     assert first == second
     assert main(["size", data, "--dropout", "0.5"]) == 2
     assert "skirl size: there is no flag --dropout: " in capsys.readouterr().err
+
+
+def test_a_loader_of_ones_own_gets_the_same_lines(capsys):
+    flags = [
+        *FLAGS[:-4],
+        "--steps",
+        "8",
+        "--seed",
+        "3",
+        "--optimizer",
+        "adam",
+        "--link",
+        "1Gbit,100us",
+        "--step-ms",
+        "5",
+    ]
+    assert main(["size", *flags, "--quiet"]) == 0
+    stream = Synthetic("tiny", batch_size=64, batches=8, seed=3)
+    tables, loader = stream.tables(dim=8), [(batch.labels, batch.sparse) for batch in stream]
+    options = {"optimizer": skirl.Adam(lr=0.1), "link": "1Gbit,100us", "step_ms": 5}
+    advice = skirl.size(loader, tables, sparse=lambda batch: batch[1], **options)
+    command, own = (f"  ids {part}" for part in capsys.readouterr().out.split("  ids ")[1:])
+    assert own == command and f"Use --cache {advice['cache']} --depth {advice['depth']}: " in own
+    with pytest.raises(ValueError, match="no whole batch"):
+        skirl.size([], tables)

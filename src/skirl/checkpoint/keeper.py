@@ -65,6 +65,12 @@ class Keeper:
         folder = self._folder
         if folder is None:
             return self
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"{folder} cannot be made, {why(error)}: set save to a folder that can be written to"
+            ) from None
         if not self._resume:
             refuse_checkpoints(folder)
             if self._best is not None:

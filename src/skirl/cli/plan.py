@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, columns, facts, text
+from skirl.cli.show import ShowFlags, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.tools.flags import Composed, check_new, parsed
@@ -44,27 +44,20 @@ class Size(Composed):
             raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
 
     def run(self) -> dict[str, Any]:
+        from skirl.core.optim import row_optimizer
         from skirl.sizing.size import sized
 
-        link, step = self.link and Link.parse(self.link), self.step_ms and self.step_ms / 1e3
-        run = self.data, self.model.row_dim, self.optimizer.optimizer, self.movement.prefetch
-        return {"command": "size", **self.flat(), **sized(*run, link or None, step)}
+        stream, rule = self.data.stream(), row_optimizer(self.optimizer.optimizer)()
+        tables, link = stream.tables(self.model.row_dim), self.link and Link.parse(self.link)
+        batches = (batch.sparse for batch in stream)
+        step = self.step_ms and self.step_ms / 1e3
+        found = sized(batches, tables, rule, self.movement.prefetch, link or None, step, self.data.steps)
+        return {"command": "size", **self.flat(), **found}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.sizing.curve import KINDS, LEAST
+        from skirl.cli.size import lines_of
 
-        names = {LEAST: "least"} | {name: name for name in KINDS if name != LEAST}
-        cells = [("rows", *names.values())]
-        for i, point in enumerate(result["curves"][LEAST]):
-            shares = (f"{result['curves'][name][i]['moved'] / max(1, result['used']):.2%}" for name in names)
-            cells.append((f"{point['cache']:,}", *shares))
-        lines = facts(result, "ids", "steps", "rows", "touched", "largest")
-        lines["least cache"] = (
-            f"--cache {result['least_cache']} holds every batch, and so does {result['least_cache_bytes']}B"
-        )
-        lines["moved"] = "rows brought in again, of those that batches use"
-        lines["cache"] = columns(cells, left=())
-        return lines | facts(result, "bytes", "step_ms_that_hides") | {"advice": result["sentence"]}
+        return lines_of(result)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,12 @@ class KeyedJagged:
         if (lengths is None) == (offsets is None):
             given = "neither lengths nor offsets is" if lengths is None else "lengths and offsets are both"
             raise ValueError(f"KeyedJagged: {given} given, pass one of the two")
+        for name, of in (("lengths", lengths), ("offsets", offsets)):
+            if of is not None and (of.dim() != 1 or of.dtype not in (torch.int64, torch.int32)):
+                raise ValueError(
+                    f"KeyedJagged: {name} are {str(of.dtype).removeprefix('torch.')} of shape {list(of.shape)}: pass whole "
+                    "numbers, int64 or int32, in one dimension, feature after feature"
+                )
         self._keys = list(keys)
         self._values = values
         self._lengths = lengths
@@ -92,12 +98,12 @@ class KeyedJagged:
         - `keys`: the names of the features.
         - `ids`: `[batch, features]`, a column for each name.
         """
-        batch, features = ids.shape
-        if features != len(keys):
+        if ids.dim() != 2 or ids.shape[1] != len(keys):
             raise ValueError(
-                f"KeyedJagged.one_hot: ids has {features} columns for {len(keys)} features ({', '.join(keys)}): pass a "
-                "column for each"
+                f"KeyedJagged.one_hot: ids are {list(ids.shape)} for {len(keys)} features ({', '.join(keys)}): pass "
+                "[batch, features], a column for each"
             )
+        batch, features = ids.shape
         return cls(keys, ids.t().reshape(-1), offsets=torch.arange(batch * features + 1, dtype=torch.int32))
 
     @classmethod

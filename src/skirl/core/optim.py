@@ -5,7 +5,8 @@ compiled from a rule. Numbers come first in a product: `n[0] * g`. Beside +, - a
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from math import inf, isfinite, sqrt
+from math import inf, sqrt
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
@@ -160,10 +161,11 @@ class RowOptimizer:
     def __post_init__(self) -> None:
         name = type(self).__name__
         for field in fields(self):
-            if field.type in (float, "float") and not (isfinite(value := getattr(self, field.name)) and value >= 0):
-                raise ValueError(f"{name}: {field.name} is {value}, set it to a finite number, 0 or more")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"{name}: clip is {self.clip}, set it to a norm above 0, or to None for no clipping")
+            value = getattr(self, field.name)
+            if field.type in (float, "float") and not (isinstance(value, Real) and 0 <= float(value) < inf):
+                raise ValueError(f"{name}: {field.name} is {value!r}, set it to a finite number, 0 or more")
+        if self.clip is not None and not (isinstance(self.clip, Real) and float(self.clip) > 0):
+            raise ValueError(f"{name}: clip is {self.clip!r}, set it to a norm above 0, or to None for no clipping")
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,10 @@ def _values(engine: Engine, table: Table, n: int, values: Any) -> np.ndarray:
             f"values are {list(values.shape)}, for {n} rows of table {table.name!r}: give [{n}, {table.dim}]"
         )
     given = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    if not (finite := given.isfinite().all(dim=1)).all():
+        raise ValueError(
+            f"values at place {int(finite.int().argmin())}, for table {table.name!r}, are not finite: give numbers"
+        )
     allowed = {engine.torch_dtype, torch.float32} if engine.half else {engine.torch_dtype}
     if given.dtype not in allowed:
         names = [str(dtype).removeprefix("torch.") for dtype in (given.dtype, engine.torch_dtype)]

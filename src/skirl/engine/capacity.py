@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.core.keys import MAX_ROWS
+from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.core.tables import Schema
 from skirl.tools.machine import free_bytes
 from skirl.tools.units import parse_bytes
@@ -48,8 +48,8 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
             "'auto'"
         )
     if isinstance(cache, int):
-        if cache < 1:
-            raise ValueError(f"cache is {cache} rows: set it to 1 or more")
+        if not 1 <= cache <= MAX_ROWS:
+            raise ValueError(f"cache is {cache} rows: set it to 1 or more, up to 2**{ROW_BITS}")
         return "rows", cache
     share = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", cache)
     if share:

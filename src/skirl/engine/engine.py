@@ -57,6 +57,8 @@ class Engine:
             raise ValueError(
                 f"dtype is {dtype}: set it to torch.float32 or torch.float64, or on a GPU to torch.bfloat16 or torch.float16"
             )
+        if dtype in HALVES and str(device) == "cpu" and store != "checkpoint":  # which is only read
+            raise ValueError(f"rows of {dtype} can only be trained on a GPU: set device='cuda', or dtype=torch.float32")
         self.packs = packs
         self.schema = placed(packs, dtype, banks)
         """What the plan needs: its dims are those of the first pack."""

@@ -1,6 +1,7 @@
 """Packs: each is the columns of every record that belong to one variant of a model. A lone model has one."""
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ class Pack:
     """The rows of one variant: tables, row optimizers, seed, and where they stand in the records of each bank."""
 
     def __init__(self, tables: Sequence[Table], optimizer: RowOptimizers, seed: int, name: str = "") -> None:
-        if not 0 <= seed < 1 << 63:
-            raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
+        if not isinstance(seed, Integral) or not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed is {seed!r}: set it to a whole number between 0 and 2**63 - 1")
         self.name = name
         self.seed = seed
         self.tables = Schema.of(tables).tables

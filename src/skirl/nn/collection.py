@@ -40,7 +40,7 @@ class Collection(nn.Module):
         tables: Sequence[Table],
         *,
         optimizer: RowOptimizers,
-        cache: CacheSize,
+        cache: CacheSize | None = None,
         store: str | Store = "memory",
         device: str | torch.device = "cpu",
         seed: int = 0,
@@ -49,6 +49,11 @@ class Collection(nn.Module):
         grad_scaler: Any = None,
     ) -> None:
         super().__init__()
+        if cache is None:
+            raise TypeError(
+                "cache is missing: set it to how many rows may be on the device, as 1000, '10%' of the tables' rows or "
+                "'4GiB'; skirl.size(loader, tables) says what your data needs"
+            )
         self.pack = Pack(tables, optimizer, seed)
         self.engine = self._engine_of(
             [self.pack], cache=cache, store=store, dtype=dtype, resume=resume, pooled=self.pooled, device=device

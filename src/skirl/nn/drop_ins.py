@@ -1,23 +1,130 @@
-"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `swap` for TorchRec's EmbeddingBagCollection inside a model.
+"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model that is there.
 TorchRec is recognized by the names of its methods and never imported, so any of its releases will do."""
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from skirl.core.batch import KeyedJagged, Sparse
+from skirl.core.batch import KeyedJagged
 from skirl.core.groups import RowOptimizers
+from skirl.core.id_hash import hashes_of
+from skirl.core.ids import capture
 from skirl.core.initial import Initial, Normal
 from skirl.core.tables import Pooling, Table
 from skirl.engine.access import put_weight
 from skirl.engine.capacity import CacheSize
-from skirl.nn.collection import EmbeddingBagCollection
+from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
+from skirl.nn.output import uncompiled
 from skirl.store import Store
 
 
-class EmbeddingBag(nn.Module):
+class _Lookups(nn.Module):
+    """What stands where a module looked up rows of its own: it looks up features of a collection."""
+
+    rows: Collection
+    sparse: Callable[..., KeyedJagged]
+    """Returns the ids of a call, given its arguments."""
+
+    def __init__(self, tables: Sequence[Table], was: Any = None) -> None:
+        super().__init__()
+        self._modes = {name: table.pooling for table in tables for name in table.features}
+        self._was = repr(was)
+
+    def extra_repr(self) -> str:
+        return self._was
+
+    def _named(self, ids: Tensor, name: str | None = None, **more: Any) -> KeyedJagged:
+        return KeyedJagged([name or next(iter(self._modes))], ids, **more)
+
+    @uncompiled
+    def _found(self, ids: KeyedJagged) -> list[Tensor]:
+        """Look up the ids of a call: a tensor for each of its features."""
+        trains = self.training and torch.is_grad_enabled()
+        out = self.rows(self._in_loop(ids) if trains else ids)
+        if self.rows.pooled or isinstance(self, _Rows) or (isinstance(self, _OfTorchRec) and not self.pooled):
+            return list(out.values())
+        if ids.weights_or_none() is not None:
+            raise ValueError(
+                "ids have weights beside lookups that pool nothing: leave one kind as it is, skirl.wrap(skip=...)"
+            )
+        return [out.pooling(self._modes[name])[name] for name in out]
+
+    def _in_loop(self, ids: KeyedJagged) -> KeyedJagged:
+        """Return the ids of a call as the batch in the loop has them: by their name, with weights if others have some."""
+        work, of = self.rows.current.work, self.rows.engine.schema.features
+        if self.rows.lookahead is None and len(ids.keys()) < len(of):
+            raise RuntimeError(
+                "a step needs the ids of all lookups: train under skirl.lookahead(loader, model, sparse=lambda batch: "
+                "wrapped.sparse(...)), where wrapped is what skirl.wrap has returned"
+            )
+        if self.rows.lookahead is None or work is None:
+            return ids
+        batch = work.micros[self.rows.current.micro]
+        ids = _merged([ids], weighted=batch.weights is not None)
+        if len(ids.keys()) < len(self._modes):  # one call of several
+            [now] = hashes_of(capture(ids, (), copy=False)).values()
+            name = next((name for name in self._modes if batch.hashes.get(name) == now), None)
+            ids = self._named(ids.values(), name, offsets=ids.offsets(), weights=ids.weights_or_none())
+        return ids
+
+
+class _Bags(_Lookups):
+    """Takes the arguments of nn.EmbeddingBag."""
+
+    def __init__(self, table: Table, last_offset: bool, padding_idx: int | None, was: Any = None) -> None:
+        super().__init__([table], was)
+        self.mode, self.include_last_offset, self.padding_idx = table.pooling, last_offset, padding_idx
+
+    def sparse(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> KeyedJagged:
+        """Return the ids of a batch in the form that a lookahead needs; arguments as for `forward`."""
+        if per_sample_weights is not None and self.mode != "sum":
+            raise ValueError(
+                f"per_sample_weights need mode='sum', and mode is {self.mode!r}: set mode to 'sum', or leave the weights out"
+            )
+        if per_sample_weights is not None and per_sample_weights.shape != input.shape:
+            raise ValueError(
+                f"per_sample_weights are {list(per_sample_weights.shape)}, input is {list(input.shape)}: pass one for "
+                "each id"
+            )
+        if input.dim() == 2:
+            if offsets is not None:
+                raise ValueError(
+                    f"offsets are for a one-dimensional input, and input is {list(input.shape)}: leave them out, each row "
+                    "of input is a bag"
+                )
+            bags, each = input.shape
+            ends = torch.arange(0, bags * each + 1, each) if each else torch.zeros(bags + 1, dtype=torch.int64)
+        elif input.dim() == 1 and offsets is not None:
+            ends = offsets.to(torch.int64)
+            if not self.include_last_offset:
+                ends = torch.cat([ends, ends.new_tensor([input.numel()])])
+            if not ends.numel() or ends[0] != 0 or ends[-1] > input.numel() or (ends.diff() < 0).any():
+                raise ValueError(
+                    f"offsets have to ascend from 0 to at most {input.numel()}, the number of ids: pass where each "
+                    "bag begins"
+                )
+        else:
+            raise ValueError(f"input is {list(input.shape)}: pass [bags, ids], or one dimension and offsets")
+        ids, weights = input.reshape(-1)[: ends[-1]], per_sample_weights
+        weights = None if weights is None else weights.reshape(-1)[: ends[-1]]
+        if self.padding_idx is not None:
+            here = ids != self.padding_idx
+            ends = torch.cat([ends.new_zeros(1), here.cumsum(0)])[ends]
+            ids, weights = ids[here], None if weights is None else weights[here]
+        return self._named(ids, offsets=ends, weights=weights)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Look up and pool, as torch's module does: `[bags, embedding_dim]`."""
+        return self._found(self.sparse(input, offsets, per_sample_weights))[0]
+
+
+class EmbeddingBag(_Bags):
     """A drop-in for nn.EmbeddingBag: the same arguments, plus those for moving rows: an optimizer, a cache, a store.
 
     It works as it is, without a lookahead. With one, say which ids a batch has:
@@ -61,7 +168,6 @@ class EmbeddingBag(nn.Module):
         init: Initial | Any = None,
         resume: bool = False,
     ) -> None:
-        super().__init__()
         if max_norm is not None or norm_type != 2.0:
             raise ValueError(
                 "max_norm is not supported, it changes rows where they are looked up: leave it out, or clip gradients by "
@@ -75,13 +181,10 @@ class EmbeddingBag(nn.Module):
             raise ValueError(f"padding_idx is {padding_idx}: set it to a row from 0 to {num_embeddings - 1}")
         if _weight is not None and tuple(_weight.shape) != (num_embeddings, embedding_dim):
             raise ValueError(f"_weight is {list(_weight.shape)}: pass [{num_embeddings}, {embedding_dim}]")
+        padding_idx = padding_idx + num_embeddings if padding_idx is not None and padding_idx < 0 else padding_idx
+        table = Table("weight", num_embeddings, embedding_dim, pooling=mode, init=Normal(1.0) if init is None else init)
+        super().__init__(table, include_last_offset, padding_idx)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.mode: Pooling = "mean" if mode == "mean" else "sum"
-        self.include_last_offset = include_last_offset
-        self.padding_idx = padding_idx + num_embeddings if padding_idx is not None and padding_idx < 0 else padding_idx
-        table = Table(
-            "weight", num_embeddings, embedding_dim, pooling=self.mode, init=Normal(1.0) if init is None else init
-        )
         self.rows = EmbeddingBagCollection(
             [table], optimizer=optimizer, cache=cache, store=store, device=device or "cpu", seed=seed,
             dtype=dtype or torch.float32, resume=resume,
@@ -103,99 +206,118 @@ class EmbeddingBag(nn.Module):
         """For torch's schedulers."""
         return self.rows.optimizer
 
-    def sparse(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> KeyedJagged:
-        """Return the ids of a batch in the form that a lookahead needs; arguments as for `forward`."""
-        if per_sample_weights is not None and self.mode != "sum":
-            raise ValueError(
-                f"per_sample_weights need mode='sum', and mode is {self.mode!r}: set mode to 'sum', or leave the weights out"
-            )
-        if per_sample_weights is not None and per_sample_weights.shape != input.shape:
-            raise ValueError(
-                f"per_sample_weights are {list(per_sample_weights.shape)}, input is {list(input.shape)}: pass one for "
-                "each id"
-            )
-        if input.dim() == 2:
-            if offsets is not None:
-                raise ValueError(
-                    f"offsets are for a one-dimensional input, and input is {list(input.shape)}: leave them out, each row "
-                    "of input is a bag"
-                )
-            bags, each = input.shape
-            ends = torch.arange(0, bags * each + 1, each) if each else torch.zeros(bags + 1, dtype=torch.int64)
-        elif input.dim() == 1 and offsets is not None:
-            ends = offsets.to(torch.int64)
-            if not self.include_last_offset:
-                ends = torch.cat([ends, ends.new_tensor([input.numel()])])
-            if not ends.numel() or ends[0] != 0 or ends[-1] > input.numel() or (ends.diff() < 0).any():
-                raise ValueError(
-                    f"offsets have to ascend from 0 to at most {input.numel()}, the number of ids: pass where each "
-                    "bag begins"
-                )
-        else:
-            raise ValueError(f"input is {list(input.shape)}: pass [bags, ids], or one dimension and offsets")
-        ids, weights = input.reshape(-1)[: ends[-1]], per_sample_weights
-        weights = None if weights is None else weights.reshape(-1)[: ends[-1]]
-        if self.padding_idx is not None:
-            here = ids != self.padding_idx
-            ends = torch.cat([ends.new_zeros(1), here.cumsum(0)])[ends]
-            ids, weights = ids[here], None if weights is None else weights[here]
-        return KeyedJagged(["weight"], ids, offsets=ends, weights=weights)
-
-    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """Look up and pool, as torch's module does: `[bags, embedding_dim]`."""
-        return self.rows(self.sparse(input, offsets, per_sample_weights))["weight"]
-
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
-_DTYPES = {"FP32": torch.float32, "FP64": torch.float64}
+class _Rows(_Lookups):
+    """Takes the argument of nn.Embedding."""
+
+    def __init__(self, table: Table, padding_idx: int | None, was: Any) -> None:
+        super().__init__([table], was)
+        self.padding_idx = padding_idx
+
+    def _here(self, input: Tensor) -> Tensor:
+        return torch.ones_like(input, dtype=torch.bool) if self.padding_idx is None else input != self.padding_idx
+
+    def sparse(self, input: Tensor) -> KeyedJagged:
+        """Return the ids of a batch, a bag for each entry of the first dimension."""
+        here, samples = self._here(input), len(input) if input.dim() else 1
+        return self._named(input[here], lengths=here.reshape(samples, input.numel() // max(samples, 1)).sum(1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        [rows] = self._found(self.sparse(input))
+        if self.padding_idx is None:
+            return rows.view(*input.shape, rows.shape[1])
+        return rows.new_zeros(*input.shape, rows.shape[1]).index_put((self._here(input),), rows)
 
 
-class Swapped(nn.Module):
-    """The module that replaces a TorchRec EmbeddingBagCollection; made by `swap`."""
+class _OfTorchRec(_Lookups):
+    """Takes and returns what a collection of TorchRec does."""
 
-    def __init__(self, theirs: Any, *, weights: bool = True, **options: Any) -> None:
-        super().__init__()
-        configs = theirs.embedding_bag_configs()
-        self.features = [name for config in configs for name in config.feature_names]
-        if len(set(self.features)) < len(self.features):
-            raise ValueError("a feature looks up rows in two tables: rename it in one of them before the swap")
-        kinds = {config.data_type.name for config in configs}
-        if len(kinds) != 1 or not kinds <= _DTYPES.keys():
-            raise ValueError(f"rows are of {', '.join(sorted(kinds))}: make all tables FP32, or all FP64")
-        tables = [
-            Table(
-                config.name, config.num_embeddings, config.embedding_dim, tuple(config.feature_names),
-                pooling="mean" if config.pooling.name == "MEAN" else "sum",
-            )
-            for config in configs
-        ]  # fmt: skip
-        self._weighted = bool(theirs.is_weighted())
+    def __init__(self, theirs: Any, tables: Sequence[Table]) -> None:
+        super().__init__(tables, type(theirs).__name__)
+        self.pooled = hasattr(theirs, "embedding_bag_configs")
         modules = [sys.modules[kind.__module__] for kind in type(theirs).__mro__]  # it may be a subclass of theirs
-        self._output = next(module.KeyedTensor for module in modules if hasattr(module, "KeyedTensor"))
-        self._dims = [config.embedding_dim for config in configs for _ in config.feature_names]
-        self.rows = EmbeddingBagCollection(tables, dtype=_DTYPES[kinds.pop()], **options)
-        state = theirs.state_dict()
-        if weights and not any(tensor.is_meta for tensor in state.values()):
-            for number, table in enumerate(tables):
-                put_weight(self.rows.engine, number, state[f"embedding_bags.{table.name}.weight"])
+        name = "KeyedTensor" if self.pooled else "JaggedTensor"
+        self._output = next(getattr(module, name) for module in modules if hasattr(module, name))
+        self._weighted = self.pooled and bool(theirs.is_weighted())
+        self._gives_ids = not self.pooled and theirs.need_indices()
 
-    def sparse(self, features: Sparse) -> Sparse:
-        """Return the ids of a batch, for a lookahead. An unweighted collection drops weights, as TorchRec's does."""
-        if self._weighted or features.weights_or_none() is None:
-            return features
-        return KeyedJagged.of(features).unweighted()
+    def sparse(self, features: Any) -> KeyedJagged:
+        """Return the ids of a batch. A collection that is not weighted drops weights, as TorchRec's does."""
+        ids = KeyedJagged.of(features).select([*self._modes])
+        return ids if self._weighted or ids.weights_or_none() is None else ids.unweighted()
 
-    def forward(self, features: Sparse) -> Any:
-        out = self.rows(self.sparse(features))
-        values = torch.cat([out[name] for name in self.features], dim=1)
-        return self._output(keys=self.features, length_per_key=self._dims, values=values)
+    def forward(self, features: Any) -> Any:
+        ids = self.sparse(features)
+        found = dict(zip(self._modes, self._found(ids), strict=True))
+        if self.pooled:
+            widths = [vectors.shape[1] for vectors in found.values()]
+            return self._output(keys=[*found], length_per_key=widths, values=torch.cat([*found.values()], dim=1))
+        lengths = ids.lengths_by_sample()
+        values = {name: ids.select([name]).expanded().values() if self._gives_ids else None for name in found}
+        return {name: self._output(rows, lengths=lengths[name], weights=values[name]) for name, rows in found.items()}
 
 
-def swap(
+def _merged(parts: Sequence[KeyedJagged], weighted: bool = False) -> KeyedJagged:
+    """Return the features of several batches of the same samples as one batch."""
+    given = [part.weights_or_none() for part in parts]
+    weights = [torch.ones(len(part.values())) if one is None else one for part, one in zip(parts, given)]
+    inverse = {names: of for part in parts for names, of in part.groups.items()} or None
+    return KeyedJagged(
+        [name for part in parts for name in [*part.keys()]],
+        torch.cat([part.values() for part in parts]),
+        lengths=torch.cat([part.lengths() for part in parts]),
+        weights=torch.cat(weights) if weighted or any(one is not None for one in given) else None,
+        strides=[stride for part in parts for stride in part.stride_per_key()] if inverse else None,
+        inverse=inverse,
+    )
+
+
+class Wrapped:
+    """What `skirl.wrap` has put into a model."""
+
+    def __init__(self, embeddings: Collection, lookups: Mapping[str, _Lookups]) -> None:
+        self.embeddings = embeddings
+        """The collection that has the rows of all that was replaced."""
+        self.replaced = {name: lookup.extra_repr() for name, lookup in lookups.items()}
+        """What was replaced, by the name of the module."""
+        self._calls = {
+            call: lookup
+            for name, lookup in lookups.items()
+            for call in ([name] if isinstance(lookup, _OfTorchRec) else lookup._modes)
+        }
+
+    def sparse(self, **calls: Any) -> KeyedJagged:
+        """Return the ids of a batch, for a lookahead.
+
+        **Arguments**
+
+        - `calls`: by the name of a module, or of each of its `features`, what the model passes to it: a tensor, a tuple of
+          the arguments, or the ids of a TorchRec collection.
+        """
+        if calls.keys() != self._calls.keys():
+            raise ValueError(f"sparse() got {', '.join(calls) or 'nothing'}: give it {'=, '.join(self._calls)}=")
+        parts = {}
+        for name, lookup in self._calls.items():
+            part = lookup.sparse(*(calls[name] if isinstance(calls[name], tuple) else (calls[name],)))
+            if name in lookup._modes:
+                part = lookup._named(part.values(), name, offsets=part.offsets(), weights=part.weights_or_none())
+            parts[name] = part
+        if len({part.stride() for part in parts.values()}) > 1:
+            each = ", ".join(f"{name}: {part.stride()}" for name, part in parts.items())
+            raise ValueError(
+                f"lookups have different numbers of samples ({each}): leave one that is not by sample as it is, "
+                "skirl.wrap(skip=...)"
+            )
+        return _merged([*parts.values()])
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {was}" for name, was in self.replaced.items())
+
+
+def wrap(
     model: nn.Module,
     *,
     optimizer: RowOptimizers,
@@ -203,30 +325,131 @@ def swap(
     store: str | Store = "memory",
     seed: int = 0,
     resume: bool = False,
-) -> nn.Module:
-    """Replace the one EmbeddingBagCollection of a TorchRec model, in place, and return the model.
+    features: Mapping[str, Sequence[str]] | None = None,
+    skip: Sequence[str] = (),
+) -> Wrapped:
+    """Replace every nn.EmbeddingBag, nn.Embedding and TorchRec collection of a model, in place, by one collection.
 
-    Rows are copied as they are; a collection on the meta device has none, and starts from skirl's initial values. The
-    old collection's parameters are gone, so make dense optimizers afterwards.
+    Rows are copied as they are; a module on the meta device has none, and starts from initial values. What would train
+    otherwise is refused. The old parameters are gone, so make dense optimizers afterwards.
 
     **Arguments**
 
-    - `model`: the model; if it is itself the collection, the new module is returned.
-    - `optimizer`, `cache`, `store`, `seed`: as for `EmbeddingBagCollection`; `seed` for rows that are not copied.
-    - `resume`: use the rows that the store already holds, instead of the collection's.
+    - `model`: the model. Each module that is replaced becomes a table of its name, a TorchRec collection its tables.
+    - `optimizer`, `cache`, `store`, `seed`: as for `EmbeddingBagCollection`.
+    - `resume`: use the rows that the store already holds, instead of the model's.
+    - `features`: by module that the model calls several times for a batch, a name for each call.
+    - `skip`: names or patterns of modules to leave as they are: what is small, or not by sample.
+
+    >>> import skirl
+    >>> model = nn.ModuleDict({"user": nn.EmbeddingBag(100, 4, mode="sum"), "item": nn.Embedding(50, 4)})
+    >>> wrapped = wrap(model, optimizer=skirl.SGD(lr=0.1), cache="20%")
+    >>> wrapped
+    user: EmbeddingBag(100, 4, mode='sum')
+    item: Embedding(50, 4)
+    >>> loader = [(torch.tensor([[1, 2]]), torch.tensor([3]))] * 2
+    >>> with skirl.lookahead(loader, model, sparse=lambda batch: wrapped.sparse(user=batch[0], item=batch[1])) as batches:
+    ...     for user, item in batches:
+    ...         (model["user"](user) * model["item"](item)).sum().backward()
     """
-    found = [(name, module) for name, module in model.named_modules() if _is_theirs(module)]
-    if len(found) != 1:
-        raise ValueError(f"the model has {len(found)} EmbeddingBagCollections of TorchRec, and has to have exactly one")
-    [(name, theirs)] = found
-    options = {"optimizer": optimizer, "cache": cache, "store": store, "seed": seed, "resume": resume}
-    ours = Swapped(theirs, weights=not resume, **options)
-    if not name:
-        return ours
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, ours)
-    return model
+    found, left, lookups = dict[str, Any](), list[str](), dict[str, _Lookups]()
+    tables, weights = list[Table](), list[Tensor]()
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in (*found, *left))  # a collection of TorchRec
+        if inside or not (_is_of_torchrec(module) or isinstance(module, nn.Embedding | nn.EmbeddingBag)):
+            continue
+        if any(fnmatchcase(name, pattern) for pattern in skip):
+            left.append(name)
+            continue
+        if not name:
+            raise ValueError(
+                "the model is itself what is to be replaced: put it into a module, or use skirl.EmbeddingBag"
+            )
+        if wrong := _otherwise(model, module):
+            raise ValueError(f"{name!r} {wrong}: change that, or leave it as it is, skip=[{name!r}]")
+        found[name] = module
+        of = _tables(module, name, (features or {}).get(name, [name]))
+        lookups[name] = _lookups(module, list(of))
+        tables += of.keys()
+        weights += of.values()
+    if missing := {*(features or {})} - {*found}:
+        raise ValueError(f"features names {min(missing)!r}: name some of {', '.join(found)}")
+    if not found:
+        raise ValueError("the model has nothing to replace: no nn.EmbeddingBag, nn.Embedding or collection of TorchRec")
+    if len(kinds := {str(weight.dtype) for weight in weights}) > 1:
+        raise ValueError(
+            f"rows are {' and '.join(sorted(kinds))}: make them alike, or leave some as they are, skip=[...]"
+        )
+    pools = all(isinstance(one, _Bags) or (isinstance(one, _OfTorchRec) and one.pooled) for one in lookups.values())
+    at = next((weight.device for weight in weights if not weight.is_meta), "cpu")
+    embeddings = (EmbeddingBagCollection if pools else EmbeddingCollection)(
+        tables,
+        optimizer=optimizer,
+        cache=cache,
+        store=store,
+        device=at,
+        seed=seed,
+        dtype=weights[0].dtype,
+        resume=resume,
+    )
+    for number, weight in enumerate(weights):
+        if not resume and not weight.is_meta:
+            put_weight(embeddings.engine, number, weight)
+        if not weight.requires_grad:
+            embeddings.freeze(tables[number].name)
+    places = {id(module): name for name, module in found.items()}
+    for parent in [*model.modules()]:
+        for child, module in [*parent.named_children()]:
+            if id(module) in places:
+                lookups[places[id(module)]].rows = embeddings
+                setattr(parent, child, lookups[places[id(module)]].train(module.training))
+    return Wrapped(embeddings, lookups)
 
 
-def _is_theirs(module: nn.Module) -> bool:
-    return hasattr(module, "embedding_bag_configs") and hasattr(module, "is_weighted")
+def _is_of_torchrec(module: nn.Module) -> bool:
+    return hasattr(module, "is_weighted" if hasattr(module, "embedding_bag_configs") else "embedding_configs")
+
+
+def _otherwise(model: nn.Module, module: Any) -> str | None:
+    """Return why a collection would not train the rows of a module as they are trained now; None if it would."""
+    weights, inside = {id(weight) for weight in module.parameters()}, {id(each) for each in module.modules()}
+    if any(id(w) in weights for each in model.modules() if id(each) not in inside for w in each._parameters.values()):
+        return "shares its weight with another module"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return "has hooks, which would be lost"
+    if _is_of_torchrec(module):
+        return None
+    if type(module) not in (nn.Embedding, nn.EmbeddingBag):
+        return f"is a {type(module).__name__}, whose forward may do more than torch's"
+    if module.max_norm is not None or module.scale_grad_by_freq:
+        return "has max_norm or scale_grad_by_freq, which a collection does not have"
+    if getattr(module, "mode", "sum") == "max":
+        return "takes the maximum of a bag"
+    padding = None if isinstance(module, nn.EmbeddingBag) or module.weight.is_meta else module.padding_idx
+    return None if padding is None or not module.weight[padding].any() else "has a row of padding that is not zero"
+
+
+def _tables(module: Any, name: str, features: Sequence[str]) -> dict[Table, Tensor]:
+    """Return the tables of a module, with their weights. Rows of torch's on the meta device begin as torch begins them."""
+    if not _is_of_torchrec(module):
+        mode: Any = getattr(module, "mode", "sum")
+        rows, dim = module.weight.shape
+        return {Table(name, rows, dim, tuple(features), mode, Normal(1.0)): module.weight}
+    within = "embedding_bags" if hasattr(module, "embedding_bag_configs") else "embeddings"
+    configs = module.embedding_bag_configs() if within == "embedding_bags" else module.embedding_configs()
+    state, mean = dict(module.named_parameters()), [getattr(each, "pooling", None) for each in configs]
+    modes: list[Pooling] = ["mean" if one is not None and one.name == "MEAN" else "sum" for one in mean]
+    return {
+        Table(each.name, each.num_embeddings, each.embedding_dim, tuple(each.feature_names), mode): state[
+            f"{within}.{each.name}.weight"
+        ]
+        for each, mode in zip(configs, modes)
+    }
+
+
+def _lookups(module: Any, tables: Sequence[Table]) -> _Lookups:
+    if isinstance(module, nn.EmbeddingBag):
+        return _Bags(tables[0], module.include_last_offset, module.padding_idx, module)
+    if isinstance(module, nn.Embedding):
+        return _Rows(tables[0], module.padding_idx, module)
+    return _OfTorchRec(module, tables)

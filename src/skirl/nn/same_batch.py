@@ -33,8 +33,8 @@ class SameBatch:
         weights = sparse.weights_or_none()
         if weights is None and ids.weights is not None:
             raise ValueError(
-                "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; a "
-                "collection swapped for one of TorchRec's that is not weighted takes skirl.lookahead(sparse=SWAPPED.sparse)"
+                "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; of a "
+                "wrapped model, skirl.lookahead(sparse=lambda batch: wrapped.sparse(...))"
             )
         if sparse.values().device.type == "cpu" or weights is not None or ids.inverse is not None or is_shared(sparse):
             return self._compare(capture(sparse, (), copy=False), ids.hashes)

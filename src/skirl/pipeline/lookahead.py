@@ -1,5 +1,6 @@
 """The loop's side of the oracle: `lookahead` yields a loader's batches, each with its rows in place."""
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from torch import nn
 from skirl.core.batch import Sparse
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
-from skirl.engine.work import Flight
+from skirl.engine.work import Flight, State
 from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Depth, Plan
@@ -27,8 +28,10 @@ from skirl.pipeline.timeline import LOOP, Timeline
 from skirl.tools import rng_state
 from skirl.tools.interrupts import Hold, uninterrupted
 
+log = logging.getLogger("skirl")
 
-def _sparse_of(batch: Any) -> Sparse:
+
+def sparse_of(batch: Any) -> Sparse:
     try:
         return batch.sparse
     except AttributeError as error:
@@ -47,7 +50,7 @@ def lookahead(
     loader: Iterable[Any],
     model: nn.Module | OnePlan,
     *,
-    sparse: Callable[[Any], Sparse] = _sparse_of,
+    sparse: Callable[[Any], Sparse] = sparse_of,
     depth: Depth = "auto",
     prefetch: int = 2,
     accumulate: int = 1,
@@ -71,7 +74,8 @@ def lookahead(
     - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which
       comes within a few percent of the fewest possible fetches; "epoch" knows all, and reads the loader twice.
     - `prefetch`: how many steps ahead rows travel; 2 hides a store that takes as long as a step.
-    - `accumulate`: micro-batches in a step, 1 as in a plain loop. Rows are updated once, after the last one's backward.
+    - `accumulate`: micro-batches in a step, whose gradients are summed, as in a plain loop: divide each loss by
+      `accumulate` for the mean. Rows are updated once, after the last one's backward.
     - `shards`: number of equal parts of a step's samples, a power of two; the step's loss is the mean over them. The
       loader yields these parts one after the other, and the loop's body runs for each as for a batch. Rows are updated
       after the last backward, and `step()` of a dense optimizer does nothing until then. The bits depend on this
@@ -204,6 +208,7 @@ class Pass:
     def _next_step(self, hold: Hold) -> bool:
         """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, save in the loader."""
         now, pipeline = self._ahead._in_loop, self.pipeline
+        self._say_forgotten()
         self._finish()
         now.flight = None
         pipeline.check()
@@ -220,6 +225,19 @@ class Pass:
         now.before = now.here
         now.flight, now.micro = flight, 0
         return True
+
+    def _say_forgotten(self) -> None:
+        """Warn once of a step that looked up rows to train, and had no backward."""
+        works = () if self._ahead._in_loop.flight is None else self._ahead._in_loop.flight.works
+        idle = (one.state == State.FORWARD and not one.returned for one in works)
+        each = zip(self._ahead.collections, idle)
+        if not self._ahead._told_forgotten and any(forgot and one.current.trains for one, forgot in each):
+            self._ahead._told_forgotten = True
+            log.warning(
+                "step %s looked rows up and had no backward: they are not trained. Call loss.backward() before the next "
+                "batch; to look rows up only, call model.eval() and iterate over the loader itself",
+                f"{self._ahead.step:,}",
+            )
 
     def _finish(self, apply: bool = True) -> None:
         for collection in self._ahead.collections:
@@ -309,6 +327,7 @@ class Lookahead:
         """For each engine, what the pass knows of the whole epoch."""
         self._entered = False
         self._in_loop = InLoop()
+        self._told_forgotten = False
         self._loaded = False
         """True if the place in the data was loaded from a checkpoint. The next pass goes on there."""
 

@@ -280,6 +280,11 @@ class Reader:
         return copy.deepcopy(self._loader.state_dict())  # type: ignore[attr-defined]
 
     def _open(self, place: DataPosition) -> Iterator[Any]:
+        if not hasattr(self._loader, "__iter__") and not hasattr(self._loader, "__getitem__"):
+            raise TypeError(
+                f"the loader is of type {type(self._loader).__name__}, which has no batches: pass an iterable of batches, "
+                "such as a DataLoader or a list"
+            )
         known = place.loader is not None and hasattr(self._loader, "load_state_dict")
         if known:
             self._loader.load_state_dict(copy.deepcopy(place.loader))  # type: ignore[attr-defined]

@@ -1,14 +1,15 @@
 """One pass over a run's ids and what it says about caches, counted by the planner that training would use."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from skirl.core.batch import Sparse
 from skirl.core.keys import MAX_ROWS
-from skirl.core.optim import row_optimizer
-from skirl.core.tables import Schema
-from skirl.data.flags import DataFlags
+from skirl.core.optim import RowOptimizer
+from skirl.core.tables import Schema, Table
 from skirl.engine.capacity import Capacity
 from skirl.sizing.advice import Advice, Conditions, advise
 from skirl.sizing.curve import Point, cache_sizes, capacities, curves
@@ -25,23 +26,24 @@ WINDOW_BYTES = 28
 
 
 def sized(
-    data: DataFlags, row_dim: int, optimizer: str, prefetch: int, link: Link | None, step: float | None
-) -> dict[str, Any]:
+    batches: Iterable[Sparse], tables: Sequence[Table], rule: RowOptimizer, prefetch: int, link: Link | None,
+    step: float | None, total: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Read the ids once, then plan over them with every cache. step: seconds that a step computes."""
-    stream = data.stream()
-    with Survey(Schema.of(stream.tables(row_dim))) as survey:
-        with progress_of("read ids", data.steps) as progress:
-            for number, batch in enumerate(stream, start=1):
-                survey.add(batch.sparse)
+    with Survey(Schema.of(tables)) as survey:
+        with progress_of("read ids", total) as progress:
+            for number, sparse in enumerate(batches, start=1):
+                survey.add(sparse)
                 progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
         if not survey.steps:
-            raise ValueError(f"{data.data} has no batch of {data.batch:,} samples: set --batch smaller")
-        return _measured(survey, optimizer, prefetch, link, step)
+            raise ValueError("the data has no whole batch: set batch smaller, or pass a loader that yields some")
+        return _measured(survey, rule, prefetch, link, step)
 
 
-def _measured(survey: Survey, optimizer: str, prefetch: int, link: Link | None, step: float | None) -> dict[str, Any]:
+def _measured(
+    survey: Survey, rule: RowOptimizer, prefetch: int, link: Link | None, step: float | None
+) -> dict[str, Any]:
     found = curves(survey, cache_sizes(survey), prefetch)
-    rule = row_optimizer(optimizer)()
     records = [4 * rule.width(bank.dim) for bank in survey.schema.banks]
     touched, used = sum(survey.touched), int(survey.used.sum())
     average = float(np.dot(records, survey.touched)) / max(1, touched)

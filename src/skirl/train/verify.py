@@ -1,12 +1,14 @@
 """The same run three times, compared bit by bit: with a cache, with every row resident, and in plain Python."""
 
 import hashlib
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from math import inf
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -151,11 +153,46 @@ def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
     return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))
 
 
+UNHURT = 4
+"""Steps that run as fast as they can, which tell how long a step is."""
+
+
+class Delays:
+    """Slows one stage of a lookahead after the other, in an order drawn by seed: for some steps, each takes as long as
+    several steps do."""
+
+    stages: ClassVar[tuple[str, ...]] = ("plan", "fetch", "load", "write")
+
+    def __init__(self, seed: int) -> None:
+        self._order = random.Random(seed).sample(self.stages, len(self.stages))
+        self._loaded, self._step = inf, inf
+
+    def __call__(self, stage: str, step: int) -> None:
+        """Measure the first steps, and slow those that follow."""
+        if stage == "load" and step < UNHURT:
+            now = time.monotonic()
+            self._step, self._loaded = min(self._step, abs(now - self._loaded)), now
+        elif step >= UNHURT and stage == self._order[(step - UNHURT) // 6 % len(self._order)]:
+            time.sleep(min(6 * self._step, 1.0))
+
+
+NOTHING_SHOWN = "no row was refetched, so nothing was shown: leave --cache out, or set more --steps"
+
+
+def cache_of(recipe: Recipe, touched: int) -> CacheSize:
+    """Return the cache of a run. With "auto" it holds little more than the largest step: rows leave it, and come back."""
+    if recipe.cache.cache != "auto":
+        return recipe.cache_size(touched)
+    schema = Schema.of(recipe.tables())
+    largest = max(len(rows_of(step, schema)) for step in recipe.in_steps())
+    return largest + largest // 5
+
+
 def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
     """Train three times. Return what was compared and the first difference, if any. touched: rows that the run uses."""
     started = time.monotonic()
     schema = Schema.of(recipe.tables())
-    cached = with_cache("cache", recipe, recipe.cache_size(touched))
+    cached = with_cache("cache", recipe, cache_of(recipe, touched), Delays(recipe.data.seed))
     in_memory = replace(recipe, cache=replace(recipe.cache, store="memory"))
     others = [with_cache("resident", in_memory, touched), in_plain_python(recipe)]
     found = (compare(cached, other, schema, recipe.in_steps()) for other in others)
@@ -169,12 +206,13 @@ def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def with_cache(name: str, recipe: Recipe, cache: CacheSize) -> Trace:
+def with_cache(name: str, recipe: Recipe, cache: CacheSize, delays: Delays | None = None) -> Trace:
     """Train with rows that travel between cache and store, and return the trace."""
     embeddings = recipe.embeddings(cache)
     model, dense = recipe.model_over(embeddings)
     rates, engine, trace = recipe.rates_of(embeddings, dense), embeddings.engine, Trace(name)
     with recipe.lookahead(model) as batches:
+        batches.hook = delays
         read, shards = lambda keys: peek(engine, keys, 0), recipe.step.shards
         done = trace.record(engine.schema, model, dense, rates, batches, read, shards)
         _watch(trace, recipe, done)

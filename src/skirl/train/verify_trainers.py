@@ -5,7 +5,6 @@ Each trainer is a process, `python -m skirl.train.verify_trainers FOLDER`, that 
 
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from skirl.peers.job import fail
 from skirl.tools.progress import progress_of
 from skirl.train.loop import TrainerShare, steps
 from skirl.train.recipe import Recipe
-from skirl.train.verify import Trace, compare, digest, in_plain_python, stored
+from skirl.train.verify import Delays, Trace, compare, digest, in_plain_python, stored
 
 DEPTHS = (1, 20, "auto")
 STORES = ("memory", "disk")
@@ -126,19 +125,19 @@ def main(folder: Path) -> None:
         recipe = Recipe.of(**job["flags"] | {"depth": run["depth"]})
         recipe.use_threads()
         store: str = f"disk:{folder / str(number)}" if run["store"] == "disk" else run["store"]
-        naps = random.Random(number * share.size + share.rank)
-        np.savez(folder / f"{number}-{share.rank}.npz", **_trained(recipe, run["cache"], store, share, naps))
+        delays = Delays(number * share.size + share.rank)
+        np.savez(folder / f"{number}-{share.rank}.npz", **_trained(recipe, run["cache"], store, share, delays))
 
 
-def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, naps: random.Random) -> dict[str, Any]:
-    """Train, with pauses at random stages. Return losses, digests of dense weights, and this trainer's rows at the end."""
+def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, delays: Delays) -> dict[str, Any]:
+    """Train, with slow stages. Return losses, digests of dense weights, and this trainer's rows at the end."""
     embeddings = recipe.embeddings(cache, store=store)
     model, dense = recipe.model_over(embeddings)
     rates = recipe.rates_of(embeddings, dense)
     losses: list[float] = []
     weights: list[bytes] = []
     with recipe.lookahead(model, share.of(recipe.stream(), recipe.step.shards)) as batches:
-        batches.hook = lambda stage, step: time.sleep(naps.random() * 0.002)
+        batches.hook = delays
         for done in steps(model, dense, batches, rates, batches.micros):
             losses.append(share.whole(done)[0].loss)
             weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))

@@ -108,10 +108,6 @@ class HostRows(BankRows):
         """By step: rows that left, as long as they may be forwarded."""
 
     def allocate(self, slots: int, staging_rows: int) -> Rows:
-        if self.facts.half:
-            raise ValueError(
-                f"rows of {self.facts.half} can only be trained on a GPU: set device='cuda', or dtype=torch.float32"
-            )
         # The array begins on a cache line. Pages are backed when first written.
         width, packs = self.facts.width, self.facts.packs
         numbers = empty(slots * width + packs[-1].at, self.facts.dtype)
