@@ -20,7 +20,7 @@ import skirl
 from skirl import SGD, Table
 from skirl.core.groups import Groups, RowOptimizers
 from skirl.core.reference import Reference
-from skirl.store import Record, Store
+from skirl.engine.access import peek
 from skirl.store.memory import MemoryStore
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import HEADER
@@ -97,6 +97,8 @@ class Case:
     when "all" is saved except for the header."""
     folder: Any = None
     """Folder for stores on disk and checkpoints."""
+    by_hand: int = 0
+    """Rows of table a that one variant sets: all others have them too, at their initial values."""
 
 
 class Net(nn.Module):
@@ -147,10 +149,11 @@ class Left:
         self.losses.append(loss)
         self.dense.append(b"".join(t.numpy().tobytes() for t in state))
 
-    def compare(self, other: "Left", what: str) -> None:
+    def compare(self, other: "Left", what: str, by_hand: int = 0) -> None:
         same_bits(f"{what}: losses", np.array(self.losses), np.array(other.losses))
         assert self.dense == other.dense, f"{what}: dense weights differ"
-        same_bits(f"{what}: keys", np.array(sorted(self.rows)), np.array(sorted(other.rows)))
+        keys = [key for key in sorted(self.rows) if key in other.rows or key >= by_hand]
+        same_bits(f"{what}: keys", np.array(keys), np.array(sorted(other.rows)))
         for key, row in sorted(other.rows.items()):
             same_bits(f"{what}: row {key}", self.rows[key], row)
 
@@ -204,11 +207,22 @@ def rules_of(of: Of) -> list[Any]:
     return [replace(groups[t], lr=of.lr) for t in range(len(TABLES))]
 
 
-def store_of(case: Case, of: Of, number: int) -> str | Store:
-    if case.kind == "disk":
-        return f"disk:{case.folder}/{number}"
-    records = {t: Record(rule.width(table.dim)) for t, (rule, table) in enumerate(zip(rules_of(of), tables_of(of)))}
-    return Kept(records, case.nap, case.seed + number)
+def store_of(case: Case) -> Any:
+    return (
+        f"disk:{case.folder}/rows" if case.kind == "disk" else lambda records, rows: Kept(records, case.nap, case.seed)
+    )
+
+
+def rows_of(embeddings: Any) -> dict[int, np.ndarray]:
+    """Return the rows of a variant that were ever used, with their states."""
+    embeddings.flush()
+    engine, pack = embeddings.engine, embeddings.pack
+    found = {}
+    for keys in engine.store.held():
+        for bank, part in enumerate(engine.by_bank(keys)):
+            rows = peek(engine, part, bank, pack.number)
+            found |= {key: row.copy() for key, row in zip(part.tolist(), rows, strict=True)}
+    return found
 
 
 def train(case: Case, sweep: skirl.Sweep, batch: Any) -> None:
@@ -299,13 +313,12 @@ def _part(
     of = dict(zip(left, case.variants, strict=True))
     sweep = skirl.Sweep(
         made, [skirl.Variant(name, of[name].overrides | {"name": name}) for name in of], TABLES, cache=case.slots,
-        store=lambda name: store_of(case, of[name], [*of].index(name)), resume=resume,
+        store=store_of(case), resume=resume,
     )  # fmt: skip
     leave, begin = sweep._leave, 0
 
     def leave_and_read(contender: Any, why: str) -> None:
-        contender.embeddings.flush()
-        end[contender.name] = stored_rows(contender.embeddings.engine)
+        end[contender.name] = rows_of(contender.embeddings)
         leave(contender, why)
 
     ahead = {"depth": case.depth, "prefetch": case.prefetch, "accumulate": case.accumulate}
@@ -340,8 +353,7 @@ def _part(
                 (case.folder / f"told-{batches.step}").write_bytes(pickle.dumps((left, end, others)))
         batches.close()
         for variant in sweep.racing:
-            variant.embeddings.flush()
-            end[variant.name] = stored_rows(variant.embeddings.engine)
+            end[variant.name] = rows_of(variant.embeddings)
     return sweep, False
 
 
@@ -400,7 +412,7 @@ def check(case: Case, *, plain: bool = True, made: Any = make) -> skirl.Sweep:
                 assert steps == case.steps * case.accumulate or any(v.nan is not None for v in case.variants)
             for reference in (False, True) if plain and case.accumulate == 1 else (False,):
                 lone = alone(case, of, steps, plain=reference, made=made)
-                found.compare(lone, f"variant {number}, {'plain' if reference else 'alone'}")
+                found.compare(lone, f"variant {number}, {'plain' if reference else 'alone'}", case.by_hand)
         return sweep
     finally:
         torch.set_num_threads(threads)

@@ -11,8 +11,7 @@ import skirl
 from skirl import Adam
 from skirl.sweep.checkpoint import checkpoint_of
 from skirl.tools.sealed_json import CheckpointError
-from tests.streams import stored_rows
-from tests.sweep.runs import TABLES, Case, Of, batches_of, make
+from tests.sweep.runs import TABLES, Case, Of, batches_of, make, rows_of
 
 FOUR = (Of(lr=0.3), Of(dropout=0.5, seed=1), Of(rule=Adam(), dim=6, seed=2), Of(seed=3))
 CASE = Case(FOUR, steps=10)
@@ -46,8 +45,7 @@ def train(folder: Path, *, save_at: int | None = None, stop: bool = False, resum
         batches.close()
         rows = {}
         for variant in sweep:
-            variant.embeddings.flush()
-            rows[variant.name] = stored_rows(variant.embeddings.engine)
+            rows[variant.name] = rows_of(variant.embeddings)
         return losses, rows, drawn
 
 

@@ -10,7 +10,7 @@ from skirl.sweep.crew import sweep_of
 from skirl.sweep.variants import Varied, variants_of
 from skirl.train.loop import steps, touched_rows
 from skirl.train.recipe import Recipe
-from tests.streams import stored_rows
+from tests.sweep.runs import rows_of
 
 POOLED = ("dlrm-tiny", "wide-deep-tiny", "deep-cross-tiny", "deepfm-tiny", "dcnv2-tiny")
 OF_LISTS = ("din-tiny", "dcat-tiny")
@@ -25,9 +25,8 @@ Left = tuple[list[float], dict[str, bytes], dict[int, bytes]]
 
 
 def left(losses: list[float], model: torch.nn.Module, embeddings: Any) -> Left:
-    embeddings.flush()
     weights = {name: w.detach().numpy().tobytes() for name, w in model.named_parameters() if "anchor" not in name}
-    return losses, weights, {key: row.tobytes() for key, row in stored_rows(embeddings.engine).items()}
+    return losses, weights, {key: row.tobytes() for key, row in rows_of(embeddings).items()}
 
 
 def alone(recipe: Recipe, variant: Varied) -> Left:

@@ -21,7 +21,6 @@ from skirl.checkpoint.definition import (
 from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.saving import Saving, remember, settled
 from skirl.checkpoint.votes import Mismatch, Votes, digest_of, take_newest, trainers_of
-from skirl.engine.engine import Engine
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
@@ -80,7 +79,7 @@ def load(
         found = votes.agreed(
             lambda: _read(header, digest, model, collections, parts, data, votes), "checkpoint offered"
         )
-        votes.agreed(lambda: _take_rows(header, found, engines, changed), "checkpoint taken")
+        votes.agreed(lambda: _take_rows(header, found, collections, changed), "checkpoint taken")
         return found
 
     try:
@@ -185,13 +184,14 @@ def _counters(parts: list[dict[str, Any]], name: str, votes: Votes) -> dict[str,
     return {of: sum(other[of] for other in others) for of in first} | {"steps": first["steps"]}
 
 
-def _take_rows(header: Path, found: _Found, engines: Mapping[str, Engine], changed: list[Path]) -> None:
-    """Have all engines take their rows. `changed` gets the header once one of them has."""
-    for name, engine in engines.items():
+def _take_rows(header: Path, found: _Found, collections: Mapping[str, Collection], changed: list[Path]) -> None:
+    """Have all collections take their rows. `changed` gets the header once one of them has."""
+    for name, collection in collections.items():
         rows, run = found.rows[name], found.run["rows"][name]
         try:
-            engine.restore(
-                lambda of=rows, engine=engine: of.thaw(engine.store, header.parent / folder.ROWS),
+            collection.restore(
+                rows,
+                header.parent / folder.ROWS,
                 table_steps=run["table_steps"],
                 split=run["split"],
                 counters=Counters(**run["counters"]),

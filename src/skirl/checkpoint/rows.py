@@ -13,9 +13,11 @@ from skirl.checkpoint.folder import ROWS
 from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement, Shard
 from skirl.engine.engine import Engine
-from skirl.store.base import Facts, Frozen, FrozenPart, Record, SavedRows, Store
-from skirl.store.disk.frozen import check_files, check_rows, manifest_of, worth_keeping, write_frozen
+from skirl.nn.collection import Collection
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record, SavedRows, Store
+from skirl.store.disk.frozen import check_files, check_rows, manifest_of, rows_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 
 log = logging.getLogger("skirl")
@@ -63,7 +65,7 @@ class FrozenCollection:
             cache.changes.forget(cache.flags)
 
 
-def freeze_all(engines: Mapping[str, Engine], path: Path, since: dict[str, Any]) -> Frozen:
+def freeze_all(collections: Mapping[str, Collection], path: Path, since: dict[str, Any]) -> Frozen:
     try:
         for before in since.values():
             check_files(path / ROWS, before["store"])
@@ -71,10 +73,11 @@ def freeze_all(engines: Mapping[str, Engine], path: Path, since: dict[str, Any])
     except CheckpointError:
         log.warning("%s has lost files that its last checkpoint wrote: all rows are written again", path)
         since = {}
-    parts: dict[str, FrozenCollection] = {}
+    parts: dict[str, Any] = {}
     with ExitStack() as frozen:
-        for name, engine in engines.items():
-            parts[name] = FrozenCollection(engine, path, since.get(name, {}))
+        for name, collection in collections.items():
+            part = FrozenCollection if collection.frozen_rows is None else collection.frozen_rows
+            parts[name] = part(collection.engine, path, since.get(name, {}))
             frozen.callback(parts[name].release)
         return Frozen(lambda: {name: part.write() for name, part in parts.items()}, frozen.pop_all().close)
 
@@ -91,17 +94,26 @@ class OwnRows(NamedTuple):
             check_files(files, rows["store"])
             check_rows(files, rows["cache"])
 
+    @property
+    def taken(self) -> list[FrozenPart]:
+        return [FrozenPart(rows[of], shard) for rows, shard in self.parts for of in ("store", "cache")]
+
+    def each(self, layout: Layout, files: Path) -> Pairs:
+        """Yield keys and records of a layout. Later records of a key replace earlier ones."""
+        for part in self.taken:
+            yield from rows_of(OsFiles(), part, layout, files)
+
     def thaw(self, store: Store, files: Path) -> None:
-        taken = [FrozenPart(rows[of], shard) for rows, shard in self.parts for of in ("store", "cache")]
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
             raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
-        store.thaw(SavedRows(files, taken, self.named["identity"], self.named["generation"]))
+        store.thaw(SavedRows(files, self.taken, self.named["identity"], self.named["generation"]))
 
     @property
     def written(self) -> dict[str, Any]:
         """The part on which the next checkpoint may build: the only one, if taken whole; else nothing."""
         [*others, (rows, shard)] = self.parts or [({}, None)]
-        return rows if rows and not others and shard is None else {}
+        columns = rows and "columns" in rows["store"]
+        return rows if rows and not others and shard is None and not columns else {}
 
 
 def rows_for(body: Mapping[str, Any], votes: Votes) -> dict[str, OwnRows]:

@@ -128,7 +128,7 @@ def _save(
         saving.number = max([0, *numbers(path)]) + 1
         with uninterrupted():
             try:
-                frozen = freeze_all(engines, path, saving.files)
+                frozen = freeze_all(collections, path, saving.files)
                 body, more = _head(model, collections, run, peers.size) if peers.rank == 0 else ({}, {})
                 saving.run(partial(writing, frozen, body, tensors | more))
             except BaseException:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from skirl.core.keys import ROW_BITS, key_of, table_of
 from skirl.core.tables import Table
+from skirl.engine.device.base import packed
 from skirl.engine.engine import Engine
 from skirl.tools.hash_index import distinct
 
@@ -61,9 +62,15 @@ def put(engine: Engine, keys: np.ndarray, rows: np.ndarray, bank: int, pack: int
     if not engine.rows.local:
         owned = engine.rows.owns(keys)
         keys, rows = keys[owned], rows[owned]
-    alone = len(engine.packs) == 1
-    records = np.empty((len(keys), engine.held[bank]), engine.dtype) if alone else records_of(engine, keys, bank)
-    engine.packs[pack].set(records, bank, rows)
+    put_records(engine, keys, packed(rows, engine.half) if engine.half else rows, bank, pack)
+
+
+def put_records(engine: Engine, keys: np.ndarray, own: np.ndarray, bank: int, pack: int) -> None:
+    """Replace one pack's columns of some records. Rows that were never used begin in the others."""
+    records = np.ascontiguousarray(own)
+    if len(engine.packs) > 1:
+        records = records_of(engine, keys, bank)
+        records[:, engine.packs[pack].own(bank)] = own
     engine.store.write(keys, records)
     engine.seen.add(keys)
     engine.first_values.wrote(keys)

@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,8 @@ log = logging.getLogger("skirl")
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
+Opening = Callable[[Mapping[int, Record], Mapping[int, int]], Store]
+"""Opens a store for records of tables, given their numbers of rows too."""
 Leaving = list[tuple[np.ndarray, Any]]
 """Rows that left the cache in one step: for each bank, their keys and its handle for their records."""
 
@@ -46,12 +48,11 @@ class Engine:
         packs: Sequence[Pack],
         *,
         cache: CacheSize,
-        store: str | Store,
+        store: "str | Store | Opening",
         dtype: torch.dtype,
         resume: bool,
         pooled: bool = True,
         device: str | torch.device = "cpu",
-        banks: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         if dtype not in (*_DTYPES, *HALVES):
             raise ValueError(
@@ -60,7 +61,7 @@ class Engine:
         if dtype in HALVES and str(device) == "cpu" and store != "checkpoint":  # which is only read
             raise ValueError(f"rows of {dtype} can only be trained on a GPU: set device='cuda', or dtype=torch.float32")
         self.packs = packs
-        self.schema = placed(packs, dtype, banks)
+        self.schema = placed(packs, dtype)
         """What the plan needs: its dims are those of the first pack."""
         self.torch_dtype = dtype
         self.half = dtype if dtype in HALVES else None
@@ -74,15 +75,14 @@ class Engine:
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
             store = own_part(store, self.rows.peers.rank, among_others=launched_here() or not self.rows.local)
-        self.held = [sum(pack.held[bank] for pack in packs) for bank in range(len(self.schema.banks))]
-        """By bank: numbers in a record, as the store has it."""
-        self.record_bytes = [width * self.dtype.itemsize for width in self.held]  # by bank
         peers = self.rows.peers
         self.capacity = Capacity.of(
             cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near
         )
-        records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
-        self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
+        self._opening: Opening = (
+            store if callable(store) else lambda records, rows: open_store(store, records, rows=rows)
+        )
+        self.store = self._opened()
         self.seen = Seen(self.schema)
         try:
             if len(self.store) and not resume:
@@ -92,7 +92,7 @@ class Engine:
                 )
             self.first_values = FirstValues(self.schema, packs, str(dtype).removeprefix("torch."))
             """Rows that exist and are not in the store."""
-            self.first_values.check_store(self.store)
+            self.first_values.check_store(self.store, packs)
             self.first_values.begin(self.seen, self.store.held() if len(self.store) else ())
         except BaseException:
             if self.store is not store:
@@ -112,10 +112,11 @@ class Engine:
         self._pid = os.getpid()
 
     def _open_banks(self) -> list[BankRows]:
+        held = self.held
         facts = [
             BankFacts(
                 number=i,
-                width=self.held[i],
+                width=held[i],
                 packs=tuple(pack.columns[i] for pack in self.packs),
                 features=len(bank.features) if self.pooled else 1,
                 dtype=self.dtype,
@@ -125,9 +126,19 @@ class Engine:
         ]
         return self.device.banks(facts)
 
-    def stands_for(self, other: "Engine") -> bool:
-        """Return whether a plan of this engine's rows is one of the other's."""
-        return other is self
+    @property
+    def held(self) -> list[int]:
+        """By bank: numbers in a record, as the store has it."""
+        return [sum(pack.held[bank] for pack in self.packs) for bank in range(len(self.schema.banks))]
+
+    @property
+    def record_bytes(self) -> list[int]:
+        return [width * self.dtype.itemsize for width in self.held]
+
+    def _opened(self) -> Store:
+        held, banks = self.held, self.schema.banks
+        records = {t: Record(held[i], self.dtype) for i, bank in enumerate(banks) for t in bank.tables}
+        return self._opening(records, {t: table.rows for t, table in enumerate(self.schema.tables)})
 
     def check(self) -> None:
         """Raise if rows were lost, after `close`, or in a forked child."""
@@ -153,8 +164,8 @@ class Engine:
             self.damage, self._cause = what.rstrip(".") + then, cause
 
     def forget_split(self) -> None:
-        """Drop a split that a batch looked up alone has decided: the lookahead that begins decides by its window."""
-        if self.capacity.by_one:
+        """Drop a split that a batch looked up alone has decided, or one for variants that have left."""
+        if self.capacity.by_one or any(pack.left for pack in self.packs):
             self.drop_caches()
 
     def allocate(self, split: CacheSplit) -> None:
@@ -171,10 +182,44 @@ class Engine:
         """Write all resident rows to the store; the next batches decide on new caches. Write-backs must be drained."""
         with self._losing("splitting the cache again failed"):
             self.flush()
+            if any(pack.left for pack in self.packs):
+                self._narrow()
         self.forget_moves()
         self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both
         self.caches = []
         self.capacity.forget()
+
+    def _narrow(self) -> None:
+        """Move all rows to a new store, without the columns of packs that have left."""
+        old, stay = self.store, [pack for pack in self.packs if not pack.left]
+        kept, was = [np.concatenate([pack.own(bank) for pack in stay]) for bank in range(len(self.held))], self.held
+        self.packs = stay
+        placed(stay, self.torch_dtype, self.schema)
+        self.store = self._opened()
+        self.first_values.check_store(self.store, stay)
+        for keys in old.held():
+            for bank, part in enumerate(self.by_bank(keys)):
+                records = np.empty((len(part), was[bank]), self.dtype)
+                if len(part):
+                    old.read(part, records)
+                    self.store.write(part, np.ascontiguousarray(records[:, kept[bank]]))
+        old.close(flush=False)
+        self.capacity.record_bytes = self.record_bytes
+
+    def by_bank(self, keys: np.ndarray) -> list[np.ndarray]:
+        table = table_of(keys)
+        return [keys[np.isin(table, bank.tables)] for bank in self.schema.banks]
+
+    def empty(self) -> None:
+        """Drop all rows, of all packs: others are about to come."""
+        self.forget_moves()
+        self.banks, self.caches = self._open_banks(), []
+        self.capacity.forget()
+        self.store.close(flush=False)
+        self.store = self._opened()
+        self.first_values.check_store(self.store, self.packs)
+        self.first_values.begin(self.seen, ())
+        self._goes_on = False
 
     def release(self) -> None:
         self.banks, self.caches = [], []
@@ -186,8 +231,8 @@ class Engine:
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         work.fetched = []
         work.to(State.RESIDENT)
-        if len(self.packs) > 1:
-            work.packs = {pack.name: work.own(number) for number, pack in enumerate(self.packs)}
+        if self.packs[0].name:
+            work.packs = {pack.name: work.own(n) for n, pack in enumerate(self.packs) if not pack.left}
         self.counters.steps += 1
         return leaving
 
@@ -217,7 +262,7 @@ class Engine:
         self.counters.fetched += found + len(step.forward_keys)
         self.counters.forwarded += len(step.forward_keys)
         self.counters.new += len(step.new_keys) + made
-        self.counters.bytes_read += found * self.held[bank] * self.dtype.itemsize
+        self.counters.bytes_read += found * self.record_bytes[bank]
         return step.evict_keys, leaving
 
     def fetch(self, work: Work) -> None:
@@ -227,7 +272,7 @@ class Engine:
                 room = bank.room(arrival)
                 found = self.store.read(step.fetch_keys, room)
                 count = int(np.count_nonzero(found))
-                if count < len(found):  # rows of arrays and, in a shared plan, of other engines
+                if count < len(found):  # rows of arrays
                     new = step.fetch_keys[~found]
                     self.check_new(new)
                     room[~found] = self.begin(bank.facts.number, new)
@@ -239,11 +284,11 @@ class Engine:
         """Return the first records of some rows, of all packs."""
         records = np.empty((len(keys), self.held[bank]), self.dtype)
         places = np.arange(len(keys), dtype=np.int32)
-        for number, pack in enumerate(self.packs):
+        for pack in self.packs:
             alone = len(self.packs) == 1 and not self.half
             rows = records if alone else np.empty((len(keys), pack.widths[bank]), self.dtype)
             run(fill, len(keys), keys, places, rows, *pack.columns[bank].filling, threads=torch.get_num_threads())
-            self.first_values.give(number, keys, rows)
+            self.first_values.give(pack.name, keys, rows)
             if not alone:
                 pack.set(records, bank, rows)
         return records

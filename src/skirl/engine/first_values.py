@@ -1,6 +1,5 @@
 """Rows that exist for the oracle and are not in the store: they come in as fetched rows do, and get their first values
-here. These are rows of tables that begin from an array or a file and, where several engines share one plan, rows that
-only other engines have had.
+here. These are rows of tables that begin from an array or a file.
 """
 
 import threading
@@ -21,19 +20,16 @@ class FirstValues:
     """The tables of one engine that begin from an array and, if that matters, the rows that its store has had."""
 
     def __init__(self, schema: Schema, packs: Sequence[Pack], dtype: str) -> None:
-        self.of: dict[tuple[int, int], Given] = {
-            (p, t): table.initial
-            for p, pack in enumerate(packs)
+        self.of: dict[tuple[str, int], Given] = {
+            (pack.name, t): table.initial
+            for pack in packs
             for t, table in enumerate(pack.tables)
             if isinstance(table.initial, Given)
         }
         """By pack and table number."""
         self.tables = sorted({t for _, t in self.of})
-        self._packs = packs
         self._written = Seen(schema) if self.of else None
         """Rows that the store took. If one of them is missing later, that is damage and not a first use."""
-        self._among_others = False
-        """True if the planner may assume that rows exist, in any table, that this store has never had."""
         self._lock = threading.Lock()
         for (_, t), given in self.of.items():
             table = schema.tables[t]
@@ -45,22 +41,11 @@ class FirstValues:
         """Start from a store that holds the rows `held`. Mark them in `seen`, and all rows of these tables."""
         if self._written is not None:
             self._written.rebuild(held)
-        if not self._among_others:  # keep what other engines have
-            seen.rebuild(held if self._written is None else ())
-        self.tell(seen)
-
-    def tell(self, seen: Seen) -> None:
-        """Mark the rows that exist in `seen`: those that the store has had, and all rows of these tables."""
+        seen.rebuild(held if self._written is None else ())
         if self._written is not None:
             seen.include(self._written)
         for t in self.tables:
             seen.add_all(t)
-
-    def among_others(self, own: Seen) -> None:
-        """Prepare for a plan that several engines share. A row exists for it if any of them has had it, and this engine
-        makes it when it first comes here.
-        """
-        self._written, self._among_others = own if self._written is None else self._written, True
 
     def wrote(self, keys: np.ndarray) -> None:
         if self._written is not None:
@@ -73,20 +58,20 @@ class FirstValues:
             return np.zeros(len(keys), np.bool_)
         with self._lock:
             new = ~self._written.has(keys)
-        return new if self._among_others else new & np.isin(table_of(keys), self.tables)
+        return new & np.isin(table_of(keys), self.tables)
 
-    def give(self, pack: int, keys: np.ndarray, into: np.ndarray) -> None:
+    def give(self, pack: str, keys: np.ndarray, into: np.ndarray) -> None:
         """Write a pack's weights of those rows that begin from an array to into[i, :dim]."""
         table = table_of(keys)
         for (p, t), given in self.of.items():
             if p == pack and len(places := np.flatnonzero(table == t)):
                 into[places, : given.shape[1]] = given.take(row_of(keys[places]))
 
-    def check_store(self, store: Store) -> None:
+    def check_store(self, store: Store, packs: Sequence[Pack]) -> None:
         """Tell an empty store what its rows begin from. Raise if a store's rows began from something else."""
         here: dict[str, Any] = {
-            pack.name + table.name: self.of.get((p, t)) or _drawn(table.initial, pack.seed)
-            for p, pack in enumerate(self._packs)
+            pack.name + table.name: self.of.get((pack.name, t)) or _drawn(table.initial, pack.seed)
+            for pack in packs
             for t, table in enumerate(pack.tables)
         }
         if not len(store):

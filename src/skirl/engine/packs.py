@@ -25,6 +25,8 @@ class Pack:
         self.frozen = np.zeros(len(self.tables), np.bool_)
         self.steps = np.zeros(len(self.tables), np.int64)
         """Updates that each table has had."""
+        self.left = False
+        """True for a variant that is not trained any more: its columns go when the caches are next dropped."""
 
     @property
     def kinds(self) -> list[tuple[object, ...]]:
@@ -70,6 +72,10 @@ class Pack:
     def scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
         return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.steps, self.dtype)
 
+    def own(self, bank: int) -> np.ndarray:
+        """Return the numbers of this pack's columns in a record."""
+        return np.arange(self.begins[bank], self.begins[bank] + self.held[bank])
+
     def numbers(self, records: np.ndarray, bank: int) -> np.ndarray:
         """Return this pack's rows and states from whole records."""
         own = records[:, self.begins[bank] : self.begins[bank] + self.held[bank]]
@@ -81,10 +87,10 @@ class Pack:
         own[:] = packed(rows, self.half) if self.half else rows
 
 
-def placed(packs: Sequence[Pack], dtype: torch.dtype, banks: Sequence[tuple[int, ...]] | None = None) -> Schema:
-    """Give each pack its columns, one after the other, and return the schema of the plan."""
+def placed(packs: Sequence[Pack], dtype: torch.dtype, like: Schema | None = None) -> Schema:
+    """Give each pack its columns, one after the other, and return the schema of the plan, with banks `like` another's."""
     kinds = list(zip(*(pack.kinds for pack in packs), strict=True))
-    schema = Schema.of(packs[0].tables, kinds, banks)
+    schema = Schema.of(packs[0].tables, kinds, None if like is None else [bank.tables for bank in like.banks])
     members, begins = [bank.tables for bank in schema.banks], [0 for _ in schema.banks]
     for number, pack in enumerate(packs):
         pack.place(number, schema if number == 0 else Schema.of(pack.tables, None, members), dtype, begins)

@@ -144,9 +144,11 @@ class Window:
         return planner is not None and self._fits_anew and not planner.window
 
     def begin_anew(self) -> None:
-        """Begin at the batch that it stopped at. Its steps must be executed, and its engines without caches."""
-        assert self._planner is not None
-        self._first = [flight for flight, *_ in self._planner.rest]
+        """Begin at the first batch that is not planned. All before must be executed, and its engines without caches."""
+        if self._planner is None:
+            return
+        self._planner.rollback(self.next_number)
+        self._first = self._planner.unplanned
         self._planner, self._fits_anew, self._wanted, self._anew = None, False, self._first_window, True
         with self._told():
             if self._route.due:
@@ -244,7 +246,7 @@ class Window:
     def _check_fits(self, planner: Planner[Flight], error: BatchTooLarge) -> None:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
-        rest = [flight for flight, *_ in planner.rest]
+        rest = planner.rest
         if len(self._engines[i].schema.banks) == 1:
             raise self._refusal(i, rest, error.number)
         try:

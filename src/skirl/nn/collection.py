@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ from skirl.engine.access import RowIds, replacement, weights_of, weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
-from skirl.engine.work import State
+from skirl.engine.work import Counters, State
 from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
 from skirl.nn.optimizers import Anchor
 from skirl.nn.output import FoundRows, Lookup, Output, shaped, uncompiled
@@ -32,6 +33,8 @@ class Collection(nn.Module):
 
     pooled = True
     of_sweep = False  # True for a variant of a sweep: its checkpoints say so
+    frozen_rows: Any = None
+    """What freezes a variant's rows together with those of others, for a checkpoint."""
     names_tables = True
     """True if the user named the tables, so that two tables of one name may be meant to be one."""
 
@@ -54,10 +57,12 @@ class Collection(nn.Module):
                 "cache is missing: set it to how many rows may be on the device, as 1000, '10%' of the tables' rows or "
                 "'4GiB'; skirl.size(loader, tables) says what your data needs"
             )
-        self.pack = Pack(tables, optimizer, seed)
-        self.engine = self._engine_of(
-            [self.pack], cache=cache, store=store, dtype=dtype, resume=resume, pooled=self.pooled, device=device
-        )
+        pack = Pack(tables, optimizer, seed)
+        options: Any = {"cache": cache, "store": store, "dtype": dtype, "resume": resume, "device": device}
+        self._hold(Engine([pack], pooled=self.pooled, **options), pack, grad_scaler)
+
+    def _hold(self, engine: Engine, pack: Pack, grad_scaler: Any = None) -> None:
+        self.engine, self.pack = engine, pack
         nothing = torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at)
         self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.pack.optimizers))
         self.optimizer = TorchHandle(self.pack.optimizers, self.engine.device.at)
@@ -65,9 +70,6 @@ class Collection(nn.Module):
         self.current = CurrentStep(self.engine, self.pack, self.optimizer, self.anchor, self.same, grad_scaler)
         self.alone = StepByStep(self.engine)
         self._looking = threading.Lock()
-
-    def _engine_of(self, packs: Sequence[Pack], **options: Any) -> Engine:
-        return Engine(packs, **options)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -260,6 +262,13 @@ class Collection(nn.Module):
         if not self.engine.store.closed:
             self.flush()
             self.engine.store.close()
+
+    def restore(
+        self, rows: Any, files: Path, *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
+    ) -> None:
+        """Replace all rows with those of a checkpoint, an `OwnRows`."""
+        thaw = lambda: rows.thaw(self.engine.store, files)  # noqa: E731
+        self.engine.restore(thaw, table_steps=table_steps, counters=counters, split=split)
 
     def forget(self) -> None:
         """Drop the current step and the plan, since rows have been replaced."""

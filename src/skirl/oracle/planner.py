@@ -70,8 +70,13 @@ class Planner(Generic[Item]):
         return len(self._entered)
 
     @property
-    def rest(self) -> list[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]]:
-        return list(self._inbox)
+    def rest(self) -> list[Item]:
+        """The batches that have not entered the window."""
+        return [item for item, *_ in self._inbox]
+
+    @property
+    def unplanned(self) -> list[Item]:
+        return [item for item, _ in self._entered] + self.rest
 
     def add(self, item: Item, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
         self._inbox.append((item, banks, nbytes, next_uses))

@@ -352,7 +352,7 @@ class Lookahead:
 
         - `engine`: that of a collection, or of one variant of a sweep.
         """
-        return any(own.stands_for(engine) for own in self.engines)
+        return engine in self.engines
 
     @property
     def step(self) -> int:
@@ -488,6 +488,14 @@ class Lookahead:
         """Wait until rows that have left the cache are in the store."""
         if self._pipeline is not None:
             self._pipeline.drain()
+
+    def renew(self) -> None:
+        """Drop the caches as soon as no step needs them as they are, and split them anew."""
+        if self._pipeline is not None:
+            self._pipeline.renew()
+        else:
+            for engine in self.engines:
+                engine.drop_caches()
 
     def reduce(self) -> None:
         """Put the dense gradients of the step in place, for a loop that clips them and may skip a shard's backward.

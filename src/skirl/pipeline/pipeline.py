@@ -61,8 +61,8 @@ class Pipeline:
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
         self._write_failure: BaseException | None = None
-        self._stopped = False
-        """True while the planner waits for caches that are split anew."""
+        self._stopped = self._renews = False
+        """Whether the planner waits for caches that are split anew, and whether it is to."""
         banks = [bank for engine in engines for bank in engine.schema.banks]
         self._fetched_rows = [0 for _ in banks]
         self._unwritten_rows = [0 for _ in banks]
@@ -165,7 +165,13 @@ class Pipeline:
             self._lose(f"splitting the cache again failed: {why(error)}", error)
             raise
         with self._lock:
-            self._stopped = False
+            self._stopped = self._renews = False
+            self._stages.wake("plan")
+
+    def renew(self) -> None:
+        """Have the caches dropped, and split anew, once all that is planned is executed."""
+        with self._lock:
+            self._renews = not self._all_planned
             self._stages.wake("plan")
 
     def drain(self) -> None:
@@ -234,8 +240,13 @@ class Pipeline:
                 stages.pause("plan", self._may_plan)
                 if stages.stopping:
                     return
-                batches = self._inbox.popleft() if self._inbox else None
+                renews = self._renews
+                batches = self._inbox.popleft() if self._inbox and not renews else None
                 stages.wake(LOOP)
+            if renews:
+                if not self._begins_anew():
+                    return
+                continue
             with stages.working("plan", window.entered) as note:
                 note.what = None if batches is None else "enter"
                 if batches is not None:
@@ -247,13 +258,8 @@ class Pipeline:
                     flight = window.next()
                     note.what, note.facts = (None, {}) if flight is None else ("plan", _moves(flight))
                 if flight is None and window.stopped:
-                    with self._lock:
-                        self._stopped = True
-                        stages.wake(LOOP)
-                        stages.pause("plan", lambda: stages.stopping or not self._stopped)
-                        if stages.stopping:
-                            return
-                    window.begin_anew()
+                    if not self._begins_anew():
+                        return
                     continue
                 if flight is None:
                     break
@@ -263,19 +269,33 @@ class Pipeline:
                     stages.pause("plan", self._may_plan_more)
                     if stages.stopping:
                         return
-                    done = self.done
-                window.executed(done)
+                    done, renews = self.done, self._renews
+                if not renews:
+                    window.executed(done)
+                elif not self._begins_anew():
+                    return
             if batches is None or window.over:
                 with self._lock:
                     self._ended = self._all_planned = True
                     stages.wake("fetch", LOOP)
                 return
 
+    def _begins_anew(self) -> bool:
+        """Let the loop execute all that is planned and drop the caches, then begin with the rest. False if all stops."""
+        with self._lock:
+            self._stopped = True
+            self._stages.wake(LOOP)
+            self._stages.pause("plan", lambda: self._stages.stopping or not self._stopped)
+            if self._stages.stopping:
+                return False
+        self._window.begin_anew()
+        return True
+
     def _may_plan(self) -> bool:
-        return self._stages.stopping or (bool(self._inbox or self._ended) and self._may_plan_more())
+        return self._stages.stopping or self._renews or (bool(self._inbox or self._ended) and self._may_plan_more())
 
     def _may_plan_more(self) -> bool:
-        return self._stages.stopping or len(self._planned) <= self._plan.prefetch
+        return self._stages.stopping or self._renews or len(self._planned) <= self._plan.prefetch
 
     def _fetch_all(self) -> None:
         stages = self._stages

@@ -6,7 +6,9 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,20 @@ from skirl.checkpoint.folder import OF_SWEEP as HEADER
 from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.keeper import refuse_checkpoints
 from skirl.checkpoint.load_run import load
+from skirl.checkpoint.rows import FrozenCollection
 from skirl.checkpoint.save_run import save
 from skirl.checkpoint.saving import Saving
+from skirl.engine.engine import Engine
+from skirl.engine.packs import Pack
 from skirl.pipeline.lookahead import Lookahead
+from skirl.store.disk.frozen import check_files
+from skirl.store.disk.manifest import Manifest, take_over
+from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.contender import Contender
 from skirl.sweep.flags import KeepFlags
 from skirl.sweep.race import Judged
 from skirl.sweep.variants import Variant, Varied
+from skirl.tools.interrupts import uninterrupted
 from skirl.tools.os_errors import NotWritten, of_system, why
 from skirl.tools.sealed_json import CheckpointError, OtherVersion, read_sealed, skirl_version, write_sealed
 from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of, shown
@@ -45,8 +54,10 @@ def optimizers_of(contender: Contender) -> list[Any]:
 class SweepSaving:
     """A checkpoint of a sweep that is being written: those of its variants in parallel, then the header."""
 
-    def __init__(self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any] | None) -> None:
-        self.path, self.step = path, step
+    def __init__(
+        self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any] | None, rows: "PackedRows"
+    ) -> None:
+        self.path, self.step, self._rows = path, step, rows
         self.failure: BaseException | None = None
         self.names = {name: saving.path.name for name, saving in savings.items()}
         """The checkpoint of each variant, as the header names it."""
@@ -78,6 +89,7 @@ class SweepSaving:
                 saving.wait()
             except BaseException as error:  # only the first is reported
                 self.failure = self.failure or error
+        self._rows.release()
         if self.failure is not None or self._body is None:
             return
         try:
@@ -122,22 +134,82 @@ def write_header(path: Path, body: Mapping[str, Any], names: Mapping[str, str]) 
         ) from error
 
 
+class PackedRows:
+    """The rows of all variants, frozen once and written to the folder of one of them, from which the others link them."""
+
+    def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
+        """`before`: what the last checkpoint has of the rows, by folder. It becomes what this one has."""
+        (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
+        known = before.get(str(path), {})
+        before.clear()
+        try:
+            for of in ("store", "cache") if known else ():
+                check_files(path / folder.ROWS, known[of])
+        except CheckpointError:  # a checkpoint failed meanwhile
+            known = {}
+        self._path, self._now, self._lock = path, before, threading.Lock()
+        self._frozen = FrozenCollection(engine, path, known)
+        self.release = self._frozen.release
+
+    def _written(self) -> dict[str, Any]:
+        with self._lock:
+            if not self._now:
+                self._now[str(self._path)] = self._frozen.write()
+            return self._now[str(self._path)]
+
+    def of(self, pack: Pack) -> Callable[..., Any]:
+        """Return what freezes the rows of one variant for a checkpoint of its own."""
+        return lambda engine, path, before: SimpleNamespace(
+            write=partial(self._write, pack, path), release=lambda: None
+        )
+
+    def _write(self, pack: Pack, path: Path) -> dict[str, Any]:
+        facts, files = self._written(), OsFiles()
+        for of in ("store", "cache"):
+            manifest = Manifest.from_facts(facts[of])
+            for entries in (manifest.segments, manifest.resident or []):
+                take_over(files, entries, self._path / folder.ROWS, path / folder.ROWS, [])
+        files.sync_folder(path / folder.ROWS)
+        banks = enumerate(pack.schema.banks)
+        columns = [[t, pack.begins[b], pack.held[b]] for b, bank in banks for t in bank.tables]
+        return {of: facts[of] | {"columns": columns} for of in ("store", "cache")}
+
+
 def save_all(
-    path: Path, variants: Sequence[Contender], data: Lookahead | None, parts: Parts, also: Mapping[str, Any] | None
+    path: Path,
+    engine: Engine,
+    variants: Sequence[Contender],
+    data: Lookahead | None,
+    parts: Parts,
+    also: Mapping[str, Any] | None,
+    before: dict[str, Any],
 ) -> SweepSaving:
     """Save every variant still in the race, then the header. When this returns, rows are frozen and all else is copied."""
     savings: dict[str, Saving] = {}
     step = 0 if data is None else data.step
     left = {one.name: (one.left, one.left_at) for one in variants if one.left is not None}
     body = None if also is None else header_of(step, left, also)
-    for contender in variants:
-        if contender.left is None:
-            savings[contender.name] = save_one(path, contender, data, parts, wait=False)
-    return SweepSaving(path, step, savings, body)
+    racing = [contender for contender in variants if contender.left is None]
+    with uninterrupted():
+        racing[0].embeddings.current.settle()
+        rows = PackedRows(engine, path / racing[0].name, before)
+        try:
+            for contender in racing:
+                savings[contender.name] = save_one(path, contender, data, parts, rows, wait=False)
+        except BaseException:
+            for saving in savings.values():
+                with suppress(Exception):
+                    saving.wait()
+            rows.release()
+            raise
+        return SweepSaving(path, step, savings, body, rows)
 
 
-def save_one(path: Path, contender: Contender, data: Lookahead | None, parts: Parts, *, wait: bool) -> Saving:
+def save_one(
+    path: Path, contender: Contender, data: Lookahead | None, parts: Parts, rows: PackedRows, *, wait: bool
+) -> Saving:
     """Save one variant. The header names it later, if at all: until then, the checkpoint that it names stays."""
+    contender.embeddings.frozen_rows = rows.of(contender.embeddings.pack)
     with contender.drawing():
         return save(path / contender.name, model=contender.model, optimizers=parts(contender), data=data, wait=wait)
 
@@ -212,6 +284,7 @@ def load_all(
     path: Path, header: Mapping[str, Any], variants: Sequence[Contender], data: Lookahead | None, parts: Parts
 ) -> None:
     """Load every variant that was in the race, and the random generator of torch."""
+    variants[0].embeddings.engine.empty()
     for contender in variants:
         with contender.drawing():
             load(

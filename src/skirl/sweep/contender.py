@@ -3,33 +3,38 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from skirl.checkpoint.rows import OwnRows
 from skirl.core.batch import Sparse
+from skirl.core.keys import table_of
+from skirl.engine.access import put_records
 from skirl.engine.engine import Engine
-from skirl.engine.work import Work
+from skirl.engine.packs import Pack
+from skirl.engine.work import Counters, Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.current_step import Loop
 from skirl.nn.optimizers import Anchor, DenseGradients
 from skirl.nn.output import Output
+from skirl.store.base import Layout, Record
 from skirl.sweep.variants import Variant
 
 
 class OfVariant(Collection):
-    """The embeddings of one variant: its own rows, which move by the plan of the sweep."""
+    """The embeddings of one variant: its own columns of the sweep's records, which move by one plan."""
 
     of_sweep = True
 
-    def __init__(self, variant: str, banks: Sequence[tuple[int, ...]], **options: Any) -> None:
-        self._variant, self._banks = variant, banks
+    def __init__(self, engine: Engine, pack: Pack) -> None:
+        nn.Module.__init__(self)
+        self._variant = pack.name
         self.in_turn = False
-        super().__init__(**options)
-
-    def _engine_of(self, packs: Any, **options: Any) -> Engine:
-        return Engine(packs, banks=self._banks, **options)
+        self._hold(engine, pack)
 
     def forward(self, sparse: Sparse) -> Output:
         """Look up the ids of a batch. In training mode, this is allowed only in the variant's turn."""
@@ -39,6 +44,27 @@ class OfVariant(Collection):
                 "loop over `skirl.lookahead(loader, sweep)`, or call sweep.step(batch)"
             )
         return super().forward(sparse)
+
+    def close(self) -> None:
+        raise RuntimeError(f"the rows of variant {self._variant!r} are the sweep's: call sweep.close()")
+
+    def restore(
+        self, rows: OwnRows, files: Path, *, table_steps: Sequence[int], counters: Counters, split: Any
+    ) -> None:
+        """Take this variant's columns of all rows. The sweep has dropped the rows from before."""
+        engine, pack = self.engine, self.pack
+        widths = {t: pack.held[b] for b, bank in enumerate(pack.schema.banks) for t in bank.tables}
+        layout = Layout({table: Record(width, engine.dtype.name) for table, width in widths.items()})
+        for keys, records in rows.each(layout, files):
+            for bank, members in enumerate(pack.schema.banks):
+                here = np.isin(table_of(keys), members.tables)
+                if here.any():
+                    put_records(engine, keys[here], records[here], bank, pack.number)
+        pack.steps[:] = table_steps
+        engine.counters = counters
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Accept what a checkpoint says of its store: the rows come into that of the sweep."""
 
     def opened(self, loop: Loop | None) -> None:
         """Refuse a lookahead over one variant, which would move its rows by another plan."""

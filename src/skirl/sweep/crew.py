@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.core.batch import Batch, moved
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import SweepSaving, load_all, save_all, save_one
+from skirl.sweep.checkpoint import SweepSaving, load_all
 from skirl.sweep.contender import Contender
 from skirl.sweep.race import Judged
 from skirl.sweep.sweep import Diverged, Sweep
@@ -199,12 +199,10 @@ class Crew:
         if header is not None:
             assert path is not None
             load_all(path, header, self.sweep.racing, self.batches, self._parts)
-            self.sweep.fleet.know_rows()
         elif (origin := self._duty.origin) is not None:
             for contender in self.sweep.racing:
                 with contender.drawing():
                     self.entrants[contender.name].begun_from = begin_from(origin, contender.model, self.stream)
-            self.sweep.fleet.know_rows()
         for entrant in self.entrants.values():
             self._runs.enter_context(entrant.run.begin(self.batches, entrant.meter))
         return self.batches.step
@@ -251,7 +249,7 @@ class Crew:
         if self._saving is not None:
             self._saving.ended()
         try:
-            save_one(path, self.sweep[name], self.batches, self._parts, wait=True)
+            self.sweep.save_one(path, name, self._parts)
         except NotWritten as error:
             missing = f"the last checkpoint of variant {name}, of step {self.batches.step:,}, is missing: {error}"
             log.warning("%s", missing)
@@ -265,7 +263,7 @@ class Crew:
         self._open.close()
         for contender in self.sweep.racing:
             contender.leave("no variant is left", self.batches.step)
-            contender.embeddings.engine.release()
+        self.sweep.engine.release()
 
     def evaluate(self, *, last: bool) -> dict[str, Judged | None]:
         """Predict the held-out samples with all variants that are due. Return the scores of each, None if not finite."""
@@ -284,7 +282,7 @@ class Crew:
 
     def save(self, path: Path) -> dict[str, str]:
         self.sweep.settle()
-        self.sweep.saving = self._saving = save_all(path, self.sweep.variants, self.batches, self._parts, None)
+        self.sweep.saving = self._saving = self.sweep.begin_saving(path, self._parts, None)
         return self._saving.names
 
     def wait_saved(self) -> None:

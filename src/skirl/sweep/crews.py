@@ -23,6 +23,7 @@ import torch
 
 from skirl.engine.capacity import AUTO, DoesNotFit
 from skirl.peers.processes import die_with_parent
+from skirl.store import inside
 from skirl.sweep.crew import Crew, Duty, Stepped
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
@@ -97,7 +98,8 @@ def duties(duty: Duty, count: int) -> list[Duty]:
         if kind in ("bytes", "auto"):
             whole = amount if kind == "bytes" else AUTO * free_bytes()
             cache = f"{int(whole * sum(map(_numbers, own)) / total)}B"
-        own_recipe = replace(recipe, cache=replace(recipe.cache, cache=cache))
+        store = inside(recipe.cache.store, f"process-{len(split)}")
+        own_recipe = replace(recipe, cache=replace(recipe.cache, cache=cache, store=store))
         split.append(replace(duty, variants=own, recipe=own_recipe))
     return split
 

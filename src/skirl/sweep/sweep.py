@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -14,15 +13,23 @@ from torch import Tensor
 from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
-from skirl.engine.engine import Engine
+from skirl.engine.engine import Engine, Opening
+from skirl.engine.packs import Pack
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
-from skirl.store import Store
-from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
+from skirl.sweep.checkpoint import (
+    PackedRows,
+    Parts,
+    SweepSaving,
+    load_all,
+    optimizers_of,
+    read_header,
+    save_all,
+    save_one,
+)
 from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, make_variant
-from skirl.sweep.fleet import Fleet, shared_banks
-from skirl.sweep.variants import Variant, check_names, of_variant, optimizer_of, store_of, tables_of
+from skirl.sweep.variants import Folders, Variant, check_names, of_variant, optimizer_of, tables_of
 from skirl.tools.interrupts import uninterrupted
 
 
@@ -80,8 +87,8 @@ class Sweep:
     - `variants`: at least one; no two have the same name.
     - `tables`: as for `EmbeddingBagCollection`.
     - `cache`: the memory of all variants' caches together, such as "4GiB", or the rows of each cache.
-    - `store`: where all other rows are: "memory", which needs no folder, or "disk:FOLDER", in which each variant has a
-      folder of its name. Or a function that returns the store of a variant, given its name.
+    - `store`: where all other rows are: "memory", which needs no folder, or "disk:FOLDER". A record there has the rows of
+      all variants, one after the other.
     - `optimizer`: trains the rows of variants that set no other. None means `RowwiseAdagrad()`: every variant holds a state
       of its own, and this one is the smallest, one number a row.
     - `seed`: seed of the initial rows and of the random generator, for variants that set no other: 0, fixed so that a
@@ -101,7 +108,7 @@ class Sweep:
         tables: Sequence[Table],
         *,
         cache: CacheSize,
-        store: str | Callable[[str], str | Store] = "memory",
+        store: str | Opening = "memory",
         optimizer: RowOptimizers | None = None,
         seed: int = 0,
         loss: Loss = _loss_of,
@@ -124,30 +131,35 @@ class Sweep:
             for v, own in zip(variants, of_tables, strict=True)
         ]
         seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
-        banks = shared_banks(of_tables, rules)
-        self.variants: list[Contender] = []
+        packs = [
+            of_variant(variant, partial(Pack, own, rule, own_seed, variant.name))
+            for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True)
+        ]
         self.lookahead: Lookahead | None = None
+        opening = Folders(store, resume=resume) if isinstance(store, str) else store
+        self.engine = Engine(
+            packs, cache=cache, store=opening, dtype=dtype, resume=resume, pooled=pooled, device=device
+        )
+        """The rows of all variants."""
         try:
-            for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True):
-                make = partial(
-                    VariantBags if pooled else VariantRows, variant.name, banks, tables=own, optimizer=rule, cache=cache,
-                    store=store_of(store, variant.name), seed=own_seed, dtype=dtype, device=device, resume=resume,
-                )  # fmt: skip
-                embeddings = of_variant(variant, make)
-                self.variants.append(Contender(variant, embeddings, own_seed))
-            if not self.variants[0].embeddings.engine.rows.local:
+            if not self.engine.rows.local:
                 raise ValueError("a sweep is of one trainer: start it without skirl launch or torchrun")
+            kind = VariantBags if pooled else VariantRows
+            self.variants = [
+                Contender(variant, kind(self.engine, pack), pack.seed)
+                for variant, pack in zip(variants, packs, strict=True)
+            ]
             for contender in self.variants:
                 with contender.drawing():
                     contender.model, contender.dense = make_variant(contender, make_model)
                     contender.embeddings.current.dense.of = [contender.dense] if contender.dense is not None else []
             check_apart(self.variants)
         except BaseException:
-            for contender in self.variants:
-                contender.embeddings.close()
+            self.engine.store.close()
             raise
         self.saving: SweepSaving | None = None
-        self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
+        self.rows_saved: dict[str, Any] = {}
+        """What the last checkpoint has of the rows, for the next one to build on."""
 
     # The race.
 
@@ -207,7 +219,8 @@ class Sweep:
         return {contender.name: cast(float, contender.loss) for contender in racing}
 
     def drop(self, name: str, why: str = "dropped") -> None:
-        """Remove a variant: write its rows to its store and free its cache and model. The others keep their bits.
+        """Remove a variant, and free its model at once and its rows after the steps that are planned. The others keep
+        their bits.
 
         **Arguments**
 
@@ -229,11 +242,13 @@ class Sweep:
             if self.lookahead is not None:
                 self.lookahead.drain()
             embeddings.current.finish()
-            self.fleet.leave(contender.name)
             contender.leave(why, now if step is None else step)
             embeddings.opened_by_sweep(None)
-            embeddings.close()
-            embeddings.engine.release()
+            embeddings.pack.left = True
+            if self.lookahead is not None:
+                self.lookahead.renew()
+            else:
+                self.engine.drop_caches()
 
     def _leave_if_diverged(self, contender: Contender) -> None:
         if not contender.diverged or contender.left is not None:
@@ -269,8 +284,20 @@ class Sweep:
                 "loop over the variants"
             )
         self.settle()
-        self.saving = saving = save_all(Path(path), self.variants, self.lookahead, parts, also or {})
+        self.saving = saving = self.begin_saving(Path(path), parts, also or {})
         return saving.wait() if wait else saving
+
+    def begin_saving(self, path: Path, parts: Parts, also: Mapping[str, Any] | None) -> SweepSaving:
+        return save_all(path, self.engine, self.variants, self.lookahead, parts, also, self.rows_saved)
+
+    def save_one(self, path: Path, name: str, parts: Parts) -> None:
+        """Save one variant, which is about to leave."""
+        self[name].embeddings.current.settle()
+        rows = PackedRows(self.engine, path / self.racing[0].name, self.rows_saved)
+        try:
+            save_one(path, self[name], self.lookahead, parts, rows, wait=True)
+        finally:
+            rows.release()
 
     def settle(self) -> None:
         """Wait until the checkpoint is on disk. If it could not be written, raise its error once."""
@@ -293,7 +320,6 @@ class Sweep:
             if self[name].left is None:
                 self._leave(self[name], why, header["left_at"][name])
         load_all(Path(path), header, self.racing, self.lookahead, parts)
-        self.fleet.know_rows()
         return header["also"]
 
     # What was shared.
@@ -301,18 +327,13 @@ class Sweep:
     @property
     def plans(self) -> int:
         """Number of steps planned and loaded, once for all variants."""
-        return self.fleet.plans
+        return self.engine.counters.steps
 
     # For its lookahead, in the place of a collection.
 
     def in_their_place(self) -> Collection:
         """The collection that takes the place of all variants' embeddings."""
         return cast(Collection, self)
-
-    @property
-    def engine(self) -> Engine:
-        """The fleet that acts as the engine of all variants."""
-        return cast(Engine, self.fleet)
 
     @property
     def current(self) -> "Sweep":
@@ -407,7 +428,11 @@ class Sweep:
 
     def close(self) -> None:
         """Write all rows to their stores and close these."""
-        with ExitStack() as closing:  # each one, even if another fails
-            for contender in reversed(self.variants):
-                closing.callback(contender.embeddings.close)
-            closing.callback(self.settle)
+        if self.lookahead is not None:
+            raise RuntimeError("a lookahead over this sweep is open: leave its with-block first")
+        try:
+            self.settle()
+        finally:
+            if not self.engine.store.closed:
+                self.engine.flush()
+                self.engine.store.close()

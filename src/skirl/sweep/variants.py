@@ -1,6 +1,7 @@
 """Variants: a name and overrides of a sweep's flags, made by combining lists of values or read from a file."""
 
 import re
+import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +15,7 @@ from skirl.train.recipe import Recipe
 if TYPE_CHECKING:
     from skirl.core.groups import RowOptimizers
     from skirl.core.tables import Table
-    from skirl.store import Store
+    from skirl.store import Record, Store
 
 _SHARED = ("data", "step", "cache", "movement", "device")
 """Parts of a recipe that all variants share: the batches, the plan, and where and in which numbers they compute. Only the
@@ -258,17 +259,28 @@ def optimizer_of(
     return rule
 
 
-def store_of(store: "str | Callable[[str], str | Store]", name: str) -> "str | Store":
-    """Return a variant's store: the sweep's, with a folder named after the variant.
+class Folders:
+    """Opens the store of a sweep, and another one whenever a variant has left: on disk, in a folder of the next number."""
 
-    >>> store_of("disk:rows", "lr=0.1,dim=4")
-    'disk:rows/lr=0.1+dim=4'
-    """
-    from skirl.store import inside
+    def __init__(self, spec: str, *, resume: bool) -> None:
+        from skirl.store import shards
 
-    if not isinstance(store, str):
-        return store(name)
-    check_store(store)
-    if "/" in name or name in ("", ".", ".."):
-        raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
-    return inside(store.rstrip("/"), name.replace(",", "+"))  # a comma would begin another store
+        check_store(spec)
+        self._spec, self._number = spec, 0
+        self._disks = [Path(one.removeprefix("disk:")) for one, _ in shards(spec) if one.startswith("disk:")]
+        if resume:  # the rows come from the checkpoint
+            self._remove(lambda number: True)
+
+    def __call__(self, records: "Mapping[int, Record]", rows: Mapping[int, int]) -> "Store":
+        from skirl.store import inside, open_store
+
+        self._remove(lambda number: number < self._number - 1)
+        store = open_store(inside(self._spec, str(self._number)), records, rows=rows)
+        self._number += 1
+        return store
+
+    def _remove(self, old: Callable[[int], bool]) -> None:
+        for folder in self._disks:
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if path.name.isdecimal() and old(int(path.name)):
+                    shutil.rmtree(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from skirl.core.keys import table_of
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record
 from skirl.store.disk import log as all_logs
 from skirl.store.disk import manifest as manifests
@@ -20,7 +21,7 @@ from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import INDEX_BITS
 from skirl.store.disk.segment import SegmentEntry, read_keys, write_segments
 from skirl.store.gate import Gate
-from skirl.tools.sealed_json import CheckpointError
+from skirl.tools.sealed_json import COUNT, CheckpointError, misfit
 
 _WORTH = 2
 """Most bytes of frozen files per byte of rows held in memory. Beyond that, all rows are written again."""
@@ -98,10 +99,32 @@ def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Man
         manifest = Manifest.from_facts(facts)
     except Unusable as error:
         raise CheckpointError(f"{folder} {error}: use another checkpoint") from None
-    if layout is not None and manifest.layout != layout:
-        has, need = manifest.layout.against(layout)
+    if layout is not None and (there := _narrowed(manifest.layout, facts)) != layout:
+        has, need = there.against(layout)
         raise CheckpointError(f"{folder} has records {has}, this store {need}: open it with the same tables")
     return manifest
+
+
+Columns = list[list[int]]
+"""What the records of a variant of a sweep are, in records of all variants: table, first number, how many."""
+
+
+def columns_of(facts: Facts) -> Columns | None:
+    columns = facts.get("columns")
+    if columns is not None and (misfit(columns, [[COUNT]]) is not None or any(len(of) != 3 for of in columns)):
+        raise CheckpointError("columns of a checkpoint's rows are not three numbers a table: use another checkpoint")
+    return columns
+
+
+def _narrowed(layout: Layout, facts: Facts) -> Layout:
+    if (columns := columns_of(facts)) is None:
+        return layout
+    records, narrow = layout.records, dict[int, Record]()
+    for table, begin, width in columns:
+        if table not in records or not 0 < begin + width <= records[table].width or not width:
+            raise CheckpointError(f"table {table} has no columns {begin} to {begin + width}: use another checkpoint")
+        narrow[table] = Record(width, records[table].dtype)
+    return Layout(narrow)
 
 
 def check_files(folder: Path, facts: Facts) -> None:
@@ -114,7 +137,8 @@ def check_files(folder: Path, facts: Facts) -> None:
 def check_rows(folder: Path, facts: Facts, layout: Layout | None = None) -> None:
     """Raise a CheckpointError if a record of frozen rows is not as it was written, or not of the layout."""
     with named(folder, folder):
-        deque(rows_of(OsFiles(), FrozenPart(facts), layout or manifest_of(folder, facts).layout, folder), maxlen=0)
+        layout = layout or _narrowed(manifest_of(folder, facts).layout, facts)
+        deque(rows_of(OsFiles(), FrozenPart(facts), layout, folder), maxlen=0)
 
 
 def keys_of(folder: Path, facts: Facts) -> list[NDArray[np.int64]]:
@@ -131,7 +155,7 @@ def take(
     laid: list[Pairs] = []
     for part in parts:  # shared segments first: what is appended must come after them
         manifest = manifest_of(folder, part.facts, layout)
-        if part.shard is None and not manifest.resident:
+        if part.shard is None and not manifest.resident and columns_of(part.facts) is None:
             _share(files, manifest, folder, logs, added)
         else:
             laid.append(rows_of(files, part, layout, folder))
@@ -141,7 +165,8 @@ def take(
 
 def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Pairs:
     """Yield the rows of a part that are to be taken, in the order in which later ones replace earlier ones."""
-    manifest = manifest_of(folder, part.facts, layout)
+    manifest, columns = manifest_of(folder, part.facts, layout), columns_of(part.facts)
+    layout = manifest.layout
     resident = [keys for entry in manifest.resident or [] for keys, _ in _scan(files, layout, folder, entry)]
     known = np.sort(np.concatenate([*resident, [-1]])) if resident else None
     for entry in manifest.segments:
@@ -154,8 +179,12 @@ def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> P
             here = np.ones(keys.size, np.bool_) if part.shard is None else part.shard(keys)
             if known is not None:
                 here &= known[np.searchsorted(known, keys, "right") - 1] == keys
-            if here.any():
+            if columns is None and here.any():
                 yield (keys, rows) if here.all() else (keys[here], rows[here])
+            for begin, width in sorted({(begin, width) for _, begin, width in columns or ()}):
+                own = here & np.isin(table_of(keys), [table for table, *at in columns or () if at == [begin, width]])
+                if own.any():
+                    yield keys[own], np.ascontiguousarray(rows[own, begin : begin + width])
 
 
 def _scan(
