@@ -176,7 +176,7 @@ def test_toml_is_read_and_verify_and_size_pass_over_flags_of_training_alone(run,
     )
     told = ["--config", str(file), "--quiet", "--json"]
     assert result(capsys, "train", *told)["loss"] == first["loss"]
-    verified = result(capsys, "verify", *told)
-    assert (verified["dim"], verified["runs"][0]["losses"], verified["failed"]) == (4, 12, None)
+    verified = result(capsys, "verify", *told, "--steps", "30", "--cache", "touched:25%")
+    assert (verified["dim"], verified["runs"][0]["losses"], verified["failed"]) == (4, 30, None)
     sized = result(capsys, "size", *told)
     assert (sized["dim"], sized["steps"], sized["touched"]) == (4, 12, first["rows"]["touched"])

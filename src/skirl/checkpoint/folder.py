@@ -110,9 +110,12 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
 
 def none_whole(path: Path, tried: int, newest: CheckpointError) -> CheckpointError:
     """Return the error of a folder in which no checkpoint can be read: there is no other one to advise."""
+    if tried == 1:
+        return newest
     why = str(newest).removesuffix(": use another checkpoint")
-    return (
-        newest if tried == 1 else CheckpointError(f"none of {tried} checkpoints in {path} is whole; the newest: {why}")
+    return CheckpointError(
+        f"none of {tried} checkpoints in {path} is whole; the newest: {why}: restore the folder from a copy, or begin anew "
+        "in another"
     )
 
 
