@@ -114,8 +114,8 @@ def none_whole(path: Path, tried: int, newest: CheckpointError) -> CheckpointErr
         return newest
     why = str(newest).removesuffix(": use another checkpoint")
     return CheckpointError(
-        f"none of {tried} checkpoints in {path} is whole; the newest: {why}: restore the folder from a copy, or begin anew "
-        "in another"
+        f"none of {tried} checkpoints in {path} is whole; the newest: {why}: get the folder from a copy, or begin anew in "
+        "a new one"
     )
 
 
