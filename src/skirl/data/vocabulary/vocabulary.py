@@ -146,8 +146,6 @@ class Vocabulary:
             raise _bad(self.path, wrong)
 
     def _misfit(self, schema: FileSchema) -> str | None:
-        if not schema.kinds:
-            return 'every id column holds rows already, not ids (encode = "row" in the schema): leave vocab out'
         for table, kind in schema.kinds.items():
             if table not in self.rows:
                 return f"it has no table {table!r}: make it again with this schema"
