@@ -71,22 +71,19 @@ def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, condi
             return point.moved <= FEW * used
         return hides <= conditions.step
 
-    slow = conditions.link is not None and conditions.step is not None
+    few = f"{FEW:.0%} of the rows used"
+    reasons = (
+        f"the smallest cache that brings in again at most {few}",
+        f"the largest cache tried, which still brings in again more than {few}",
+    )
+    if conditions.link is not None and conditions.step is not None:
+        reasons = (
+            "the smallest cache whose movement hides behind the step",
+            "the largest cache tried, and the link is too slow for this step",
+        )
     deepest = curves["depth 200"]
     chosen = next((i for i, point in enumerate(deepest) if fits(point)), len(deepest) - 1)
     enough_cache = fits(deepest[chosen])
-    if enough_cache:
-        why = (
-            "the smallest cache whose movement hides behind the step"
-            if slow
-            else f"the smallest cache that brings in again at most {FEW:.0%} of the rows used"
-        )
-    else:
-        why = (
-            "the largest cache tried, and the link is too slow for this step"
-            if slow
-            else f"the largest cache tried, which still brings in again more than {FEW:.0%} of the rows used"
-        )
     least = curves[LEAST][chosen].moved
     enough = max(NEAR * least, least + 0.01 * used)
     near = (name for name in DEPTHS if curves[name][chosen].moved <= enough)
@@ -100,5 +97,5 @@ def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, condi
         moved=ours.moved / max(1, used),
         to_least=ours.moved / least if least else None,
         lru=lru / ours.moved if ours.moved else None,
-        why=why,
+        why=reasons[0 if enough_cache else 1],
     )

@@ -71,7 +71,7 @@ def point(survey: Survey, cache: int, plan: Plan) -> Point:
     """Run the planner over the survey with one cache and count what moves."""
     slots, staging = capacities(survey, cache, plan.prefetch)
     hold_rows = [rows // 2 for rows in staging]
-    steps = planned(survey.narrowed(), survey.batches(), slots, plan, hold_rows=hold_rows)
+    steps = planned(survey.narrowed(), survey, slots, plan, hold_rows=hold_rows)
     counts = [
         (
             sum(step.fetches for step in banks),
