@@ -20,7 +20,7 @@ ROWS_OF = {"name": "a", "rows": 10, "dim": 8, "optimizer": "sgd"}
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr("skirl.placement.measure.arena_of", lambda kernel: Arena(1 << 16, plain=True))
+    monkeypatch.setattr("skirl.placement.measure.arena_of", lambda kernel: Arena(1 << 16))
 
 
 def written(tmp_path, tables, **head):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
-from skirl.placement.problem import Columns, Problem
-from skirl.placement.search import SearchResult, plan_tables
+from skirl.placement.problem import Columns
+from skirl.placement.search import plan_tables
 from skirl.placement.spec import Piece, TablePlan, TableSpec, blocks
 from skirl.placement.torchrec.tables import BATCH, COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
 
@@ -204,17 +204,15 @@ class SkirlPlanner:
         self.columns: Columns = columns
         self.costs, self.seconds = costs, seconds
         self.table_plan: TablePlan | None = None
-        self._found: tuple[SearchResult, Problem] | None = None
 
     def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
         """Return a ShardingPlan within all memory, of a model that may be on the meta device. Raise if there is none."""
         sharders = sharders_of(sharders)
         tables = tables_of(module, sharders, self.request)
-        self.table_plan, found, problem = plan_tables(
+        self.table_plan, _, _ = plan_tables(
             [table.spec for table in tables], self._caps(module, sharders), self._costs(), columns=self.columns,
             seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
-        self._found = found, problem
         return self._exported(tables)
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
@@ -235,7 +233,7 @@ class SkirlPlanner:
         if wrong:
             raise ValueError(wrong) from why
         if found is None:
-            self._found, found = None, self._exported(tables_of(module, sharders_of(sharders), self.request))
+            found = self._exported(tables_of(module, sharders_of(sharders), self.request))
         return found
 
     def _exported(self, tables: Sequence[ModelTable]) -> Any:
