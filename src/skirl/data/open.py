@@ -148,15 +148,12 @@ def _moment(valid: str) -> tuple[str, float, bool]:
 
 def load_vocabulary(path: str) -> Vocabulary:
     """The last one is cached, since a command opens its data several times."""
-    try:
-        stat = Path(path).stat()
-    except OSError:
-        return load(path)  # raises the right error
-    return _loaded(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    stat = Path(path).stat() if Path(path).is_file() else None
+    return _loaded(path, stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: str, file: int, size: int, time: int) -> Vocabulary:
+def _loaded(path: str, stamp: Any) -> Vocabulary:
     return load(path)
 
 
