@@ -12,7 +12,7 @@ STEPS = 10
 
 def point(cache: int, moved: int) -> Point:
     each = np.full(STEPS, moved // STEPS, np.int64)
-    return Point(cache, each, each, each)
+    return Point(cache, int(each.sum()), each, each)
 
 
 def drawn(**moved: list[int]) -> dict[str, list[Point]]:
@@ -66,5 +66,5 @@ def test_nothing_comes_in_again():
 
 def test_what_keeps_up():
     link = Link(rate=100.0, delay=0.5)
-    point = Point(9, np.array([0, 0, 100, 300]), np.array([0, 0, 100, 300]), np.array([0, 0, 0, 100]))
+    point = Point(9, 400, np.array([0, 0, 100, 300]), np.array([0, 0, 0, 100]))
     assert step_that_hides(point, 1.0, link) == 0.5 + 2.0
