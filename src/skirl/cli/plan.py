@@ -163,9 +163,9 @@ class Place(Composed):
             }
             for rank, cap in enumerate(problem.caps)
         ]  # fmt: skip
-        load = placed.load if checked is None else checked.compute + exchange
-        check = None
+        load, check = placed.load, None
         if checked is not None:
+            load = checked.compute + exchange
             check = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
         return {
             "tables": len(specs), "cut": sum(len(of) > 1 for of in plan.pieces), "ranks": ranks, "kernel": self.kernel,
@@ -189,12 +189,7 @@ class Place(Composed):
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
-        kernels = {
-            "skirl-cpu": "skirl's, on this CPU",
-            "fbgemm-cpu": "FBGEMM's, on this CPU",
-            "fbgemm-cuda": "FBGEMM's, on the GPU",
-        }
-        lines["kernels"] = f"{kernels[self.kernel]}{', as shipped' * self.no_measure}"
+        lines["kernel"] = f"{self.kernel}{', with costs as shipped' * self.no_measure}"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         lines["search"] = f"{result['seconds']:.1f} s"
         if result["out"] is not None:
