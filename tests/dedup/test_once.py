@@ -188,8 +188,9 @@ def test_other_programs_expand_it_in_a_line(tmp_path: Path) -> None:
     rows = [row | {"seen": []} if k % 7 == 0 else row for k, row in enumerate(made(200, 10))]
     some, whole = both(tmp_path, rows)
     lists = table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
+    path = Path(some.partition(":")[2]) / "part-00000.parquet"
     found = duckdb.sql(
-        "SELECT last_value(seen IGNORE NULLS) OVER (ORDER BY file_row_number) AS seen FROM "
-        f"read_parquet('{Path(some.partition(':')[2]) / 'part-00000.parquet'}', file_row_number = true) ORDER BY file_row_number"
+        f"SELECT last_value(seen IGNORE NULLS) OVER (ORDER BY file_row_number) AS seen FROM read_parquet('{path}', "
+        "file_row_number = true) ORDER BY file_row_number"
     )
     assert [row[0] for row in found.fetchall()] == lists and [] in lists
