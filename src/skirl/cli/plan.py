@@ -48,10 +48,8 @@ class Size(Composed):
         from skirl.sizing.size import sized
 
         stream, rule = self.data.stream(), row_optimizer(self.optimizer.optimizer)()
-        tables, link = stream.tables(self.model.row_dim), self.link and Link.parse(self.link)
-        batches = (batch.sparse for batch in stream)
-        step = self.step_ms and self.step_ms / 1e3
-        found = sized(batches, tables, rule, self.movement.prefetch, link or None, step, self.data.steps)
+        tables, batches = stream.tables(self.model.row_dim), (batch.sparse for batch in stream)
+        found = sized(batches, tables, rule, self.movement.prefetch, self.link, self.step_ms, self.data.steps)
         return {"command": "size", **self.flat(), **found}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:

@@ -26,10 +26,11 @@ WINDOW_BYTES = 28
 
 
 def sized(
-    batches: Iterable[Sparse], tables: Sequence[Table], rule: RowOptimizer, prefetch: int, link: Link | None,
-    step: float | None, total: int | None = None,
+    batches: Iterable[Sparse], tables: Sequence[Table], rule: RowOptimizer, prefetch: int, link: str | None,
+    step_ms: float | None, total: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Read the ids once, then plan over them with every cache. step: seconds that a step computes."""
+    """Read the ids once, then plan over them with every cache."""
+    rate, step = link and Link.parse(link), step_ms and step_ms / 1e3
     with Survey(Schema.of(tables)) as survey:
         with progress_of("read ids", total) as progress:
             for number, sparse in enumerate(batches, start=1):
@@ -37,7 +38,7 @@ def sized(
                 progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
         if not survey.steps:
             raise ValueError("the data has no whole batch: set batch smaller, or pass a loader that yields some")
-        return _measured(survey, rule, prefetch, link, step)
+        return _measured(survey, rule, prefetch, rate or None, step)
 
 
 def _measured(
