@@ -164,17 +164,10 @@ class Inverse:
         return Inverse(self.batch, np.concatenate([self.first, more]), self.of + none)
 
 
-def is_shared(sparse: Any) -> bool:
-    """Return whether samples of a batch may share bags, without looking at the bags."""
-    if isinstance(groups := getattr(sparse, "groups", None), dict):  # a KeyedJagged
-        return bool(groups)
-    return any(getattr(sparse, name, bool)() for name in ("variable_stride_per_key", "inverse_indices_or_none"))
-
-
 def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
     """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain
     batch."""
-    given = _given(sparse)
+    given = given_inverse(sparse)
     if given is None:
         return None
     strides, by_name = given
@@ -257,7 +250,7 @@ def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -
     return groups
 
 
-def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
+def given_inverse(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
     """Return the number of bags of each feature and the inverse by feature, unchecked; None for a plain batch."""
     groups = getattr(sparse, "groups", None)
     if isinstance(groups, dict):  # a KeyedJagged
