@@ -99,8 +99,7 @@ class _Bags(_Lookups):
                     f"offsets are for a one-dimensional input, and input is {list(input.shape)}: leave them out, each row "
                     "of input is a bag"
                 )
-            bags, each = input.shape
-            ends = torch.arange(0, bags * each + 1, each) if each else torch.zeros(bags + 1, dtype=torch.int64)
+            ends = torch.arange(len(input) + 1) * input.shape[1]
         elif input.dim() == 1 and offsets is not None:
             ends = offsets.to(torch.int64)
             if not self.include_last_offset:
