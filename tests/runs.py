@@ -273,7 +273,7 @@ class Run:
                 for i in range(0, len(items), accumulate)
             ]
             known = len(steps) if depth == "epoch" else depth
-            ends = window_ends(steps, depth=known, capacity=residents.capacity, ramp=case.ramp and depth != "epoch")
+            ends = window_ends([(steps, residents.capacity)], depth=known, ramp=case.ramp and depth != "epoch")
             for work, leaving in zip(works, residents.run(steps, ends[: len(works)]), strict=True):
                 left = work.steps[bank].evict_keys.tolist()
                 if left != leaving:

@@ -56,11 +56,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
         )  # fmt: skip
     model = one.Model(embeddings, case.dtype, dropout=0.0)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
-    all_batches, lost, rare = (
-        one.draw(case.seed, case.steps * case.micros, universe=case.universe),
-        case.lost_at(),
-        case.rare_at(),
-    )
+    all_batches, lost, rare = case.data()
     numbers = [
         step * case.micros + shard * case.accumulate + i
         for step in range(case.steps)

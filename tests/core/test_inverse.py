@@ -92,7 +92,7 @@ IDS = {"values": torch.tensor([1, 2, 3]), "lengths": torch.tensor([1, 1, 1])}
         ([1, 2], {"a": torch.tensor([0, 0]), ("a",): torch.tensor([0, 0])}, "name each once"),
         ([1, 2], {"a": torch.tensor([[0, 0]])}, r"the inverse of a is \[1, 2\]"),
         ([1, 2], {"a": torch.tensor([0, 1])}, "of feature 'a' gives bag 1 for sample 1, but there are 1 bags"),
-        ([1, 2], {"a": torch.tensor([0.0, 0.0])}, "of feature 'a' is float32: pass int64 or int32"),
+        ([1, 2], {"a": torch.tensor([0.0, 0.0])}, "of feature 'a' are float32: pass int64 or int32"),
         ([1, 2], {"a": torch.tensor([0, 0, 0])}, "feature 'b' has 2 bags for 3 samples and no inverse"),
         ([1, 2], {"a": torch.zeros(2).long(), "b": torch.zeros(3).long()}, "of feature 'b' has 3 entries, that of fea"),
     ],

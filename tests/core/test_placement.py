@@ -103,8 +103,7 @@ def test_rows_spread_evenly_and_by_no_other_hash():
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (lambda: Placement.even(0), "there are 0 sites: set 1 or more"),
-        (lambda: Placement.even(2, "rows"), "use is 'rows': set it to 'ranks' or 'sites'"),  # type: ignore[arg-type]
+        (lambda: Placement.even(0), r"weights are \[\]: set each to 1 or more"),
         (lambda: Placement((1, 0)), r"weights are \[1, 0\]: set each to 1 or more"),
         (lambda: Placement((1, 1 << 32)), "all together to 2\\*\\*32 at most"),
     ],

@@ -1,7 +1,6 @@
 """The reference itself, checked by hand and against plain PyTorch."""
 
 import numpy as np
-import pytest
 
 from skirl.core.initial import Constant, Uniform
 from skirl.core.optim import SGD, Adagrad, Adam
@@ -76,9 +75,3 @@ def test_a_feature_counts_in_the_micro_batches_that_gave_it_a_gradient():
     reference.backward({"a": ones(1, 1), "b": None}, {"b": ones(1, 1)})
     assert [key for key in before if (reference.rows[key] != before[key]).any()] == [1, 3]
     assert reference.table_steps == [2]
-
-
-def test_gradients_for_another_number_of_forwards_are_refused():
-    reference = Reference([Table("t", 10, 2)], SGD())
-    with pytest.raises(ValueError, match="1 micro-batches of gradients for 0 forwards"):
-        reference.backward({"t": ones(1, 2)})

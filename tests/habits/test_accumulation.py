@@ -83,21 +83,6 @@ def test_an_order_of_step_and_zero_grad(order, kind, another_model):
     assert train(lambda i, loss: ORDERS[order](dense, loss), tower) == 6
 
 
-def test_weights_stepped_by_hand():
-    """`weight.data -= lr * weight.grad`, as in old tutorials: no version counter changes."""
-    tower = Tower()
-    torch.optim.SGD(tower.parameters(), lr=0.0).step()
-
-    def step(i: int, loss: Tensor) -> None:
-        loss.backward()
-        for weight in tower.top.parameters():
-            assert weight.grad is not None
-            weight.data -= RATE * weight.grad.data
-            weight.grad.data.zero_()
-
-    assert train(step, tower) == 6
-
-
 def test_a_step_that_the_grad_scaler_skips():
     """The loss scale is so high that gradients are not finite."""
     tower = Tower(dtype=torch.float32)

@@ -60,12 +60,6 @@ def test_under_a_lookahead() -> None:
     assert ours.rows.engine.counters.fetched
 
 
-def test_a_trained_bag_goes_on() -> None:
-    ours = skirl.EmbeddingBag.from_pretrained(WEIGHT, mode="sum", optimizer=skirl.SGD(lr=0.1), cache=5)
-    assert torch.equal(ours.eval()(torch.tensor([[7]]))[0], WEIGHT[7])
-    assert repr(ours).startswith("EmbeddingBag(\n  50, 4, mode='sum'")
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

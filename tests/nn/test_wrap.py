@@ -102,7 +102,7 @@ def hooked() -> nn.Module:
         (tied(), "shares its weight"),
         (hooked(), "has hooks"),
         (nn.Sequential(nn.Embedding(9, 2, max_norm=1.0)), "max_norm"),
-        (nn.Sequential(nn.EmbeddingBag(9, 2, mode="max")), "maximum of a bag"),
+        (nn.Sequential(nn.EmbeddingBag(9, 2, mode="max")), "pooling is 'max'"),
         (nn.Sequential(nn.Embedding.from_pretrained(torch.ones(9, 2), padding_idx=1)), "row of padding"),
         (nn.Sequential(type("Mine", (nn.Embedding,), {})(9, 2)), "is a Mine"),
         (nn.Sequential(nn.Embedding(9, 2), nn.Embedding(9, 2).double()), "make them alike"),

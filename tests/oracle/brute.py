@@ -2,7 +2,7 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from math import inf
 
@@ -110,26 +110,28 @@ def victims(trace: Trace, capacity: int, ends: Sequence[int], cached: Sequence[i
 
 
 def window_ends(
-    trace: Trace,
+    sides: Sequence[tuple[Trace, int]],
+    sizes: Sequence[Sequence[int]] = (),
     *,
     depth: int | str,
-    capacity: int,
     ramp: bool = True,
-    nbytes: Callable[[int], int] = lambda number: 0,
-    window_bytes: int = 1 << 60,
+    window_bytes: float = inf,
 ) -> list[int]:
-    """Return where the window ends when each batch is planned, by the rules of `Plan`."""
-    ends, end = [], 0
-    for number in range(len(trace)):
-        while end < len(trace):
-            window = range(number, end)
-            rows = {key for b in window for key in trace[b]}
-            if window and (
-                sum(map(nbytes, window)) >= window_bytes
-                or (ramp and len(window) >= 2 * number + 8)
-                or (len(rows) >= 4 * capacity if depth == "auto" else len(window) >= int(depth))
-            ):
-                break
+    """Return where the window ends when each batch is planned, by the rules of `Plan`. `sides`: batches and capacity of each
+    bank, which must all have rows enough; `sizes`: bytes of batches, by owner, of which one is enough."""
+
+    def is_full(window: range) -> bool:
+        if any(sum(of[b] for b in window) >= window_bytes for of in sizes) or (
+            ramp and len(window) >= 2 * window.start + 8
+        ):
+            return True
+        if depth != "auto":
+            return len(window) >= (1 if depth == "epoch" else int(depth))
+        return all(len({key for b in window for key in trace[b]}) >= 4 * capacity for trace, capacity in sides)
+
+    ends, end, count = [], 0, len(sides[0][0])
+    for number in range(count):
+        while end < count and (end == number or not is_full(range(number, end))):
             end += 1
         ends.append(end)
     return ends

@@ -164,7 +164,7 @@ def test_the_window_follows_its_rules(data, trace, depth, ramp, window_bytes):
         evicted.append(planned[1][0].evict_keys.tolist())
         assert len(planner.rest) == len(trace) - ends[-1]
     rules: dict[str, Any] = {"depth": depth, "ramp": ramp, "window_bytes": window_bytes}
-    wanted = brute.window_ends(trace, capacity=capacity, nbytes=sizes.__getitem__, **rules)
+    wanted = brute.window_ends([(trace, capacity)], [sizes], **rules)
     assert ends == wanted
     assert evicted == brute.victims(trace, capacity, wanted)
 

@@ -16,6 +16,7 @@ from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.route import Joined, SharedRoute
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
+from tests.oracle import brute
 
 Item = TypeVar("Item")
 
@@ -122,27 +123,9 @@ class Run:
 
     def window_ends(self, plan: Plan) -> list[int]:
         """Return where the window ends when each batch is planned, by the rule: rows of all owners, or bytes of any."""
-        ends, end = [], 0
-        for number in range(len(self.batches)):
-            while end < len(self.batches) and not self._is_full(plan, range(number, end)):
-                end += 1
-            ends.append(end)
-        return ends
-
-    def _is_full(self, plan: Plan, window: range) -> bool:
-        if not window:
-            return False
-        if any(sum(sizes[b] for b in window) >= plan.most_bytes for sizes in self.nbytes):
-            return True
-        if plan.ramp and len(window) >= 2 * window.start + 8:
-            return True
-        if plan.depth != "auto":
-            return len(window) >= (1 if plan.depth == "epoch" else plan.depth)
-        return all(
-            len({key for b in window for key in keys[b]}) >= 4 * capacity
-            for banks, of in zip(self.asked, self.capacities, strict=True)
-            for keys, capacity in zip(banks, of, strict=True)
-        )
+        each = zip(self.asked, self.capacities, strict=True)
+        sides = [side for banks, of in each for side in zip(banks, of, strict=True)]
+        return brute.window_ends(sides, self.nbytes, depth=plan.depth, ramp=plan.ramp, window_bytes=plan.most_bytes)
 
 
 @st.composite

@@ -109,11 +109,11 @@ class Case:
     def micros(self):
         return self.shards * self.accumulate
 
-    def lost_at(self):
-        return np.random.default_rng([self.seed, 1]).random(self.steps * self.micros) < self.lost
-
-    def rare_at(self):
-        return np.random.default_rng([self.seed, 2]).random(self.steps * self.micros) < 0.4
+    def data(self):
+        """Return the batches, and which of them have no backward, or use the rare weight."""
+        count, chances = self.steps * self.micros, enumerate((self.lost, 0.4), start=1)
+        lost, rare = (np.random.default_rng([self.seed, n]).random(count) < chance for n, chance in chances)
+        return draw(self.seed, count, universe=self.universe), lost, rare
 
 
 def with_skirl(case):
@@ -123,11 +123,7 @@ def with_skirl(case):
     )
     model = Model(embeddings, case.dtype)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
-    loader, lost, rare = (
-        draw(case.seed, case.steps * case.micros, universe=case.universe),
-        case.lost_at(),
-        case.rare_at(),
-    )
+    loader, lost, rare = case.data()
     with skirl.lookahead(loader, model, shards=case.shards, accumulate=case.accumulate, depth=case.depth) as batches:
         for i, batch in enumerate(batches):
             loss = model.loss(batch, rare[i])
@@ -153,11 +149,7 @@ def in_plain_python(case):
     model = Model(plain, case.dtype)
     weights = [model.first, model.second, model.rare]
     dense, losses = torch.optim.Adam(weights, lr=0.01), []
-    loader, lost, rare = (
-        draw(case.seed, case.steps * case.micros, universe=case.universe),
-        case.lost_at(),
-        case.rare_at(),
-    )
+    loader, lost, rare = case.data()
     wide = 1 << (case.accumulate - 1).bit_length()
     for step in range(case.steps):
         of_rows, of_dense = [], [[None] * (case.shards * wide) for _ in weights]

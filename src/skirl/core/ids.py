@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Sparse
+from skirl.core.inverse import INTS, Inverse, Shared, array_of, fill_bags, inverse_of
 from skirl.core.inverse import BadIds as BadIds
-from skirl.core.inverse import Inverse, Shared, fill_bags, inverse_of
 from skirl.core.keys import Positions
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
@@ -130,8 +130,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
     ids."""
     check_form(sparse)
     keys = tuple(sparse.keys())
-    values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
-    offsets = _array(sparse.offsets(), "offsets", (torch.int64, torch.int32), copy)
+    values, offsets = array_of(sparse.values(), "ids", INTS, copy), array_of(sparse.offsets(), "offsets", INTS, copy)
     weights = sparse.weights_or_none()
     if len(set(keys)) != len(keys):
         raise BadIds(
@@ -153,7 +152,8 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
         )
     array = None
     if weights is not None:
-        array = _array(weights.detach(), "weights", (torch.float32, torch.float64, torch.float16, torch.bfloat16), copy)
+        floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+        array = array_of(weights.detach(), "weights", floats, copy)
         if len(array) != len(values):
             raise BadIds(f"{len(array)} weights for {len(values)} ids: pass one for each id")
     if offsets[0] != 0 or offsets[-1] != len(values) or (offsets[1:] < offsets[:-1]).any():
@@ -176,20 +176,6 @@ def _of_samples(ids: Ids) -> Ids:
     weights = None if ids.weights is None else ids.weights[kept]
     values, left = ids.values[kept], np.flatnonzero(kept)
     return Ids(ids.keys, values, offsets, weights, inverse, left)
-
-
-def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], copy: bool) -> np.ndarray:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{what} are a {type(tensor).__name__}: pass a torch.Tensor")
-    if tensor.dtype not in allowed:
-        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed[:2])
-        raise TypeError(f"{what} are {str(tensor.dtype).removeprefix('torch.')}: pass {names}")
-    if tensor.dim() != 1:
-        raise ValueError(f"{what} have shape {list(tensor.shape)}: pass one dimension")
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        tensor = tensor.float()
-    array = tensor.cpu().contiguous().numpy()
-    return array.copy() if copy and tensor.device.type == "cpu" else array
 
 
 def positions_of(ids: Ids, schema: Schema, bank: int) -> Positions:

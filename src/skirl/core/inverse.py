@@ -164,17 +164,10 @@ class Inverse:
         return Inverse(self.batch, np.concatenate([self.first, more]), self.of + none)
 
 
-def is_shared(sparse: Any) -> bool:
-    """Return whether samples of a batch may share bags, without looking at the bags."""
-    if isinstance(groups := getattr(sparse, "groups", None), dict):  # a KeyedJagged
-        return bool(groups)
-    return any(getattr(sparse, name, bool)() for name in ("variable_stride_per_key", "inverse_indices_or_none"))
-
-
 def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
     """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain
     batch."""
-    given = _given(sparse)
+    given = given_inverse(sparse)
     if given is None:
         return None
     strides, by_name = given
@@ -200,7 +193,8 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
             continue
         key = id(tensor)
         if key not in arrays:
-            arrays[key] = _array(name, tensor)
+            bags_of = array_of(tensor, f"the bags of feature {name!r}", INTS, copy=False)
+            arrays[key] = np.where((bags_of >= 0) & (bags_of < 1 << 31), bags_of, -1).astype(np.int32)
         wrong, own = _look(arrays[key], stride)
         if wrong >= 0:
             raise no_such(name, tensor, wrong, stride)
@@ -256,7 +250,7 @@ def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -
     return groups
 
 
-def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
+def given_inverse(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
     """Return the number of bags of each feature and the inverse by feature, unchecked; None for a plain batch."""
     groups = getattr(sparse, "groups", None)
     if isinstance(groups, dict):  # a KeyedJagged
@@ -278,16 +272,21 @@ def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
     return list(sparse.stride_per_key()), dict(zip(names, matrix, strict=True))
 
 
-def _array(name: str, tensor: torch.Tensor) -> np.ndarray:
-    """Copy an inverse to int32, into memory that nothing else writes to."""
-    if tensor.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"the inverse of feature {name!r} is {str(tensor.dtype).removeprefix('torch.')}: pass int64 or int32"
-        )
+INTS = (torch.int64, torch.int32)
+
+
+def array_of(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], copy: bool) -> np.ndarray:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{what} are a {type(tensor).__name__}: pass a torch.Tensor")
+    if tensor.dtype not in allowed:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed[:2])
+        raise TypeError(f"{what} are {str(tensor.dtype).removeprefix('torch.')}: pass {names}")
     if tensor.dim() != 1:
-        raise ValueError(f"the inverse of feature {name!r} has shape {list(tensor.shape)}: pass one dimension")
-    given = tensor.detach().cpu().numpy()
-    return np.where((given >= 0) & (given < 1 << 31), given, -1).astype(np.int32)
+        raise ValueError(f"{what} have shape {list(tensor.shape)}: pass one dimension")
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
+    array = tensor.cpu().contiguous().numpy()
+    return array.copy() if copy and tensor.device.type == "cpu" else array
 
 
 def _look(inverse: np.ndarray, stride: int) -> tuple[int, bool]:

@@ -173,20 +173,9 @@ class KeyedJagged:
             raise KeyError(
                 f"no feature {missing[0] if missing else None!r}: there are {', '.join(map(repr, self._keys))}"
             )
-        places = [self._keys.index(name) for name in features]
-        first = self._first_bags()
-        starts = self.offsets()[first].tolist()
-        parts = [slice(starts[place], starts[place + 1]) for place in places]
-        lengths = torch.cat([self.lengths()[first[place] : first[place + 1]] for place in places])
-        values, weights = (
-            None if of is None else torch.cat([of[part] for part in parts]) for of in (self._values, self._weights)
-        )
-        assert values is not None
         kept = {tuple(n for n in names if n in features): inverse for names, inverse in self.groups.items()}
         kept.pop((), None)
-        strides = self.stride_per_key()
-        options: dict[str, Any] = {"strides": [strides[place] for place in places], "inverse": kept} if kept else {}
-        return KeyedJagged(features, values, lengths=lengths, weights=weights, **options)
+        return self.with_bags({}, kept, features)
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> "KeyedJagged":
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -222,9 +211,6 @@ class KeyedJagged:
         parts = dict(zip(self._keys, self.lengths().split(self.stride_per_key()), strict=True))
         return {name: part[of[name]] if name in of else part for name, part in parts.items()}
 
-    def _first_bags(self) -> list[int]:
-        return list(accumulate(self.stride_per_key(), initial=0))
-
     def _by_feature(self) -> dict[str, torch.Tensor]:
         found, bags = {}, dict(zip(self._keys, self.stride_per_key()))
         for names, inverse in self.groups.items():
@@ -238,6 +224,7 @@ class KeyedJagged:
         self,
         bags: Mapping[str, torch.Tensor],
         groups: Mapping[tuple[str, ...], torch.Tensor] | None = None,
+        features: Sequence[str] | None = None,
     ) -> "KeyedJagged":
         """Choose the bags of some features, in the order given; the other features keep theirs.
 
@@ -245,12 +232,14 @@ class KeyedJagged:
 
         - `bags`: by feature, int64: indices into its bags.
         - `groups`: the new bag of each sample, in the form of `inverse`; None: one for each sample.
+        - `features`: those of the result; None: all.
         """
-        first = self._first_bags()
+        first, features = list(accumulate(self.stride_per_key(), initial=0)), features or self._keys
         ends = self.offsets()[first].tolist()
         parts: list[tuple[torch.Tensor, Any]] = []
         """By feature: the lengths of its bags, and the indices of its ids."""
-        for f, name in enumerate(self._keys):
+        for name in features:
+            f = self._keys.index(name)
             lengths, starts = self.lengths()[first[f] : first[f + 1]], self.offsets()[first[f] : first[f + 1] + 1]
             if name not in bags:
                 parts.append((lengths, slice(ends[f], ends[f + 1])))
@@ -264,7 +253,7 @@ class KeyedJagged:
         )
         assert values is not None
         return KeyedJagged(
-            self._keys,
+            features,
             values,
             lengths=torch.cat([lengths for lengths, _ in parts]),
             weights=weights,

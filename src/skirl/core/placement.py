@@ -39,12 +39,8 @@ class Placement:
     use: Use = "ranks"
 
     def __post_init__(self) -> None:
-        if self.use not in SALTS:
-            raise ValueError(f"use is {self.use!r}: set it to {' or '.join(map(repr, SALTS))}")
         weights = tuple(self.weights)
-        if not weights:
-            raise ValueError("there are 0 sites: set 1 or more")
-        if any(type(weight) is not int or weight < 1 for weight in weights) or sum(weights) > _MOST:
+        if not weights or any(type(weight) is not int or weight < 1 for weight in weights) or sum(weights) > _MOST:
             raise ValueError(f"weights are {list(weights)}: set each to 1 or more, and all together to 2**32 at most")
         object.__setattr__(self, "weights", tuple(weight // gcd(*weights) for weight in weights))
 

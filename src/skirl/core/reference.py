@@ -79,8 +79,6 @@ class Reference:
         a feature whose gradient is missing or None do not count; a row with no position that counts stays as it is. lr:
         the learning rate of all tables in this step; None uses those of the optimizers. shards: number of shards, of
         equal size."""
-        if len(grads) != len(self._pending):
-            raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")
         for t, table in enumerate(self.tables):
             if t in self.frozen:
                 continue

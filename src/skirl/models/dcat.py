@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from skirl.core.batch import Batch
 from skirl.core.once import Distinct, expand
 from skirl.models.attention import attend
 from skirl.models.base import Embeddings, fit, last, linear, mlp
@@ -52,7 +51,7 @@ class DCAT(OfHistory):
     >>> model = DCAT.tiny(rows, dense_features=4, lists=["clicked"])
     >>> ids = skirl.KeyedJagged(["item", "clicked", "user"], torch.arange(7), lengths=torch.tensor([1, 1, 3, 1, 1]),
     ...                         strides=[2, 1, 2], inverse={"clicked": torch.tensor([0, 0])})
-    >>> model(Batch(dense=torch.zeros(2, 4), sparse=ids, labels=torch.zeros(2))).shape
+    >>> model(skirl.Batch(dense=torch.zeros(2, 4), sparse=ids, labels=torch.zeros(2))).shape
     torch.Size([2])
     """
 
@@ -78,23 +77,12 @@ class DCAT(OfHistory):
         self.deep = mlp(inputs, *deep)
         self.head = linear(last(deep, inputs), 1)
 
-    def forward(self, batch: Batch) -> Tensor:
-        dense = self._dense(batch)
-        if self.history:
-            by_name, histories = self._of_lists(batch.sparse)
-            vectors = torch.stack(list(by_name.values()), dim=1)
-            states = [
-                encoder(_newest(histories[name], self.newest), by_name[target])
-                for encoder, (name, target) in zip(self.encoders, self.history.items())
-            ]
-        else:
-            vectors, target, others = self._of_features(batch.sparse)
-            samples, length, _ = others.shape
-            ends = torch.arange(samples + 1, device=others.device)
-            bags = Distinct(others.flatten(0, 1), ends * length, ends[:-1])
-            states = [self.encoders[0](_newest(bags, self.newest), target.squeeze(1))]
-        seen = torch.cat([vectors.flatten(1), *states], dim=1)
-        return self.head(self.deep(torch.cat([dense, seen], dim=1))).squeeze(1)
+    def attend(self, number: int, lists: Distinct, target: Tensor) -> Tensor:
+        return self.encoders[number](_newest(lists, self.newest), target)
+
+    def attend_to_features(self, others: Tensor, target: Tensor) -> Tensor:
+        ends = torch.arange(len(others) + 1, device=others.device)
+        return self.attend(0, Distinct(others.flatten(0, 1), ends * others.shape[1], ends[:-1]), target)
 
 
 class Transformer(nn.Module):

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-import torch
 from torch import Tensor, nn
 
-from skirl.core.batch import Batch
 from skirl.core.once import Distinct
 from skirl.models.base import Embeddings, fit, last, linear, mlp
 from skirl.models.history import OfHistory, SamplesByBag, owners, sums
@@ -38,14 +36,14 @@ class DIN(OfHistory):
     - `activation`: width of the activation unit; 36 as in the paper.
     - `deep`: hidden layers; (200, 80) as in the paper.
 
-    >>> import skirl
+    >>> import skirl, torch
     >>> tables = [skirl.Table("item", rows=50, dim=8, features=("item", "clicked")), skirl.Table("user", rows=100, dim=8)]
     >>> DIN.pairs(tables, lists=["clicked"])
     {'clicked': 'item'}
     >>> rows = skirl.EmbeddingCollection(tables, optimizer=skirl.SGD(lr=0.1), cache=100)
     >>> model = DIN(rows, dense_features=4, lists=["clicked"])
     >>> ids = skirl.KeyedJagged(["item", "clicked", "user"], torch.arange(8), lengths=torch.tensor([1, 1, 0, 4, 1, 1]))
-    >>> model(Batch(dense=torch.zeros(2, 4), sparse=ids, labels=torch.zeros(2))).shape
+    >>> model(skirl.Batch(dense=torch.zeros(2, 4), sparse=ids, labels=torch.zeros(2))).shape
     torch.Size([2])
     """
 
@@ -67,20 +65,11 @@ class DIN(OfHistory):
         self.deep = mlp(width, *deep, activation=nn.PReLU)
         self.head = linear(last(deep, width), 1)
 
-    def forward(self, batch: Batch) -> Tensor:
-        dense = self._dense(batch)
-        if self.history:
-            by_name, histories = self._of_lists(batch.sparse)
-            vectors = torch.stack(list(by_name.values()), dim=1)
-            interests = [
-                _interest(unit, histories[name], by_name[target])
-                for unit, (name, target) in zip(cast(list[ActivationUnit], self.units), self.history.items())
-            ]
-        else:
-            vectors, target, others = self._of_features(batch.sparse)
-            interests = [(self.units[0](others, target) * others).sum(dim=1)]
-        seen = torch.cat([vectors.flatten(1), *interests], dim=1)
-        return self.head(self.deep(torch.cat([dense, seen], dim=1))).squeeze(1)
+    def attend(self, number: int, lists: Distinct, target: Tensor) -> Tensor:
+        return _interest(cast(ActivationUnit, self.units[number]), lists, target)
+
+    def attend_to_features(self, others: Tensor, target: Tensor) -> Tensor:
+        return (self.units[0](others, target[:, None]) * others).sum(dim=1)
 
 
 class ActivationUnit(nn.Module):

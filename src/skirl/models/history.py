@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from skirl.core.batch import KeyedJagged, Sparse, moved
+from skirl.core.batch import Batch, KeyedJagged, Sparse, moved
 from skirl.core.once import Distinct
 from skirl.core.tables import Table
 from skirl.models.base import Embeddings, Model
@@ -102,6 +102,29 @@ class OfHistory(Model):
         if wanted not in features:
             raise ValueError(f"{cls.name} has no feature {wanted!r}: set target to one of {', '.join(features)}")
         return wanted
+
+    deep: nn.Module
+    head: nn.Module
+
+    def attend(self, number: int, lists: Distinct, target: Tensor) -> Tensor:
+        """Return what the targets, [batch, dim], see in history `number`: [batch, width]."""
+        raise NotImplementedError
+
+    def attend_to_features(self, others: Tensor, target: Tensor) -> Tensor:
+        """Do the same with the other features of each sample, [batch, features, dim], as the history."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        dense = self._dense(batch)
+        if self.history:
+            by_name, lists = self._of_lists(batch.sparse)
+            vectors = torch.stack(list(by_name.values()), dim=1)
+            pairs = enumerate(self.history.items())
+            seen = [self.attend(number, lists[name], by_name[target]) for number, (name, target) in pairs]
+        else:
+            vectors, target, others = self._of_features(batch.sparse)
+            seen = [self.attend_to_features(others, target.squeeze(1))]
+        return self.head(self.deep(torch.cat([dense, vectors.flatten(1), *seen], dim=1))).squeeze(1)
 
     def _of_features(self, sparse: Sparse) -> tuple[Tensor, Tensor, Tensor]:
         """Return all vectors [B, F, dim], the target's [B, 1, dim] and those of the other features [B, F - 1, dim]."""

@@ -141,8 +141,8 @@ class Collection(nn.Module):
                     "the second lookup of a batch has new weights: weigh its ids once, in the first lookup, or multiply "
                     "the lookup's output instead"
                 )
-            out = out.frozen_since()
-        if out is None:
+            out.check_frozen()
+        else:
             out = current.out = self._look_up(sparse, micro, same_weights)
         return out.only(sparse.keys())
 

@@ -14,7 +14,7 @@ from skirl.core.groups import RowOptimizers
 from skirl.core.id_hash import hashes_of
 from skirl.core.ids import capture
 from skirl.core.initial import Initial, Normal
-from skirl.core.tables import Pooling, Table
+from skirl.core.tables import Table
 from skirl.engine.access import put_weight
 from skirl.engine.capacity import CacheSize
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
@@ -28,8 +28,9 @@ class _Lookups(nn.Module):
     rows: Collection
     sparse: Callable[..., KeyedJagged]
     """Returns the ids of a call, given its arguments."""
+    pooled = True
 
-    def __init__(self, tables: Sequence[Table], was: Any = None) -> None:
+    def __init__(self, was: Any, tables: Sequence[Table]) -> None:
         super().__init__()
         self._modes = {name: table.pooling for table in tables for name in table.features}
         self._was = was if isinstance(was, str) else repr(was)
@@ -45,7 +46,7 @@ class _Lookups(nn.Module):
         """Look up the ids of a call: a tensor for each of its features."""
         trains = self.training and torch.is_grad_enabled()
         out = self.rows(self._in_loop(ids) if trains else ids)
-        if self.rows.pooled or isinstance(self, _Rows) or (isinstance(self, _OfTorchRec) and not self.pooled):
+        if self.rows.pooled or not self.pooled:
             return list(out.values())
         if ids.weights_or_none() is not None:
             raise ValueError(
@@ -75,9 +76,9 @@ class _Lookups(nn.Module):
 class _Bags(_Lookups):
     """Takes the arguments of nn.EmbeddingBag."""
 
-    def __init__(self, table: Table, last_offset: bool, padding_idx: int | None, was: Any = None) -> None:
-        super().__init__([table], was)
-        self.mode, self.include_last_offset, self.padding_idx = table.pooling, last_offset, padding_idx
+    def __init__(self, was: nn.EmbeddingBag, tables: Sequence[Table]) -> None:
+        super().__init__(was, tables)
+        self.mode, self.include_last_offset, self.padding_idx = was.mode, was.include_last_offset, was.padding_idx
 
     def sparse(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
@@ -98,8 +99,7 @@ class _Bags(_Lookups):
                     f"offsets are for a one-dimensional input, and input is {list(input.shape)}: leave them out, each row "
                     "of input is a bag"
                 )
-            bags, each = input.shape
-            ends = torch.arange(0, bags * each + 1, each) if each else torch.zeros(bags + 1, dtype=torch.int64)
+            ends = torch.arange(len(input) + 1) * input.shape[1]
         elif input.dim() == 1 and offsets is not None:
             ends = offsets.to(torch.int64)
             if not self.include_last_offset:
@@ -133,8 +133,8 @@ class EmbeddingBag(_Bags):
 
     **Arguments**
 
-    - all up to `dtype`: as in torch. `max_norm`, `norm_type` and `scale_grad_by_freq` are refused unless left at torch's
-      defaults, and so is the mode "max"; `sparse` has no effect. Rows of `_weight` are all stored.
+    - all up to `dtype`: as in torch. `max_norm`, `scale_grad_by_freq` and the mode "max" are refused; `sparse` has no
+      effect. Rows of `_weight` are all stored.
     - `optimizer`: how backward updates rows.
     - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB").
     - `store`, `seed`, `resume`: as for `EmbeddingBagCollection`.
@@ -168,23 +168,16 @@ class EmbeddingBag(_Bags):
         init: Initial | Any = None,
         resume: bool = False,
     ) -> None:
-        if max_norm is not None or norm_type != 2.0:
-            raise ValueError(
-                "max_norm is not supported, it changes rows where they are looked up: leave it out, or clip gradients by "
-                "the optimizer's clip"
-            )
-        if scale_grad_by_freq:
-            raise ValueError("scale_grad_by_freq is not supported: leave it out, and use Adagrad for frequent ids")
-        if mode not in ("sum", "mean"):
-            raise ValueError(f"mode is {mode!r}: set it to 'sum' or 'mean'")
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(f"padding_idx is {padding_idx}: set it to a row from 0 to {num_embeddings - 1}")
-        if _weight is not None and tuple(_weight.shape) != (num_embeddings, embedding_dim):
-            raise ValueError(f"_weight is {list(_weight.shape)}: pass [{num_embeddings}, {embedding_dim}]")
-        padding_idx = padding_idx + num_embeddings if padding_idx is not None and padding_idx < 0 else padding_idx
-        table = Table("weight", num_embeddings, embedding_dim, pooling=mode, init=Normal(1.0) if init is None else init)
-        super().__init__(table, include_last_offset, padding_idx)
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        weight = torch.empty(num_embeddings, embedding_dim, device="meta") if _weight is None else _weight
+        was = nn.EmbeddingBag(
+            num_embeddings, embedding_dim, max_norm, norm_type, scale_grad_by_freq, mode, sparse, weight,
+            include_last_offset, padding_idx,
+        )  # fmt: skip
+        if wrong := _otherwise(was, was):
+            raise ValueError(f"the bag {wrong}: leave that out, and set clip of the optimizer, or use Adagrad")
+        table = Table("weight", num_embeddings, embedding_dim, pooling=mode, init=Normal(1.0) if init is None else init)  # type: ignore[arg-type]
+        super().__init__(was, [table])
+        self._was = was.extra_repr()
         self.rows = EmbeddingBagCollection(
             [table], optimizer=optimizer, cache=cache, store=store, device=device or "cpu", seed=seed,
             dtype=dtype or torch.float32, resume=resume,
@@ -206,16 +199,15 @@ class EmbeddingBag(_Bags):
         """For torch's schedulers."""
         return self.rows.optimizer
 
-    def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
-
 
 class _Rows(_Lookups):
     """Takes the argument of nn.Embedding."""
 
-    def __init__(self, table: Table, padding_idx: int | None, was: Any) -> None:
-        super().__init__([table], was)
-        self.padding_idx = padding_idx
+    pooled = False
+
+    def __init__(self, was: nn.Embedding, tables: Sequence[Table]) -> None:
+        super().__init__(was, tables)
+        self.padding_idx = was.padding_idx
 
     def _here(self, input: Tensor) -> Tensor:
         return torch.ones_like(input, dtype=torch.bool) if self.padding_idx is None else input != self.padding_idx
@@ -236,7 +228,8 @@ class _OfTorchRec(_Lookups):
     """Takes and returns what a collection of TorchRec does."""
 
     def __init__(self, theirs: Any, tables: Sequence[Table]) -> None:
-        super().__init__(tables, type(theirs).__name__)
+        super().__init__(theirs, tables)
+        self._was = type(theirs).__name__
         self.pooled = hasattr(theirs, "embedding_bag_configs")
         modules = [sys.modules[kind.__module__] for kind in type(theirs).__mro__]  # it may be a subclass of theirs
         name = "KeyedTensor" if self.pooled else "JaggedTensor"
@@ -369,7 +362,7 @@ def wrap(
             raise ValueError(f"{name!r} {wrong}: change that, or leave it as it is, skip=[{name!r}]")
         found[name] = module
         of = _tables(module, name, (features or {}).get(name, [name]))
-        lookups[name] = _lookups(module, list(of))
+        lookups[name] = _KINDS.get(type(module), _OfTorchRec)(module, [*of])
         tables += of.keys()
         weights += of.values()
     if missing := {*(features or {})} - {*found}:
@@ -380,7 +373,7 @@ def wrap(
         raise ValueError(
             f"rows are {' and '.join(sorted(kinds))}: make them alike, or leave some as they are, skip=[...]"
         )
-    pools = all(isinstance(one, _Bags) or (isinstance(one, _OfTorchRec) and one.pooled) for one in lookups.values())
+    pools = all(one.pooled for one in lookups.values())
     at = next((weight.device for weight in weights if not weight.is_meta), "cpu")
     embeddings = (EmbeddingBagCollection if pools else EmbeddingCollection)(
         tables,
@@ -397,13 +390,17 @@ def wrap(
             put_weight(embeddings.engine, number, weight)
         if not weight.requires_grad:
             embeddings.freeze(tables[number].name)
-    places = {id(module): name for name, module in found.items()}
+    places = {id(module): lookups[name] for name, module in found.items()}
     for parent in [*model.modules()]:
-        for child, module in [*parent.named_children()]:
-            if id(module) in places:
-                lookups[places[id(module)]].rows = embeddings
-                setattr(parent, child, lookups[places[id(module)]].train(module.training))
+        for child, module in [*parent._modules.items()]:
+            if module is not None and id(module) in places:
+                setattr(parent, child, places[id(module)].train(module.training))
+    for lookup in lookups.values():
+        lookup.rows = embeddings
     return Wrapped(embeddings, lookups)
+
+
+_KINDS: dict[type[Any], type[_Lookups]] = {nn.EmbeddingBag: _Bags, nn.Embedding: _Rows}
 
 
 def _is_of_torchrec(module: nn.Module) -> bool:
@@ -419,12 +416,10 @@ def _otherwise(model: nn.Module, module: Any) -> str | None:
         return "has hooks, which would be lost"
     if _is_of_torchrec(module):
         return None
-    if type(module) not in (nn.Embedding, nn.EmbeddingBag):
+    if type(module) not in _KINDS:
         return f"is a {type(module).__name__}, whose forward may do more than torch's"
     if module.max_norm is not None or module.scale_grad_by_freq:
         return "has max_norm or scale_grad_by_freq, which a collection does not have"
-    if getattr(module, "mode", "sum") == "max":
-        return "takes the maximum of a bag"
     padding = None if isinstance(module, nn.EmbeddingBag) or module.weight.is_meta else module.padding_idx
     return None if padding is None or not module.weight[padding].any() else "has a row of padding that is not zero"
 
@@ -435,21 +430,10 @@ def _tables(module: Any, name: str, features: Sequence[str]) -> dict[Table, Tens
         mode: Any = getattr(module, "mode", "sum")
         rows, dim = module.weight.shape
         return {Table(name, rows, dim, tuple(features), mode, Normal(1.0)): module.weight}
-    within = "embedding_bags" if hasattr(module, "embedding_bag_configs") else "embeddings"
-    configs = module.embedding_bag_configs() if within == "embedding_bags" else module.embedding_configs()
-    state, mean = dict(module.named_parameters()), [getattr(each, "pooling", None) for each in configs]
-    modes: list[Pooling] = ["mean" if one is not None and one.name == "MEAN" else "sum" for one in mean]
-    return {
-        Table(each.name, each.num_embeddings, each.embedding_dim, tuple(each.feature_names), mode): state[
-            f"{within}.{each.name}.weight"
-        ]
-        for each, mode in zip(configs, modes)
-    }
-
-
-def _lookups(module: Any, tables: Sequence[Table]) -> _Lookups:
-    if isinstance(module, nn.EmbeddingBag):
-        return _Bags(tables[0], module.include_last_offset, module.padding_idx, module)
-    if isinstance(module, nn.Embedding):
-        return _Rows(tables[0], module.padding_idx, module)
-    return _OfTorchRec(module, tables)
+    kind = "embedding_bag" if hasattr(module, "embedding_bag_configs") else "embedding"
+    weights, found = dict(module.named_parameters()), dict[Table, Tensor]()
+    for of in getattr(module, f"{kind}_configs")():
+        mode = of.pooling.name.lower() if kind == "embedding_bag" else "sum"
+        table = Table(of.name, of.num_embeddings, of.embedding_dim, tuple(of.feature_names), mode)
+        found[table] = weights[f"{kind}s.{of.name}.weight"]
+    return found

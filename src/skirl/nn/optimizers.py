@@ -152,7 +152,7 @@ class DenseGradients:
         self._thread = get_ident()
         """The loop's weights; those of other loops are theirs, which may write their gradients now."""
         self._smallest: Tensor | None = None
-        """The values of the first: `weight.data -= ...` leaves its version as it is."""
+        """The values of the first: fused optimizers and `weight.data -= ...` leave its version as it is."""
 
     def in_backward(self, step: int) -> None:
         if stepped:

@@ -77,28 +77,14 @@ class Output(Mapping[str, Tensor]):
             for feature in members.features
         }
         self._names: Sequence[str] = schema.features
-        self._passes = None if tickets is None else [ticket.passes for ticket in tickets]
-        """By bank and feature: whether its gradient has any effect."""
 
-    def frozen_since(self) -> Self | None:
-        """Reuse this lookup for a second one, with what was frozen since. None if all was frozen then: look up anew."""
-        assert self._tickets is not None and self._passes is not None
-        now = [ticket.current.trained(ticket.bank) for ticket in self._tickets]
-        if all((trained == ticket.trained).all() for trained, ticket in zip(now, self._tickets)):
-            return self
-        thaws = any((trained & ~ticket.trained).any() for trained, ticket in zip(now, self._tickets))
-        if thaws and not any(passes.any() for passes in self._passes):
-            return None
-        ticket = self._tickets[0]
-        if thaws or ticket.work.micros[ticket.micro].learned is not None:
+    def check_frozen(self) -> None:
+        """Refuse a second lookup after rows were frozen or unfrozen: a step has one answer to which it trains."""
+        if any((ticket.current.trained(ticket.bank) != ticket.trained).any() for ticket in self._tickets or ()):
             raise RuntimeError(
-                f"rows were {'unfrozen' if thaws else 'frozen'} between two lookups of one batch, and the first trains "
-                f"{'other tables' if thaws else 'the weights of its ids'}: do so before the first, and call .detach() on "
-                "an output that is to train no row"
+                "rows were frozen or unfrozen between two lookups of one batch: do so before the first, and call .detach() "
+                "on an output that is to train no row"
             )
-        again = copy(self)
-        again._passes = now
-        return again
 
     def only(self, names: Collection[str]) -> Self:
         """Return the output of some features from the same lookup. Names that the collection does not have are
@@ -157,7 +143,7 @@ class Output(Mapping[str, Tensor]):
         return Distinct(rows, offsets, which)
 
     def _passing(self, bank: int, column: int, out: Tensor) -> Tensor:
-        return out if self._passes is None or self._passes[bank][column] else out.detach()
+        return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
 
     def _inverse(self, bank: int, column: int) -> np.ndarray | None:
         shared = self._ids[bank].shared
@@ -212,8 +198,7 @@ class Output(Mapping[str, Tensor]):
         dims = sorted({self._schema.banks[self._all[name][0]].dim for name in self._names})
         if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
-        whole = len(self._banks) == 1 and len(self._names) == len(self._all) and not self._unpooled
-        if not whole or (self._tickets and self._passes and self._passes[0] is not self._tickets[0].passes):
+        if len(self._banks) > 1 or len(self._names) < len(self._all) or self._unpooled:
             return torch.stack([self[name] for name in self._names], 1)
         if self._tickets is None:
             return self._banks[0]

@@ -8,7 +8,7 @@ import torch
 from skirl.core.batch import KeyedJagged, Sparse
 from skirl.core.id_hash import Hashes, hashes_of
 from skirl.core.ids import Ids, capture, check_form
-from skirl.core.inverse import is_shared
+from skirl.core.inverse import given_inverse
 
 _OTHERS = (
     "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature {name!r}: rows were "
@@ -36,7 +36,8 @@ class SameBatch:
                 "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; of a "
                 "wrapped model, skirl.lookahead(sparse=lambda batch: wrapped.sparse(...))"
             )
-        if sparse.values().device.type == "cpu" or weights is not None or ids.inverse is not None or is_shared(sparse):
+        shared = ids.inverse is not None or given_inverse(sparse) is not None
+        if sparse.values().device.type == "cpu" or weights is not None or shared:
             return self._compare(capture(sparse, (), copy=False), ids.hashes)
         self._compare_later(sparse, ids)
         return True

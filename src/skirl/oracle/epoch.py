@@ -83,8 +83,7 @@ class _BankSpool:
         self.file.flush()
 
     def first_uses(self, keys: np.ndarray) -> np.ndarray:
-        if self._rows is None:
-            raise RuntimeError("the second pass has begun: ask for first uses before it")
+        assert self._rows is not None, "the second pass has begun"
         handles = self._handles(keys)
         states, hashed = np.empty(len(keys), np.int32), handles < 0
         states[hashed] = self._rows.hashed[-1 - handles[hashed]]

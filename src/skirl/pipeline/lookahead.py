@@ -270,7 +270,7 @@ class Lookahead:
     """An iterable over a loader's batches; use it in a with-block. Made by `lookahead`, which documents the arguments."""
 
     hook: StageHook | None = None
-    """Called before everything that a stage does; for tests."""
+    """Called before everything that a stage does; for `skirl verify` and tests."""
 
     def __init__(
         self,

@@ -18,11 +18,11 @@ log = logging.getLogger("skirl")
 def keep_rows(engines: Sequence[Engine], torn: bool, *, whole: bool, hold: Hold) -> None:
     """Write the resident rows of all engines, so that stores on disk have all rows as after the last step.
 
-    Rows that are not all of one step are left as a kill leaves them, with a warning. A sweep writes its rows itself.
+    Rows that are not all of one step are left as a kill leaves them, with a warning.
     """
     hold.most = hold.count + 1
     for engine in engines:
-        if not isinstance(engine, Engine) or not engine.store.durable:
+        if not engine.store.durable:
             continue
         if not any(pack.steps.any() for pack in engine.packs):
             continue  # nothing was trained

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
-from skirl.core.inverse import is_shared
+from skirl.core.inverse import given_inverse
 from skirl.data.files.stream import Files
 from skirl.data.share import WHOLE, Shards, Share, of_batch
 from skirl.data.vocabulary.vocabulary import FIRST, Slots, look_up, probe
@@ -189,7 +189,7 @@ class Growing:
 
     def _rows(self, batch: Batch, rows_of: Any) -> Batch:
         sparse = batch.sparse
-        if is_shared(sparse):  # each occurrence of a value counts
+        if given_inverse(sparse) is not None:  # each occurrence of a value counts
             sparse = KeyedJagged.of(sparse).expanded()
         values = sparse.values().numpy()
         ends = sparse.offsets()[torch.arange(len(self._features) + 1) * len(batch.labels)].tolist()
