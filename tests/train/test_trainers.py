@@ -177,7 +177,7 @@ def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monk
     def late(share: TrainerShare, *given: Any) -> Any:
         found = real(share, *given)
         if share.rank == 1 and share.peers.channel("lookups").counters.calls >= 3:
-            keepers[1]._told_to_stop = True
+            keepers[1]._signals.came = "SIGTERM"
         return found
 
     keepers: dict[int, Keeper] = {}
@@ -194,7 +194,7 @@ def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monk
     [step] = {result["steps"] for result in results}
     assert 2 <= step < 6
     assert [result["checkpoints"]["newest"] for result in results] == [step] * 2
-    assert [result["checkpoints"]["stopped_by"] for result in results] == ["SIGTERM"] * 2
+    assert [result["checkpoints"]["stopped_by"] for result in results] == ["another trainer", "SIGTERM"]
     assert [result["begins_again"] for result in results] == [False] * 2  # on a single machine it was meant
     Train.of(**SMALL, save=tmp_path, resume=True).run()
     Train.of(**SMALL, save=tmp_path / "one").run()
@@ -222,7 +222,7 @@ def test_a_signal_to_one_process_ends_all_at_one_step(python: Python, tmp_path):
     assert [process.returncode for process in team] == [BEGINS_AGAIN] * 2, said
     assert said[1][0] == ""  # the first speaks for all
     result = json.loads(said[0][0])
-    assert result["checkpoints"]["stopped_by"] == "SIGTERM" and result["begins_again"]
+    assert result["checkpoints"]["stopped_by"] == "another trainer" and result["begins_again"]
     assert 5 <= result["checkpoints"]["newest"] == result["steps"] < 100_000
 
 
