@@ -361,14 +361,14 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
 
 def new_folder(runs: Path, name: str) -> Path:
     stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in range(1, 1000):
-        path = runs / (stem if number == 1 else f"{stem}-{number}")
+    path, number = runs / stem, 1
+    while True:
         try:
             path.mkdir(parents=True)
+            return path
         except FileExistsError:
-            continue
-        return path
-    raise FileExistsError(f"{runs / stem} and 998 more exist: set run to another folder")
+            number += 1
+            path = runs / f"{stem}-{number}"
 
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:
