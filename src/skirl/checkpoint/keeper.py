@@ -232,7 +232,6 @@ class Keeper:
 def _claim(folder: Path) -> int | None:
     """Claim the folder, and return this start's number, or None if that cannot be written: the first save tries again."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         return folders.claim(folder)
     except OSError:
         return None

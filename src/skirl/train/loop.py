@@ -152,10 +152,6 @@ class TrainerShare:
         """The first trainer writes everything, the others nothing."""
         return log if self.first else replace(log, run="none", trace=None)
 
-    def told(self, mine: Any, tag: str) -> list[Any]:
-        """Exchange values between all trainers and return them by rank. Call it between two steps."""
-        return self.peers.channel("lookups").told(mine, tag)
-
     def of_first(self, work: Callable[[], T], tag: str) -> T:
         """Do work on the first trainer and return its result on all. An error of it is raised on all."""
         if self.alone:
@@ -216,11 +212,11 @@ def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str,
         "cache": sum(len(cache) for cache in engine.caches),
         **{name: count for name, count in asdict(engine.counters).items() if name != "steps"},
         "seconds": meter.seconds, "stall": times.stall, "read": times.read,
-        "waited": sum(counted[name]["seconds"] for name in OF_LOOP if name in counted),
+        "waited": sum(counted[name]["seconds"] for name in OF_LOOP),
         "busy": dict(times.busy), "sent": sum(sum(of["bytes_sent"]) for of in counted.values()),
         "peak_bytes": peak_bytes(),
     }  # fmt: skip
-    return {"lanes": share.told(lane, "what each trainer did")}
+    return {"lanes": share.peers.channel("lookups").told(lane, "what each trainer did")}
 
 
 def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:

@@ -334,7 +334,7 @@ def predictions_in(
 
     def end_group() -> None:
         columns = zip(zip(*kept, strict=True), schema)
-        table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=schema)
+        table = pa.Table.from_arrays([pa.array(np.concatenate(c), of.type) for c, of in columns], schema=schema)
         with writing(path):
             writer.write_table(table, row_group_size=len(table))
         kept.clear()
@@ -351,11 +351,6 @@ def predictions_in(
         finally:
             with suppress(OSError):
                 writer.close()
-
-
-def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:
-    """`pa.array` would import pandas if it is installed."""
-    return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(values)])
 
 
 def probability(logits: np.ndarray) -> np.ndarray:

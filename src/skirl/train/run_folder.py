@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -189,14 +190,10 @@ class RunFolder:
             return
         metrics = self.folder / METRICS
         if metrics.is_file() and not metrics.stat().st_size:  # no line was written: free the folder for another try
+            if self._new:
+                shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):
                 (self.folder / CONFIG).unlink(missing_ok=True)
-                if self._new:
-                    metrics.unlink()
-                    for sink in self._sinks:
-                        if isinstance(sink, TensorBoard):
-                            sink.path.unlink()
-                    self.folder.rmdir()
 
     @property
     def path(self) -> str | None:
