@@ -84,27 +84,20 @@ class TensorBoard:
         self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
         self._event, self._summary = event.Event, summary.Summary
         file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self.path = folder / file
-        self._file = Lines(self.path)
+        self._file = Lines(folder / file)
         head = [self._of(file_version="brain.Event:2")]
         if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(self._of(step=begun_at + 1, session_log=log))
-        self._due = b"".join(head)  # before anything else
-        self._add(b"")
+        self._file.add(b"".join(head))
 
     def write(self, line: Mapping[str, Any]) -> None:
         numbers = {name: float(of) for name, of in line.items() if name != "step" and isinstance(of, int | float)}
         values = [self._summary.Value(tag=f"{line['kind']}/{name}", simple_value=of) for name, of in numbers.items()]
-        self._add(self._of(step=line["step"], summary=self._summary(value=values)))
+        self._file.add(self._of(step=line["step"], summary=self._summary(value=values)))
 
     def close(self) -> None:
         self._file.close()
-
-    def _add(self, piece: bytes) -> None:
-        self._file.add(self._due)
-        self._due = b""
-        self._file.add(piece)
 
     def _of(self, **content: Any) -> bytes:
         out = io.BytesIO()
