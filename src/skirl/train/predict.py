@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -47,8 +47,6 @@ R = TypeVar("R")
 @dataclass
 class SavedRun:
     """A model with the rows of a checkpoint, and the batches to predict."""
-
-    yields_fresh: ClassVar[bool] = True
 
     checkpoint: Path
     """Its header."""
