@@ -190,6 +190,11 @@ def test_the_kernels_and_streams_of_a_gpu(case, eager, monkeypatch):
     issued.check()
 
 
+@pytest.mark.parametrize("shards", [4, 8])
+def test_a_trainer_without_any_gradient_of_a_bank(shards, monkeypatch):
+    check(Case(trainers=3, shards=shards, universe=50, cache=130, steps=4, lost=0.9), monkeypatch)
+
+
 def test_doubles_and_weights_of_ids(monkeypatch):
     check(Case(trainers=3, dtype=torch.float64, depth="auto", seed=5), monkeypatch)
 

@@ -142,7 +142,7 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
     list(DataFlags(f"criteo:{tsv}", vocab=old).stream())
     # Rows come from one vocabulary or have one size, and no other can be given.
     Convert(f"criteo:{tsv}", rows, vocab=hexes, quiet=True).run()
-    with pytest.raises(ValueError, match=r"every id column holds rows already.*: leave vocab out"):
+    with pytest.raises(ValueError, match=r"every id column holds rows already.*, train without one"):
         DataFlags(f"parquet:{rows}", vocab=hexes)
     mixed = embedded_schema(rows) or ""
     some = '[[id]]\nname = "C1"\ncolumn = ""\ntype = "int"\nof = ""\nencode = '

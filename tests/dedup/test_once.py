@@ -181,25 +181,16 @@ def test_an_empty_list_stays_one(tmp_path: Path) -> None:
     assert out.column("b").to_pylist() == [[1, 1], [9], [2], None, [2]] and runs_of(new).tolist() == [0, 1, 2, 3, 0]
 
 
-def by_duckdb(path: Path) -> list[Any]:
+def test_other_programs_expand_it_in_a_line(tmp_path: Path) -> None:
+    """With the code in docs/howto/sessions.md."""
     import duckdb
 
+    rows = [row | {"seen": []} if k % 7 == 0 else row for k, row in enumerate(made(200, 10))]
+    some, whole = both(tmp_path, rows)
+    lists = table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
+    path = Path(some.partition(":")[2]) / "part-00000.parquet"
     found = duckdb.sql(
         f"SELECT last_value(seen IGNORE NULLS) OVER (ORDER BY file_row_number) AS seen FROM read_parquet('{path}', "
         "file_row_number = true) ORDER BY file_row_number"
     )
-    return [row[0] for row in found.fetchall()]
-
-
-def by_polars(path: Path) -> list[Any]:
-    polars = pytest.importorskip("polars", reason="not installed: pip install polars")
-    return polars.read_parquet(path).select(polars.col("seen").forward_fill()).to_series().to_list()
-
-
-@pytest.mark.parametrize("by", [by_duckdb, by_polars])
-def test_other_programs_expand_it_in_a_line(tmp_path: Path, by: Callable[[Path], list[Any]]) -> None:
-    """With the code in docs/howto/sessions.md."""
-    rows = [row | {"seen": []} if k % 7 == 0 else row for k, row in enumerate(made(200, 10))]
-    some, whole = both(tmp_path, rows)
-    lists = table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
-    assert by(Path(some.partition(":")[2]) / "part-00000.parquet") == lists and [] in lists
+    assert [row[0] for row in found.fetchall()] == lists and [] in lists

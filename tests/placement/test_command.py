@@ -20,7 +20,7 @@ ROWS_OF = {"name": "a", "rows": 10, "dim": 8, "optimizer": "sgd"}
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr("skirl.placement.measure.arena_of", lambda kernel: Arena(1 << 16, plain=True))
+    monkeypatch.setattr("skirl.placement.measure.arena_of", lambda kernel: Arena(1 << 16))
 
 
 def written(tmp_path, tables, **head):
@@ -125,7 +125,7 @@ def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
         ('{"format": "skirl-tables"', "Expecting"),
         ('{"format": "skirl-tables", "format_version": 9}', "its format is 9, skirl reads 1"),
         ('{"format": "skirl-tables", "format_version": 1, "batch": 2, "tables": [{"name": "a"}]}', "rows is missing"),
-        (json.dumps({**HEAD, "tables": [TABLE]}).replace("64,", "NaN,", 1), "it has NaN, which is not a number"),
+        (json.dumps({**HEAD, "tables": [TABLE]}).replace("64,", "NaN,", 1), "has batch nan"),
     ],
 )
 def test_a_wrong_list_is_refused(tmp_path, text, says):

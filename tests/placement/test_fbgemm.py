@@ -16,7 +16,6 @@ from skirl.placement.spec import Piece, TableSpec
 from tests.cases import cases
 
 BATCH, LR = 16, 0.5
-STEPS = ["sgd", "rowwise-adagrad", "adagrad"]
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +60,13 @@ def test_a_part_is_inside_its_memory(optimizer, dim, rows, floats, number, begin
     assert len(memory.weights) + sum(map(len, memory.states)) <= floats
 
 
-@pytest.mark.parametrize("optimizer", STEPS)
-def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
-    check_step(arena, monkeypatch, optimizer)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-@pytest.mark.parametrize("optimizer", STEPS)
-def test_what_is_timed_on_a_gpu_is_a_step(monkeypatch, optimizer):
-    if (why := missing("fbgemm-cuda")) is not None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise-adagrad", "adagrad"])
+def test_what_is_timed_is_a_step(monkeypatch, optimizer, device):
+    """Compare outputs, rows and state of two parts with those by hand."""
+    if (why := missing(f"fbgemm-{device}")) is not None:
         pytest.skip(why)
-    arena = FbgemmArena(1 << 19, device="cuda")
-    check_step(arena, monkeypatch, optimizer)
-    assert arena.run_ms(arena.together([arena.ready(*each) for each in some_parts(optimizer)])) > 0
-
-
-def check_step(arena, monkeypatch, optimizer):
-    """Run a step of two parts, and compare outputs, rows and state with those by hand."""
+    arena = FbgemmArena(1 << 19, device=device)
     monkeypatch.setattr(fbgemm, "_LR", LR)
     of, rng = some_parts(optimizer), np.random.default_rng(0)
     parts = [arena.ready(*each) for each in of]
@@ -111,6 +99,7 @@ def check_step(arena, monkeypatch, optimizer):
         found = rows_of(part)
         assert np.allclose(found[0], after, rtol=1e-4) and np.allclose(found[1], state_after, rtol=1e-4)
         column += part.dim
+    assert arena.run_ms([call]) > 0
 
 
 def test_the_arena_has_room_for_weights_and_their_state():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from skirl.sizing.advice import Conditions, advise
+from skirl.sizing.advice import advise, step_that_hides
 from skirl.sizing.curve import LEAST, Point
 from skirl.tools.units import Link
 
@@ -12,7 +12,7 @@ STEPS = 10
 
 def point(cache: int, moved: int) -> Point:
     each = np.full(STEPS, moved // STEPS, np.int64)
-    return Point(cache, each, each, each)
+    return Point(cache, int(each.sum()), each, each)
 
 
 def drawn(**moved: list[int]) -> dict[str, list[Point]]:
@@ -27,7 +27,7 @@ CURVES = drawn(
 
 
 def test_the_smallest_cache_that_brings_in_few_and_the_smallest_depth_near_the_least():
-    advice = advise(CURVES, used=10_000, touched=1000, conditions=Conditions(68))
+    advice = advise(CURVES, used=10_000, touched=1000, record_bytes=68)
     assert (advice.cache, advice.depth) == (200, 50)
     assert (advice.share_of_touched, advice.moved) == (0.2, 0.049)
     assert advice.to_least == pytest.approx(490 / 400) and advice.lru == pytest.approx(2000 / 490)
@@ -39,32 +39,32 @@ def test_the_smallest_cache_that_brings_in_few_and_the_smallest_depth_near_the_l
 
 def test_a_link_and_a_step_decide_by_what_hides():
     # 100 bytes per row at 1000 bytes per second: 400 rows per step take 40 s, 41 take 4.1, 10 take 1.
-    slow, fast = (Conditions(100, Link(rate=1000.0), step) for step in (3.0, 5.0))
-    assert advise(CURVES, 10_000, 1000, fast).cache == 200
-    assert advise(CURVES, 10_000, 1000, slow).cache == 400
-    hopeless = advise(CURVES, 10_000, 1000, Conditions(100, Link(rate=1000.0), 0.1))
+    link = Link(rate=1000.0)
+    assert advise(CURVES, 10_000, 1000, 100, link, 5.0).cache == 200
+    assert advise(CURVES, 10_000, 1000, 100, link, 3.0).cache == 400
+    hopeless = advise(CURVES, 10_000, 1000, 100, link, 0.1)
     assert hopeless.cache == 400 and "the link is too slow for this step" in hopeless.why
 
 
 def test_the_depth_keeps_the_reason_for_the_cache():
     close = drawn(least=[480], d200=[490], d50=[575], d10=[9000], d1=[9000], lru=[9000])
-    advice = advise(close, used=10_000, touched=1000, conditions=Conditions(68))
+    advice = advise(close, used=10_000, touched=1000, record_bytes=68)
     assert (advice.depth, advice.moved) == (200, 0.049)  # of 50: 5.7%, close to the least, but not "at most 5%"
 
 
 def test_no_cache_is_enough():
-    advice = advise(CURVES, used=1000, touched=1000, conditions=Conditions(68))
+    advice = advise(CURVES, used=1000, touched=1000, record_bytes=68)
     assert advice.cache == 400 and "the largest cache tried" in advice.why
 
 
 def test_nothing_comes_in_again():
     none = drawn(least=[0], d200=[0], d50=[0], d10=[0], d1=[0], lru=[0])
-    advice = advise(none, used=1000, touched=100, conditions=Conditions(68))
+    advice = advise(none, used=1000, touched=100, record_bytes=68)
     assert (advice.depth, advice.moved, advice.to_least, advice.lru) == (1, 0.0, None, None)
     assert "the least possible" in advice.sentence(1)
 
 
 def test_what_keeps_up():
     link = Link(rate=100.0, delay=0.5)
-    point = Point(9, np.array([0, 0, 100, 300]), np.array([0, 0, 100, 300]), np.array([0, 0, 0, 100]))
-    assert Conditions(1.0, link).step_that_hides(point) == 0.5 + 2.0
+    point = Point(9, 400, np.array([0, 0, 100, 300]), np.array([0, 0, 0, 100]))
+    assert step_that_hides(point, 1.0, link) == 0.5 + 2.0

@@ -36,7 +36,7 @@ def test_least_and_lru_are_those_of_brute_force(trace):
                 expected = [len(came) for came in reference(trace, cache)]
                 found = point(survey, cache, plan)
                 assert found.moved == sum(expected) - touched
-                assert (found.read <= found.fetched).all()
+                assert found.read.sum() <= found.moved
 
 
 def test_a_deeper_window_never_moves_more_than_lru_nor_less_than_the_least():

@@ -43,30 +43,9 @@ def test_the_least_cache_runs_and_one_row_less_does_not(capsys):
     assert f"set --cache to {found['least_cache']} or more" in capsys.readouterr().err
 
 
-def test_data_is_named_as_for_training_or_without_its_flag(capsys):
-    data, *rest = FLAGS
-    for named in (["--data", data, *rest], [*rest, data]):
-        assert main(["size", *named, "--json", "--quiet"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second
-    assert main(["size", data, "--dropout", "0.5"]) == 2
-    assert "skirl size: there is no flag --dropout: " in capsys.readouterr().err
-
-
 def test_a_loader_of_ones_own_gets_the_same_lines(capsys):
-    flags = [
-        *FLAGS[:-4],
-        "--steps",
-        "8",
-        "--seed",
-        "3",
-        "--optimizer",
-        "adam",
-        "--link",
-        "1Gbit,100us",
-        "--step-ms",
-        "5",
-    ]
+    flags = [*FLAGS[:-4], "--steps", "8", "--seed", "3", "--optimizer", "adam"]
+    flags += ["--link", "1Gbit,100us", "--step-ms", "5"]
     assert main(["size", *flags, "--quiet"]) == 0
     stream = Synthetic("tiny", batch_size=64, batches=8, seed=3)
     tables, loader = stream.tables(dim=8), [(batch.labels, batch.sparse) for batch in stream]

@@ -35,7 +35,7 @@ def test_counts_are_those_of_sets(trace):
         assert survey.used.sum(axis=0).tolist() == [len(set(batch)) for batch in keys]
         # The numbers keep the order that decides ties, and the mapping to rows.
         number: list[dict] = [{}, {}]
-        for batch, (_, rows) in zip(survey.batches(), drawn, strict=True):
+        for batch, (_, rows) in zip(survey, drawn, strict=True):
             for bank, features in enumerate(((0, 2, 3), (1,))):
                 ids = brute.distinct([f << 48 | row for f in features for row in rows[f]])
                 assert len(batch[bank]) == len(ids)

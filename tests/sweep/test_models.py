@@ -20,13 +20,15 @@ SETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "sessions": ({"data": "synthetic:sessions", "pooling_factor": 4}, POOLED),
     "unpooled sessions": ({"data": "synthetic:sessions", "pooling_factor": 4}, OF_LISTS),
 }
-Left = tuple[list[float], dict[str, bytes], dict[int, bytes]]
-"""Losses, weights and rows that a variant leaves."""
+Left = tuple[list[float], dict[str, bytes], dict[int, bytes], bytes]
+"""Losses, weights and rows that a variant leaves, and what it predicts for the first batch."""
 
 
-def left(losses: list[float], model: torch.nn.Module, embeddings: Any) -> Left:
+def left(recipe: Recipe, losses: list[float], model: torch.nn.Module, embeddings: Any) -> Left:
+    with torch.no_grad():
+        predicted = model.eval()(next(iter(recipe.stream()))).numpy().tobytes()
     weights = {name: w.detach().numpy().tobytes() for name, w in model.named_parameters() if "anchor" not in name}
-    return losses, weights, {key: row.tobytes() for key, row in rows_of(embeddings).items()}
+    return losses, weights, {key: row.tobytes() for key, row in rows_of(embeddings).items()}, predicted
 
 
 def alone(recipe: Recipe, variant: Varied) -> Left:
@@ -34,21 +36,21 @@ def alone(recipe: Recipe, variant: Varied) -> Left:
     model, dense = variant.recipe.model_over(embeddings)
     with recipe.lookahead(model) as batches:
         losses = [float(done.loss_tensor) for done in steps(model, dense, batches, None)]
-    return left(losses, model, embeddings)
+    return left(recipe, losses, model, embeddings)
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_all_models_train_as_alone(name: str):
     data, models = SETS[name]
     recipe = Recipe.of(**data, model=models[0], dim=4, batch=8, steps=12, cache="touched:40%", depth=4, threads=1)
-    variants = variants_of(recipe, [f"model={','.join(models)}", "dim=4,6"])
+    variants = variants_of(recipe, [f"model={','.join(models)}", "dim=4,16"])
     losses: dict[str, list[float]] = {variant.name: [] for variant in variants}
     with sweep_of(recipe, variants) as sweep, lookahead(recipe.stream(), sweep, depth=4) as batches:
         for batch in batches:
             for variant, loss in sweep.step(batch).items():
                 losses[variant].append(loss)
         batches.close()
-        found = {v.name: left(losses[v.name], v.model, v.embeddings) for v in sweep}
+        found = {v.name: left(recipe, losses[v.name], v.model, v.embeddings) for v in sweep}
         assert all(v.embeddings.engine.counters.fetched for v in sweep), "no row was fetched again"
         for variant in variants:
             for ours, theirs in zip(found[variant.name], alone(recipe, variant), strict=True):

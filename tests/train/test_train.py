@@ -156,12 +156,12 @@ def test_toml_is_read_and_verify_and_size_pass_over_flags_of_training_alone(run,
     file = tmp_path / "run.toml"
     file.write_text(
         'data = "synthetic:tiny"\nmodel = "dcnv2-tiny"\ndeep = [9, 5]\ndim = 4\nbatch = 32\nsteps = 12\nvalid = "25%"\n'
-        'eval-every = 5\nseed = 3\nlr = 0.1\ncache = "touched:20%"\noptimizer = "adam"\nschedule = "linear"\nthreads = 1\n'
+        'eval-every = 5\nseed = 3\nlr = 0.1\ncache = "touched:50%"\noptimizer = "adam"\nschedule = "linear"\nthreads = 1\n'
         "quiet = true\n"
     )
     told = ["--config", str(file), "--quiet", "--json"]
     assert result(capsys, "train", *told)["loss"] == first["loss"]
-    verified = result(capsys, "verify", *told)
-    assert (verified["dim"], verified["runs"][0]["losses"], verified["failed"]) == (4, 12, None)
+    verified = result(capsys, "verify", *told, "--steps", "30", "--cache", "touched:25%")
+    assert (verified["dim"], verified["runs"][0]["losses"], verified["failed"]) == (4, 30, None)
     sized = result(capsys, "size", *told)
     assert (sized["dim"], sized["steps"], sized["touched"]) == (4, 12, first["rows"]["touched"])

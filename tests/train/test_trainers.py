@@ -26,6 +26,7 @@ from skirl.nn.collection import collections_of
 from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
+from skirl.tools.flags import flags_of
 from skirl.train.loop import Done, TrainerShare, keys_of
 from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
@@ -57,6 +58,7 @@ def by_trainers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str,
             with using(peers):
                 return Train.of(**flags).run()
 
+        flags_of(Train)  # Python 3.11 fails if two threads parse sources at once
         return InProcess.run(size, work)
 
     return run

@@ -103,4 +103,7 @@ def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tup
     if len(names) == 1:
         raise first
     why = str(first).removesuffix(": use another checkpoint")  # there is no other one
-    raise CheckpointError(f"none of {len(names)} checkpoints in {path} is whole; the newest: {why}")
+    raise CheckpointError(
+        f"none of {len(names)} checkpoints in {path} is whole; the newest: {why}: get the folder from a copy, or begin anew "
+        "in a new one"
+    )

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, facts, text
+from skirl.cli.show import JsonFlag, ShowFlags, facts, text
 from skirl.core import OptimizerName
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
@@ -107,8 +107,8 @@ class Vocab(FileFlags):
     def run(self) -> dict[str, Any]:
         from skirl.data.vocabulary.counting import count
 
-        read = {"schema": self.schema, "valid": self.valid, "workers": self.workers, "skip": self.bad_rows == "skip"}
-        return self.timed("vocab", lambda: count(self.data, self.out, **read, min_count=self.min_count))
+        held_out = self.valid  # whose rows are not counted: a vocabulary that knew them would leak
+        return self.timed("vocab", lambda: count(self.files(valid=held_out, vocab="open"), self.out, self.min_count))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         saved = {"saved": f"{self.out}; train with --vocab {self.out}"}
@@ -269,7 +269,7 @@ class Analyze(SessionFlags):
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(JsonFlag):
     """Write the rows of a checkpoint to a file that other software reads."""
 
     positional: ClassVar[tuple[str, ...]] = ("checkpoint",)
@@ -290,8 +290,6 @@ class Export:
     """Also write the dense parameters and buffers, by their names in the model."""
     force: bool = False
     """Replace the file if it exists."""
-    json: bool = False
-    """Print one line of JSON."""
 
     def __post_init__(self) -> None:
         if self.out.suffix not in (".safetensors", ".pt", ".parquet"):
@@ -326,7 +324,7 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Import:
+class Import(JsonFlag):
     """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
 
     positional: ClassVar[tuple[str, ...]] = ("source",)
@@ -346,8 +344,6 @@ class Import:
     given, else rowwise-adagrad."""
     store: str = "memory"
     """Where rows are held during the import: memory, or disk:FOLDER for tables larger than memory."""
-    json: bool = False
-    """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.import_rows import read_rows
@@ -364,7 +360,7 @@ class Import:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(JsonFlag):
     """Say what a file or folder is: a checkpoint, a disk store, a vocabulary, data, predictions, a run, a sweep."""
 
     positional: ClassVar[tuple[str, ...]] = ("path",)
@@ -373,8 +369,6 @@ class Info:
     """The file or folder; nothing in it is changed or locked."""
     check: bool = False
     """Read a whole checkpoint and compare its checksums; without this, only sizes are checked."""
-    json: bool = False
-    """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
         from skirl.sizing.look import look

@@ -48,10 +48,8 @@ class Size(Composed):
         from skirl.sizing.size import sized
 
         stream, rule = self.data.stream(), row_optimizer(self.optimizer.optimizer)()
-        tables, link = stream.tables(self.model.row_dim), self.link and Link.parse(self.link)
-        batches = (batch.sparse for batch in stream)
-        step = self.step_ms and self.step_ms / 1e3
-        found = sized(batches, tables, rule, self.movement.prefetch, link or None, step, self.data.steps)
+        tables, batches = stream.tables(self.model.row_dim), (batch.sparse for batch in stream)
+        found = sized(batches, tables, rule, self.movement.prefetch, self.link, self.step_ms, self.data.steps)
         return {"command": "size", **self.flat(), **found}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -163,9 +161,9 @@ class Place(Composed):
             }
             for rank, cap in enumerate(problem.caps)
         ]  # fmt: skip
-        load = placed.load if checked is None else checked.compute + exchange
-        check = None
+        load, check = placed.load, None
         if checked is not None:
+            load = checked.compute + exchange
             check = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
         return {
             "tables": len(specs), "cut": sum(len(of) > 1 for of in plan.pieces), "ranks": ranks, "kernel": self.kernel,
@@ -189,12 +187,7 @@ class Place(Composed):
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
-        kernels = {
-            "skirl-cpu": "skirl's, on this CPU",
-            "fbgemm-cpu": "FBGEMM's, on this CPU",
-            "fbgemm-cuda": "FBGEMM's, on the GPU",
-        }
-        lines["kernels"] = f"{kernels[self.kernel]}{', as shipped' * self.no_measure}"
+        lines["kernel"] = f"{self.kernel}{', with costs as shipped' * self.no_measure}"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         lines["search"] = f"{result['seconds']:.1f} s"
         if result["out"] is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.cli.show import Chart, Table, facts, scores, text, write_page
+from skirl.cli.show import Chart, JsonFlag, Table, facts, scores, text, write_page
 from skirl.tools.flags import check_new, flags_of, option
 from skirl.tools.units import clock, figure
 from skirl.train.resume import shown, told
@@ -24,7 +24,7 @@ UNKNOWN = "still going on, killed, or failed"
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(JsonFlag):
     """Summarize what a run or a sweep did, and write a page about it."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
@@ -35,8 +35,6 @@ class Report:
     """The page to write; report.html in that folder if not given."""
     force: bool = False
     """Replace the page that --out names if it exists."""
-    json: bool = False
-    """Print the facts as one line of JSON."""
 
     def __post_init__(self) -> None:
         check_new(self.out, self.force)

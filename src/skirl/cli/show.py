@@ -26,13 +26,17 @@ MOST = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowFlags:
+class JsonFlag:
+    json: bool = False
+    """Print the results as one line of JSON; progress goes to standard error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowFlags(JsonFlag):
     """What a command prints."""
 
     group: ClassVar[str] = "output"
 
-    json: bool = False
-    """Print the results as one line of JSON; progress goes to standard error."""
     quiet: bool = False
     """Show no progress."""
 

@@ -10,7 +10,6 @@ from skirl.core.tables import Table
 from skirl.pipeline.lookahead import sparse_of
 from skirl.sizing.curve import KINDS, LEAST
 from skirl.sizing.size import sized
-from skirl.tools.units import Link
 
 
 def size(
@@ -33,9 +32,7 @@ def size(
     - `optimizer`: how rows will be trained, which says how large they are; None is `RowwiseAdagrad()`.
     - `link`, `step_ms`: rate and delay of the way to the store, "1Gbit,100us", and how long a step computes, if known.
     """
-    rate = None if link is None else Link.parse(link)
-    step = None if step_ms is None else step_ms / 1e3
-    found = sized(map(sparse, loader), tables, optimizer or RowwiseAdagrad(), 2, rate, step)
+    found = sized(map(sparse, loader), tables, optimizer or RowwiseAdagrad(), 2, link, step_ms)
     print(listed(lines_of(found)))
     return found["advice"]
 

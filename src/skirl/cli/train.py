@@ -1,7 +1,6 @@
 """The commands of training: their flags and their output. The code that does the work is imported when they run."""
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -233,14 +232,8 @@ class Launch:
     def run(self) -> dict[str, Any]:
         from skirl.peers.launch import launch
 
-        begun = [
-            "launch",
-            "-n",
-            str(self.trainers),
-            *(["--restarts", str(self.restarts)] if self.restarts else []),
-            "--",
-        ]
-        os.environ[COMMAND_LINE] = f"skirl {shlex.join(begun)}"
+        restarts = f" --restarts {self.restarts}" if self.restarts else ""
+        os.environ[COMMAND_LINE] = f"skirl launch -n {self.trainers}{restarts} --"
         code, how, failed = launch(self.words, self.trainers, self.restarts)
         if failed and "--save" in self.words:
             how = f"{how}; {goes_on(self.words)}"

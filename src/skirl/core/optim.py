@@ -184,6 +184,7 @@ class SGD(RowOptimizer):
     - `nesterov`: look one step of momentum ahead.
     """
 
+    update = staticmethod(sgd)
     lr: float = 0.01
     _: KW_ONLY
     momentum: float = 0.0
@@ -202,7 +203,7 @@ class SGD(RowOptimizer):
 
     @property
     def rule(self) -> Rule:
-        return Rule(momentum, 1, False) if self.momentum else Rule(sgd, 0, False)
+        return Rule(momentum, 1, False) if self.momentum else super().rule
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -74,16 +74,6 @@ def as_labelled(schema: FileSchema, path: str) -> FileSchema:
     return schema
 
 
-def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: int, skip: bool) -> Files:
-    """Open the rows that training will see, with ids as fingerprints."""
-    kind, _, path = data.partition(":")
-    paths = find(path)
-    read = schema_of(kind, schema, paths[0])
-    encoder = Encoder(read, Fingerprints(), read.rows_of(None), skip=skip)
-    files = Files(Dataset(paths, read), encoder, 1, workers=workers)
-    return files if valid is None else _split(files, valid)
-
-
 def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     """The given schema, else the one stored in the first file, else the built-in one."""
     if schema is not None:
@@ -105,11 +95,10 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
 
 def encoding_of(schema: FileSchema, rows: str | None, vocab: str | None) -> tuple[Mapping[str, int], RowsOf]:
     """Rows of each table, and the mapping from ids to rows."""
+    if vocab is not None and not schema.kinds:
+        found = 'every id column holds rows already, not ids (encode = "row" in the schema)'
+        raise ValueError(f"{found}: there is nothing to make a vocabulary of, train without one")
     if vocab == "open":
-        if not schema.kinds:
-            raise ValueError(
-                'every id column holds rows already, not ids (encode = "row" in the schema): leave vocab out'
-            )
         return schema.rows_of(rows), Fingerprints()
     if vocab is not None:
         if rows is not None:
@@ -159,15 +148,12 @@ def _moment(valid: str) -> tuple[str, float, bool]:
 
 def load_vocabulary(path: str) -> Vocabulary:
     """The last one is cached, since a command opens its data several times."""
-    try:
-        stat = Path(path).stat()
-    except OSError:
-        return load(path)  # raises the right error
-    return _loaded(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    stat = Path(path).stat() if Path(path).is_file() else None
+    return _loaded(path, stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: str, file: int, size: int, time: int) -> Vocabulary:
+def _loaded(path: str, stamp: Any) -> Vocabulary:
     return load(path)
 
 

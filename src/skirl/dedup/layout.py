@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from skirl.data.files.columnar import KEY, SLICE, runs_of
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
-from skirl.dedup.sessions import KEYS, Columns, SessionStarts, keys_of
+from skirl.dedup.sessions import KEYS, Columns, SessionStarts
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
@@ -43,7 +43,7 @@ def row_groups(tables: Iterable[Any], columns: Columns, starts: SessionStarts) -
     """Yield the row groups of rows in order, which begin at sessions. Only a session too large for a group is divided."""
     left, partition = None, 0
     for table in tables:
-        keys = keys_of(table)
+        keys = [table.column(name).to_numpy() for name in KEYS]
         new = starts.begun(keys)
         rows = table.drop_columns(list(KEYS))
         if columns.named:

@@ -128,11 +128,6 @@ def with_keys(table: Any, hashes: np.ndarray, times: np.ndarray, partition: floa
     return table
 
 
-def keys_of(table: Any) -> list[np.ndarray]:
-    """Return the sort keys of a table."""
-    return [table.column(name).to_numpy() for name in KEYS]
-
-
 def _seconds(column: Any, unit: str) -> np.ndarray:
     """Return the times that rows are ordered by (float64): seconds if the unit is known or the column holds dates."""
     column = plain(column, ())

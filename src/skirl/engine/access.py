@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skirl.core.keys import ROW_BITS, key_of, table_of
 from skirl.core.tables import Table
-from skirl.engine.device.base import packed
+from skirl.engine.device.base import expanded, packed
 from skirl.engine.engine import Engine
 from skirl.tools.hash_index import distinct
 
@@ -24,29 +24,32 @@ def bank_of(engine: Engine, table: int) -> int:
 
 def peek(engine: Engine, keys: np.ndarray, bank: int, pack: int = 0) -> np.ndarray:
     """Return these rows, with their state, as the last executed step left them. This changes nothing."""
-    return engine.packs[pack].numbers(records_of(engine, keys, bank), bank)
+    records = records_of(engine, keys, bank, pack)
+    return expanded(records, engine.packs[pack].widths[bank], engine.half) if engine.half else records
 
 
-def records_of(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
-    """Return the records of all packs."""
-    records = np.empty((len(keys), engine.held[bank]), engine.dtype)
+def records_of(engine: Engine, keys: np.ndarray, bank: int, pack: int | None = None) -> np.ndarray:
+    """Return whole records, or one pack's columns of them."""
+    whole = engine.held[bank]
+    own = slice(0, whole) if pack is None else engine.packs[pack].own(bank)
+    records = np.empty((len(keys), own.stop - own.start), engine.dtype)
     slots = engine.caches[bank].find(keys) if engine.caches else np.full(len(keys), -1)
     found = slots >= 0
     if engine.caches:
-        records[found] = engine.banks[bank].read(slots[found])
+        records[found] = engine.banks[bank].read(slots[found], own)
     away = np.flatnonzero(~found)
     known = away[engine.seen.has(keys[away])]
     if len(known):
-        at_once = len(known) == len(keys)
-        held = records if at_once else np.empty((len(known), engine.held[bank]), engine.dtype)
+        at_once = len(known) == len(keys) and records.shape[1] == whole
+        held = records if at_once else np.empty((len(known), whole), engine.dtype)
         there = engine.store.read(keys[known], held)
         if not at_once:
-            records[known[there]] = held[there]
+            records[known[there]] = held[there, own]
         found[known[there]] = True
     if len(fresh := keys[~found]):
         if engine.first_values.of:
             engine.check_new(fresh[np.isin(table_of(fresh), engine.first_values.tables)])
-        records[~found] = engine.begin(bank, fresh)
+        records[~found] = engine.begin(bank, fresh)[:, own]
     return records
 
 

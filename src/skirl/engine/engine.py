@@ -17,7 +17,7 @@ from skirl.core.keys import row_of, table_of
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
 from skirl.engine.device import open_device, torch_device
-from skirl.engine.device.base import HALVES, BankFacts, BankRows
+from skirl.engine.device.base import HALVES, BankFacts, BankRows, packed
 from skirl.engine.first_values import FirstValues
 from skirl.engine.packs import Pack, placed
 from skirl.engine.rows import open_rows
@@ -192,7 +192,8 @@ class Engine:
     def _narrow(self) -> None:
         """Move all rows to a new store, without the columns of packs that have left."""
         old, stay = self.store, [pack for pack in self.packs if not pack.left]
-        kept, was = [np.concatenate([pack.own(bank) for pack in stay]) for bank in range(len(self.held))], self.held
+        was = self.held
+        kept = [np.concatenate([np.arange(n)[pack.own(bank)] for pack in stay]) for bank, n in enumerate(was)]
         self.packs = stay
         placed(stay, self.torch_dtype, self.schema)
         self.store = self._opened()
@@ -290,7 +291,7 @@ class Engine:
             run(fill, len(keys), keys, places, rows, *pack.columns[bank].filling, threads=torch.get_num_threads())
             self.first_values.give(pack.name, keys, rows)
             if not alone:
-                pack.set(records, bank, rows)
+                records[:, pack.own(bank)] = packed(rows, self.half) if self.half else rows
         return records
 
     def check_new(self, keys: np.ndarray) -> None:

@@ -9,7 +9,7 @@ import torch
 from skirl.core.groups import Groups, RowOptimizers, Setting
 from skirl.core.initial import InitialTable
 from skirl.core.tables import Schema, Table
-from skirl.engine.device.base import HALVES, Columns, expanded, packed, words
+from skirl.engine.device.base import HALVES, Columns, words
 
 
 class Pack:
@@ -72,19 +72,9 @@ class Pack:
     def scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
         return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.steps, self.dtype)
 
-    def own(self, bank: int) -> np.ndarray:
-        """Return the numbers of this pack's columns in a record."""
-        return np.arange(self.begins[bank], self.begins[bank] + self.held[bank])
-
-    def numbers(self, records: np.ndarray, bank: int) -> np.ndarray:
-        """Return this pack's rows and states from whole records."""
-        own = records[:, self.begins[bank] : self.begins[bank] + self.held[bank]]
-        return expanded(own, self.widths[bank], self.half) if self.half else own
-
-    def set(self, records: np.ndarray, bank: int, rows: np.ndarray) -> None:
-        """Write this pack's rows and states to whole records."""
-        own = records[:, self.begins[bank] : self.begins[bank] + self.held[bank]]
-        own[:] = packed(rows, self.half) if self.half else rows
+    def own(self, bank: int) -> slice:
+        """Return this pack's columns in a record."""
+        return slice(self.begins[bank], self.begins[bank] + self.held[bank])
 
 
 def placed(packs: Sequence[Pack], dtype: torch.dtype, like: Schema | None = None) -> Schema:

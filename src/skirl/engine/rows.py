@@ -131,7 +131,11 @@ class SharedRows(Rows):
         return True
 
     def _sums(self, engine: "Engine", work: Work, bank: int) -> list[torch.Tensor]:
-        return [marked(engine.banks[bank].sums(work, block)) for block in self._trees(work)[self.peers.rank]]
+        blocks = self._trees(work)[self.peers.rank]
+        if not any(of == bank for of, _ in work.grads):  # others have gradients for it
+            none = engine.device.empty(len(work.groups(bank)[0]) - 1, engine.schema.banks[bank].dim).fill_(-0.0)
+            return [none for _ in blocks]
+        return [marked(engine.banks[bank].sums(work, block)) for block in blocks]
 
     def _trees(self, work: Work) -> list[list[range]]:
         mine = range(work.shards) if work.mine is None else work.mine

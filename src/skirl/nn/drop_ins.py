@@ -32,7 +32,7 @@ class _Lookups(nn.Module):
     def __init__(self, tables: Sequence[Table], was: Any = None) -> None:
         super().__init__()
         self._modes = {name: table.pooling for table in tables for name in table.features}
-        self._was = repr(was)
+        self._was = was if isinstance(was, str) else repr(was)
 
     def extra_repr(self) -> str:
         return self._was

@@ -229,9 +229,9 @@ class Pass:
     def _say_forgotten(self) -> None:
         """Warn once of a step that looked up rows to train, and had no backward."""
         works = () if self._ahead._in_loop.flight is None else self._ahead._in_loop.flight.works
-        idle = (one.state == State.FORWARD and not one.returned for one in works)
-        each = zip(self._ahead.collections, idle)
-        if not self._ahead._told_forgotten and any(forgot and one.current.trains for one, forgot in each):
+        looked = [one.current for one, work in zip(self._ahead.collections, works) if work.state == State.FORWARD]
+        returned = any(work.returned for work in works)  # then the loop means to leave the others out
+        if not (self._ahead._told_forgotten or returned) and any(current.trains for current in looked):
             self._ahead._told_forgotten = True
             log.warning(
                 "step %s looked rows up and had no backward: they are not trained. Call loss.backward() before the next "

@@ -12,7 +12,6 @@ from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
 from skirl.engine import kernels
 from skirl.engine.device.host import empty
-from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Gradients
 from skirl.placement.costs import Kernel
 from skirl.placement.problem import Placed, Problem
@@ -115,15 +114,11 @@ _LINE = 16
 
 
 class Arena:
-    """The memory that holds all that is measured, and how that is run: this one runs the engine's CPU kernels.
-
-    With `plain`, all rows take the plain loops, as where loops compiled by dim cannot be built.
-    """
+    """The memory that holds all that is measured, and how that is run: this one runs the engine's CPU kernels."""
 
     device = "cpu"
 
-    def __init__(self, floats: int = ARENA, *, plain: bool = False) -> None:
-        self.plain = plain
+    def __init__(self, floats: int = ARENA) -> None:
         self.rows, self.outputs, self.evicted = (empty(n, np.float32) for n in (floats, OUTPUTS, EVICTED))
         for of in (self.rows, self.outputs, self.evicted):
             of[:] = 1.0  # touch every page
@@ -182,10 +177,8 @@ class Ready:
         self.gradients = Gradients(
             start.astype(np.int32), pos.astype(np.int32), bags.astype(np.int32), self.none, grads, np.ones(1, np.bool_)
         )
-        self.pool, self.update = cpu.pool, cpu.update_kernel(optimizer.rule)
-        if not arena.plain:
-            self.pool = kernels.pool_for(piece.dim, width, self.out.dtype, False)
-            self.update = kernels.update_for(piece.dim, self.cache.dtype, optimizer.rule)
+        self.pool = kernels.pool_for(piece.dim, width, self.out.dtype, False)
+        self.update = kernels.update_for(piece.dim, self.cache.dtype, optimizer.rule)
 
     def forward(self) -> None:
         self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, 0, len(self.out))

@@ -178,8 +178,7 @@ class Problem:
     """Tables that are cut by rows, whose blocks stay at their ranks; the others are to be placed."""
     blocks: np.ndarray = field(default_factory=lambda: np.zeros((3 + SUMS, 0)))
     """Compute ms, exchange ms, bytes and sums for a net of each rank's blocks of these: [3 + SUMS, ranks]."""
-    _known: dict[tuple[int, int, int], tuple[float, float, int]] = field(default_factory=dict)
-    _adds: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
+    _known: dict[tuple[int, int, int], tuple[float, float, int, np.ndarray]] = field(default_factory=dict)
     _last: tuple[Any, ...] = (None,)
     """Arrays of the last items that were asked for: the same ones are asked for again and again."""
 
@@ -196,20 +195,16 @@ class Problem:
         for number, spec in enumerate(self.specs):  # raises before the search if a cost is missing
             self.cost(whole(number, spec))
 
-    def cost(self, piece: Piece) -> tuple[float, float, int]:
-        """Milliseconds of computing and of exchange, and bytes."""
-        key = _key(piece)
+    def cost(self, piece: Piece) -> tuple[float, float, int, np.ndarray]:
+        """Milliseconds of computing and of exchange, bytes, and what is added to the sums of its rank, from which a net
+        makes a factor."""
+        key = piece.table, piece.rows, piece.dim  # all that they depend on
         found = self._known.get(key)
         if found is None:
             spec, rows, dim = self.specs[key[0]], key[1], key[2]
-            compute, self._adds[key] = self.costs.part(spec, rows, dim)
-            found = self._known[key] = (compute, self.costs.exchange(spec, dim), spec.nbytes(rows, dim))
+            compute, adds = self.costs.part(spec, rows, dim)
+            found = self._known[key] = (compute, self.costs.exchange(spec, dim), spec.nbytes(rows, dim), adds)
         return found
-
-    def adds(self, piece: Piece) -> np.ndarray:
-        """What a piece adds to the sums of its rank, from which a net makes a factor."""
-        self.cost(piece)
-        return self._adds[_key(piece)]
 
     def by_columns(self, spec: TableSpec) -> bool:
         may = self.columns == "always" or (self.columns == "exact" and not spec.one_state)
@@ -222,8 +217,9 @@ class Problem:
     def arrays(self, items: tuple[Piece, ...]) -> tuple[np.ndarray, ...]:
         """Compute and exchange ms, bytes and what is added to sums, each [items]."""
         if self._last[0] is not items:
-            compute, exchange, nbytes = np.array([self.cost(piece) for piece in items]).reshape(-1, 3).T.copy()
-            adds = np.array([self._adds[_key(piece)] for piece in items]).reshape(-1, SUMS)
+            costs = [self.cost(piece) for piece in items]
+            compute, exchange, nbytes = np.array([cost[:3] for cost in costs]).reshape(-1, 3).T.copy()
+            adds = np.array([cost[3] for cost in costs]).reshape(-1, SUMS)
             self._last = (items, compute, exchange, nbytes.astype(np.int64), adds)
         return self._last[1:]
 
@@ -270,8 +266,3 @@ class Problem:
             slow = self.costs.factors(sums + self._sums)
         load = np.bincount(at, compute * slow[at] + exchange, minlength=ranks) + self._ms * slow + self._exchange
         return Placed(items, at, load, used, self.bytes_of, slow)
-
-
-def _key(piece: Piece) -> tuple[int, int, int]:
-    """All that a piece's costs depend on."""
-    return piece[0], piece[2] - piece[1], piece[4] - piece[3]

@@ -98,8 +98,8 @@ class _RowCuts:
         out = np.zeros((3 + SUMS, ranks))
         for rank, (begin, end) in enumerate(blocks(spec.rows, ranks)):
             if begin < end:
-                piece = Piece(table, begin, end, 0, spec.dim)
-                out[:, rank] = (*self.problem.cost(piece), *self.problem.adds(piece))
+                *of, adds = self.problem.cost(Piece(table, begin, end, 0, spec.dim))
+                out[:, rank] = (*of, *adds)
         return out
 
     def late(self, share: float) -> bool:

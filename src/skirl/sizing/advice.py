@@ -13,23 +13,11 @@ NEAR = 1.05
 DEPTHS = ("depth 1", "depth 10", "depth 50", "depth 200")
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """The conditions of a run: how large rows are, how fast they travel, how long a step computes."""
-
-    record_bytes: float
-    """Bytes of a row with its optimizer state; an average over touched rows if tables differ in dim."""
-    link: Link | None = None
-    step: float | None = None
-    """Seconds that a step computes."""
-
-    def step_that_hides(self, point: Point) -> float | None:
-        """Return the seconds that a step must take for the link to keep up with this cache; None without a link."""
-        if self.link is None:
-            return None
-        half = len(point.read) // 2  # on average over the run's second half
-        parts = (part[half:] * self.record_bytes for part in (point.read, point.written))
-        return max((self.link.seconds(int(part.mean())) for part in parts if len(part)), default=0.0)
+def step_that_hides(point: Point, record_bytes: float, link: Link) -> float:
+    """Return the seconds that a step must take for the link to keep up with this cache."""
+    half = len(point.read) // 2  # on average over the run's second half
+    parts = (part[half:] * record_bytes for part in (point.read, point.written))
+    return max((link.seconds(int(part.mean())) for part in parts if len(part)), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -58,35 +46,35 @@ class Advice:
         )
 
 
-def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, conditions: Conditions) -> Advice:
+def advise(
+    curves: Mapping[str, Sequence[Point]], used: int, touched: int, record_bytes: float, link: Link | None = None,
+    step: float | None = None,
+) -> Advice:  # fmt: skip
     """Choose the smallest cache on the curves that is good enough, and the least depth that is near the least possible.
 
-    `used`: rows that batches use, in total.
+    `used`: rows that batches use, in total. `record_bytes`: of a row with its optimizer state, on average over the touched
+    ones. `step`: seconds that a step computes.
     """
 
     def fits(point: Point) -> bool:
         """Return whether the link keeps up with the step or, if one is unknown, few rows are brought in again."""
-        hides = conditions.step_that_hides(point)
-        if hides is None or conditions.step is None:
+        if link is None or step is None:
             return point.moved <= FEW * used
-        return hides <= conditions.step
+        return step_that_hides(point, record_bytes, link) <= step
 
-    slow = conditions.link is not None and conditions.step is not None
+    few = f"{FEW:.0%} of the rows used"
+    reasons = (
+        f"the smallest cache that brings in again at most {few}",
+        f"the largest cache tried, which still brings in again more than {few}",
+    )
+    if link is not None and step is not None:
+        reasons = (
+            "the smallest cache whose movement hides behind the step",
+            "the largest cache tried, and the link is too slow for this step",
+        )
     deepest = curves["depth 200"]
     chosen = next((i for i, point in enumerate(deepest) if fits(point)), len(deepest) - 1)
     enough_cache = fits(deepest[chosen])
-    if enough_cache:
-        why = (
-            "the smallest cache whose movement hides behind the step"
-            if slow
-            else f"the smallest cache that brings in again at most {FEW:.0%} of the rows used"
-        )
-    else:
-        why = (
-            "the largest cache tried, and the link is too slow for this step"
-            if slow
-            else f"the largest cache tried, which still brings in again more than {FEW:.0%} of the rows used"
-        )
     least = curves[LEAST][chosen].moved
     enough = max(NEAR * least, least + 0.01 * used)
     near = (name for name in DEPTHS if curves[name][chosen].moved <= enough)
@@ -100,5 +88,5 @@ def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, condi
         moved=ours.moved / max(1, used),
         to_least=ours.moved / least if least else None,
         lru=lru / ours.moved if ours.moved else None,
-        why=why,
+        why=reasons[0 if enough_cache else 1],
     )

@@ -33,17 +33,12 @@ class Point:
 
     cache: int
     """Its size in rows."""
-    fetched: np.ndarray
-    """Rows brought in again, from the store or from a pending write-back."""
+    moved: int
+    """Rows brought in again in total, from the store or from a pending write-back."""
     read: np.ndarray
     """Those of them that come from the store."""
     written: np.ndarray
     """Rows that leave the cache."""
-
-    @property
-    def moved(self) -> int:
-        """Rows brought in again, in total."""
-        return int(self.fetched.sum())
 
 
 def cache_sizes(survey: Survey, shares: Sequence[float] = CACHES) -> list[int]:
@@ -71,7 +66,7 @@ def point(survey: Survey, cache: int, plan: Plan) -> Point:
     """Run the planner over the survey with one cache and count what moves."""
     slots, staging = capacities(survey, cache, plan.prefetch)
     hold_rows = [rows // 2 for rows in staging]
-    steps = planned(survey.narrowed(), survey.batches(), slots, plan, hold_rows=hold_rows)
+    steps = planned(survey.narrowed(), survey, slots, plan, hold_rows=hold_rows)
     counts = [
         (
             sum(step.fetches for step in banks),
@@ -81,7 +76,7 @@ def point(survey: Survey, cache: int, plan: Plan) -> Point:
         for banks in steps
     ]
     fetched, read, written = np.array(counts, np.int64).reshape(-1, 3).T
-    return Point(cache, fetched, read, written)
+    return Point(cache, int(fetched.sum()), read, written)
 
 
 def curves(survey: Survey, sizes: Sequence[int], prefetch: int) -> dict[str, list[Point]]:

@@ -11,8 +11,8 @@ from skirl.core.keys import MAX_ROWS
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Schema, Table
 from skirl.engine.capacity import Capacity
-from skirl.sizing.advice import Advice, Conditions, advise
-from skirl.sizing.curve import Point, cache_sizes, capacities, curves
+from skirl.sizing.advice import Advice, advise, step_that_hides
+from skirl.sizing.curve import cache_sizes, capacities, curves
 from skirl.sizing.survey import Survey
 from skirl.tools.progress import progress_of
 from skirl.tools.units import Link
@@ -26,10 +26,11 @@ WINDOW_BYTES = 28
 
 
 def sized(
-    batches: Iterable[Sparse], tables: Sequence[Table], rule: RowOptimizer, prefetch: int, link: Link | None,
-    step: float | None, total: int | None = None,
+    batches: Iterable[Sparse], tables: Sequence[Table], rule: RowOptimizer, prefetch: int, link: str | None,
+    step_ms: float | None, total: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Read the ids once, then plan over them with every cache. step: seconds that a step computes."""
+    """Read the ids once, then plan over them with every cache."""
+    rate, step = link and Link.parse(link), step_ms and step_ms / 1e3
     with Survey(Schema.of(tables)) as survey:
         with progress_of("read ids", total) as progress:
             for number, sparse in enumerate(batches, start=1):
@@ -37,7 +38,7 @@ def sized(
                 progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
         if not survey.steps:
             raise ValueError("the data has no whole batch: set batch smaller, or pass a loader that yields some")
-        return _measured(survey, rule, prefetch, link, step)
+        return _measured(survey, rule, prefetch, rate or None, step)
 
 
 def _measured(
@@ -47,11 +48,9 @@ def _measured(
     records = [4 * rule.width(bank.dim) for bank in survey.schema.banks]
     touched, used = sum(survey.touched), int(survey.used.sum())
     average = float(np.dot(records, survey.touched)) / max(1, touched)
-    conditions = Conditions(average, link, step)
-    advice = advise(found, used, touched, conditions)
+    advice = advise(found, used, touched, average, link, step)
     chosen = next(p for p in found[f"depth {advice.depth}"] if p.cache == advice.cache)
     tiers = _tiers(survey, advice, records, prefetch)
-    hides = conditions.step_that_hides(chosen)
     least, least_bytes = _holding_every_batch(survey, records)
     return {
         "ids": survey.ids,
@@ -62,10 +61,12 @@ def _measured(
         "largest": int(survey.used.sum(axis=0).max()),
         "least_cache": least,
         "least_cache_bytes": least_bytes,
-        "curves": {name: [_point(point, average) for point in points] for name, points in found.items()},
+        "curves": {
+            name: [{"cache": point.cache, "moved": point.moved} for point in points] for name, points in found.items()
+        },
         "bytes": tiers,
         "advice": {name: value for name, value in asdict(advice).items() if name != "why"},
-        "step_ms_that_hides": None if hides is None else 1e3 * hides,
+        "step_ms_that_hides": None if link is None else 1e3 * step_that_hides(chosen, average, link),
         "sentence": advice.sentence(tiers["cache"]),
     }
 
@@ -94,14 +95,3 @@ def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:
     in_rows, in_bytes = (Capacity(size, rows, records, dims) for size in (1, "1B"))
     least, least_bytes = (room.enough(int(room.needs(survey.used.T).max())) for room in (in_rows, in_bytes))
     return least, least_bytes
-
-
-def _point(point: Point, record_bytes: float) -> dict[str, float]:
-    steps = max(1, len(point.fetched))
-    return {
-        "cache": point.cache,
-        "moved": point.moved,
-        "moved_a_step": point.moved / steps,
-        "written": int(point.written.sum()),
-        "bytes_a_step": float((point.read.sum() + point.written.sum()) * record_bytes / steps),
-    }

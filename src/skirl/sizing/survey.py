@@ -17,7 +17,7 @@ from skirl.oracle.row_states import RowStates
 
 
 class Survey:
-    """The rows that a run uses. The caller adds every batch and closes the survey at the end."""
+    """The rows that a run uses, batch by batch, for use in a with-block: add every batch, then iterate."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -48,36 +48,22 @@ class Survey:
             bank.add(positions)
 
     def narrowed(self) -> Schema:
-        """Return a schema whose tables are the banks with only their touched rows, as `batches` numbers them."""
+        """Return a schema whose tables are the banks with only their touched rows, as iteration numbers them."""
         banks = zip(self.schema.banks, self.touched)
         return Schema.of([Table(f"dim {bank.dim}", max(1, touched), bank.dim) for bank, touched in banks])
 
-    def batches(self) -> "BatchKeys":
-        """Return every batch's distinct rows as keys, bank after bank. It can be iterated several times."""
-        return BatchKeys(self._banks)
-
-    def close(self) -> None:
-        """Close the files, which deletes them."""
-        for bank in self._banks:
-            bank.file.close()
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        """Yield every batch's distinct rows as keys for the planner, bank after bank."""
+        for number in range(self.steps):
+            # Each bank is one table here. A key is the row's number with the table's number in the high bits.
+            yield [bank.read(number).astype(np.int64) | i << ROW_BITS for i, bank in enumerate(self._banks)]
 
     def __enter__(self) -> "Survey":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class BatchKeys:
-    """The batches of a survey as keys for the planner."""
-
-    def __init__(self, banks: "list[_Bank]") -> None:
-        self._banks = banks
-
-    def __iter__(self) -> Iterator[list[np.ndarray]]:
-        for number in range(len(self._banks[0].starts) - 1):
-            # Each bank is one table here. A key is the row's number with the table's number in the high bits.
-            yield [bank.read(number).astype(np.int64) | i << ROW_BITS for i, bank in enumerate(self._banks)]
+        for bank in self._banks:
+            bank.file.close()  # which deletes it
 
 
 class _Bank:

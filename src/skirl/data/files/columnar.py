@@ -34,7 +34,7 @@ class ParquetFile:
             groups = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
             _ = stored.names, [str(kind) for kind in stored.types]  # Arrow reads names lazily, so errors show up here
         except DAMAGED as error:
-            raise self._damaged(self._truncated() or f"is damaged ({short(error)})") from None
+            raise self._damaged(f"is damaged or cut off ({short(error)})") from None
         check_runs(path, stored, schema)
         check_columns(path, stored, schema)
         whole = any(column.run for column in schema.ids)
@@ -88,14 +88,6 @@ class ParquetFile:
         follows = part + 1 < len(self._parts) and self._parts[part + 1][0] == group
         self._going = (group, row, slices) if follows else None
         return table
-
-    def _truncated(self) -> str | None:
-        """A message if the file ends early. The format ends with the bytes that it begins with."""
-        with open(self.path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - 4))
-            whole = file.read() == b"PAR1" and size > 8
-        return None if whole else f"is truncated: its {size:,} bytes do not end as such a file does"
 
     def _damaged(self, found: str) -> BadFile:
         return BadFile(self.path, found, "get it again, or write it again")

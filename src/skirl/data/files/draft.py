@@ -67,7 +67,7 @@ def draft(data: str, label: str | None = None) -> str:
     stored = embedded_schema(path) if form == "parquet" else None
     if stored is not None or (named and kind in BUILT_IN):
         return stored or BUILT_IN[kind].toml()
-    read, text = (_of_parquet(path), None) if form == "parquet" else _of_text(path, form == "gzip")
+    read, layout = (_of_parquet(path), {}) if form == "parquet" else _of_text(path, form == "gzip")
     rows = len(next(iter(read.values()), ()))
     if not rows:
         raise BadFile(path, "has no rows", "draft the schema from a file that has some")
@@ -81,9 +81,8 @@ def draft(data: str, label: str | None = None) -> str:
     ]
     if any(pt.is_floating(c.values.type) and pc.any(pc.is_nan(c.values)).as_py() for c in columns):
         lines.append("nan_is_missing = true")
-    body = _decided([column for column in columns if column is not chosen], lines, rows)
-    if text is not None:
-        layout = {"delimiter": text.delimiter, "columns": text.columns, "header": text.header, "quotes": text.quotes}
+    body = _decided([column for column in columns if column is not chosen], lines)
+    if layout:
         lines += ["", "[file]", *(f"{name} = {toml(value)}" for name, value in layout.items() if value)]
     numbers = chosen.numbers()
     about = f"{numbers.mean():.3g} on average" + f", missing in {rows - len(numbers):,} rows" * (len(numbers) < rows)
@@ -106,7 +105,7 @@ def _of_parquet(path: str) -> dict[str, Any]:
     return {} if batch is None else dict(zip(batch.schema.names, batch.columns))
 
 
-def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], Text]:
+def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     with closing(bytes_of(path, packed)) as file:
         head = file.read(0, 1 << 16).decode("utf-8-sig", "replace")
     lines, quotes = head.splitlines()[:100], '"' in head
@@ -122,12 +121,11 @@ def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], Text]:
     first = split(delimiter)[0]
     named = not any(re.fullmatch(r"[-+.\d]*\d[-+.\d]*", name) for name in first) and len({*first}) == len(first)
     names = first if named else [f"column_{n}" for n in range(1, len(first) + 1)]
-    text = Text(
-        "tab" if delimiter == "\t" else delimiter, () if named else tuple(names), "yes" if named else "no", quotes
-    )
-    schema = FileSchema((), (), tuple(Id(name) for name in names if name), text=text)
+    layout: dict[str, Any] = {"delimiter": "tab" if delimiter == "\t" else delimiter, "quotes": quotes}
+    layout |= {"header": "yes"} if named else {"header": "no", "columns": tuple(names)}
+    schema = FileSchema((), (), tuple(Id(name) for name in names if name), text=Text(**layout))
     with closing(TextFile(path, schema, packed, HEAD)) as file:
-        return dict(file.read(0).columns), text
+        return dict(file.read(0).columns), layout
 
 
 def _has(column: Any, null: str) -> bool:
@@ -135,16 +133,12 @@ def _has(column: Any, null: str) -> bool:
 
 
 def _looked_at(name: str, column: Any, nulls: tuple[str, ...]) -> Column:
-    column = one(column)
-    if pt.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    lists = is_list(column.type)
-    values = column.flatten() if lists else column
+    lists = is_list(one(column).type)
+    values = plain(one(column).flatten() if lists else column, nulls).drop_null()
     number = pt.is_integer(values.type) or pt.is_floating(values.type) or pt.is_boolean(values.type)
     if not (number or is_text(values.type) or is_date(values.type) or pt.is_null(values.type)):
-        return Column(name, values, f"it is of type {column.type}")
-    values = plain(values, nulls).drop_null()
-    if len(values) == 0 or len(values.unique()) == 1:
+        return Column(name, values, f"it is of type {one(column).type}")
+    if len(values.unique()) < 2:
         return Column(name, values, "its values are all the same" if len(values) else "it has no value")
     kind = _kind(values)
     if kind != "text" or lists:
@@ -179,10 +173,8 @@ def _kind(values: Any) -> str:
 def _label(columns: list[Column], label: str | None, path: str) -> Column:
     numbers = {c.name: c for c in columns if (c.whole or c.kind == "number") and not c.list}
     if label is not None:
-        if label not in (names := [column.name for column in columns]):
-            raise BadSchema(f"{path} has {no_column(label, names)}: set label to another")
         if label not in numbers:
-            raise BadSchema(f"{path}: column {label!r} does not hold different numbers: set label to another")
+            raise BadSchema(f"{path} has, with different numbers, {no_column(label, [*numbers])}: set label to another")
         return numbers[label]
     binary = [column for column in numbers.values() if {*column.numbers()} == {0.0, 1.0}]
     found = [column for column in binary if LABEL.search(column.name)] or binary
@@ -192,7 +184,7 @@ def _label(columns: list[Column], label: str | None, path: str) -> Column:
     raise BadSchema(f"{path}: a label holds 0 and 1, and {which}: name the column to predict with --label")
 
 
-def _decided(columns: list[Column], top: list[str], rows: int) -> list[str]:
+def _decided(columns: list[Column], top: list[str]) -> list[str]:
     """Return the lines of dense and id columns; those of session and time are added to `top`."""
     dense, ids, left_out = list[str](), list[Column](), list[str]()
     session = time = False
@@ -215,7 +207,7 @@ def _decided(columns: list[Column], top: list[str], rows: int) -> list[str]:
             dense += _entry("dense", {"name": column.name, **log}, about)
         else:
             ids.append(column)
-    return [*dense, *_ids(ids, rows), *([""] if left_out else []), *left_out]
+    return [*dense, *_ids(ids, left_out), "", *left_out]
 
 
 def _unit(column: Column) -> str:
@@ -235,10 +227,13 @@ def _is_amount(column: Column) -> bool:
     return not ID.search(column.name) and (bool(AMOUNT.search(column.name)) or numbers.min() < 0 or skewed)
 
 
-def _ids(ids: list[Column], rows: int) -> list[str]:
+def _ids(ids: list[Column], left_out: list[str]) -> list[str]:
     lines, distinct = list[str](), {column.name: pc.unique(column.values) for column in ids}
     for column in ids:
         found = distinct[column.name]
+        if not column.list and len(found) >= max(100, len(column.values)):
+            left_out.append(f"# {toml(column.name)} is left out: its {len(found):,} values are all different")
+            continue
         fields: dict[str, Any] = {"name": column.name, "type": "string" if column.kind == "text" else column.kind}
         about = f"{len(found):,} values"
         if column.list:
@@ -252,11 +247,7 @@ def _ids(ids: list[Column], rows: int) -> list[str]:
                 about += f", with most of {table}'s, so it has its rows"
         if 20 * len(found) > len(column.values):
             about += ", more to come"
-        if column.list or len(found) < max(100, len(column.values)):
-            lines += _entry("id", fields, about)
-        else:
-            entry = _entry("id", fields, f"another in each of {rows:,} rows: of use only if they come again")
-            lines += ["", *(f"# {line}" for line in entry[1:])]
+        lines += _entry("id", fields, about)
     return lines
 
 

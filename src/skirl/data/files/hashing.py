@@ -103,15 +103,9 @@ def parse_hex(offsets, data, digits, out, kind):
             kind[i] = BAD
 
 
-def _digits() -> np.ndarray:
-    table = np.full(256, 0x10, np.uint8)
-    for value, digit in enumerate("0123456789abcdef"):
-        table[ord(digit)] = table[ord(digit.upper())] = value
-    return table
-
-
-DIGITS = _digits()
+DIGITS = np.full(256, 16, np.uint8)
 """The value of each byte as a hexadecimal digit; 16 for all other bytes."""
+DIGITS[[*b"0123456789abcdefABCDEF"]] = [*range(16), *range(10, 16)]
 
 
 @kernel

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.data.open import open_to_count
+from skirl.data.files.stream import Files
 from skirl.data.vocabulary.vocabulary import FIRST, MOST, Facts, save
 from skirl.tools.progress import progress_of
 
@@ -13,21 +13,10 @@ Counted = tuple[np.ndarray, np.ndarray]
 _AT_ONCE = 1 << 20  # fingerprints to sort at a time, at least
 
 
-def count(
-    data: str, out: str, *, schema: str | None, valid: str | None, workers: int, skip: bool, min_count: int
-) -> dict[str, Any]:
-    """Count ids and write the vocabulary. The arguments are the flags of `skirl vocab`.
-
-    Rows that `valid` holds out are not counted: a vocabulary that knew them would leak.
-    """
-    files = open_to_count(data, schema, valid=valid, workers=workers, skip=skip)
+def count(files: Files, out: str, min_count: int) -> dict[str, Any]:
+    """Count the ids of files, which are read as fingerprints, and write the vocabulary."""
     columns = files.encoder.schema
     types = columns.kinds
-    if not types:
-        raise ValueError(
-            'every id column holds rows already, not ids (encode = "row" in the schema): there is nothing to make a '
-            "vocabulary of, train without one"
-        )
     hashed = [(column.table or column.name, k) for k, column in enumerate(columns.ids) if column.encode == "hash"]
     samples, counts = 0, {table: Counts() for table in types}
     with progress_of("count") as progress:

@@ -133,12 +133,9 @@ class Vocabulary:
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         out = np.empty(len(fingerprints), np.int32)
-        if kinds is None:
-            look_up(*self.tables[table], fingerprints, out)
-            return out
-        look_up(*self.tables[table], np.where(kinds == NONE, np.uint64(0), fingerprints), out)
-        if not fingerprints.all():  # a guard: no value hashes to 0, which marks a missing one
-            out[(fingerprints == 0) & (kinds != NONE)] = 1
+        if kinds is not None:
+            fingerprints = np.where(kinds == NONE, np.uint64(0), fingerprints)
+        look_up(*self.tables[table], fingerprints, out)
         return out
 
     def check(self, schema: FileSchema) -> None:
@@ -146,8 +143,6 @@ class Vocabulary:
             raise _bad(self.path, wrong)
 
     def _misfit(self, schema: FileSchema) -> str | None:
-        if not schema.kinds:
-            return 'every id column holds rows already, not ids (encode = "row" in the schema): leave vocab out'
         for table, kind in schema.kinds.items():
             if table not in self.rows:
                 return f"it has no table {table!r}: make it again with this schema"

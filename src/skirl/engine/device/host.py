@@ -249,9 +249,11 @@ class HostRows(BankRows):
         run(cpu.weight_grad, len(place), rows, grad.shape[1], place, bag_of, grad.numpy(), live, dots, threads=1)
         return dots
 
-    def read(self, slots: np.ndarray) -> np.ndarray:
-        out = np.empty((len(slots), self.facts.width), self.facts.dtype)
-        self._run(cpu.take, len(out), self.array, slots, out)
+    def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray:
+        of = columns or slice(0, self.facts.width)
+        out = np.empty((len(slots), of.stop - of.start), self.facts.dtype)
+        rows = next(rows for rows, pack in zip(self._packs, self.facts.packs) if pack.at == of.start)
+        self._run(cpu.take, len(out), rows, slots, out)
         return out
 
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:

@@ -227,7 +227,7 @@ def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
 
 @kernel
 def take(cache, slots, out, lo, hi):
-    width = cache.shape[1]
+    width = out.shape[1]
     for i in range(lo, hi):
         slot = slots[i]
         for d in range(width):

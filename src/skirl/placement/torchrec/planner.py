@@ -2,7 +2,6 @@
 
 What TorchRec would not run as planned is refused."""
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
-from skirl.placement.problem import Columns, Problem
-from skirl.placement.search import SearchResult, plan_tables
+from skirl.placement.problem import Columns
+from skirl.placement.search import plan_tables
 from skirl.placement.spec import Piece, TablePlan, TableSpec, blocks
 from skirl.placement.torchrec.tables import BATCH, COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
 
@@ -164,7 +163,6 @@ def table_plan(
     return TablePlan(ranks, tuple(listed), tuple(pieces))
 
 
-MOST = 256 << 20  # bytes of a message from the first rank
 HBM_RESERVED = 0.15  # of a GPU's memory is left free if no reservation is given, as TorchRec's planner does
 
 
@@ -206,17 +204,15 @@ class SkirlPlanner:
         self.columns: Columns = columns
         self.costs, self.seconds = costs, seconds
         self.table_plan: TablePlan | None = None
-        self._found: tuple[SearchResult, Problem] | None = None
 
     def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
         """Return a ShardingPlan within all memory, of a model that may be on the meta device. Raise if there is none."""
         sharders = sharders_of(sharders)
         tables = tables_of(module, sharders, self.request)
-        self.table_plan, found, problem = plan_tables(
+        self.table_plan, _, _ = plan_tables(
             [table.spec for table in tables], self._caps(module, sharders), self._costs(), columns=self.columns,
             seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
-        self._found = found, problem
         return self._exported(tables)
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
@@ -225,20 +221,18 @@ class SkirlPlanner:
 
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
-        found, message, why = None, None, None
+        found, wrong, why = None, "", None
         if dist.get_rank(pg) == 0:
             try:
                 found = self.plan(module, sharders)
-                assert self.table_plan is not None
-                message = {"plan": self.table_plan.text()}
             except Exception as error:  # whatever it is: the others wait for a message
-                named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-                message, why = {"wrong": f"{named}{error}"}, error
-        message = from_first(message, pg)
-        if "wrong" in message:
-            raise ValueError(message["wrong"]) from why
+                wrong, why = f"{'' if isinstance(error, ValueError) else f'{type(error).__name__}: '}{error}", error
+        message = [wrong, self.table_plan]
+        dist.broadcast_object_list(message, 0 if pg is None else dist.get_global_rank(pg, 0), group=pg)
+        wrong, self.table_plan = message
+        if wrong:
+            raise ValueError(wrong) from why
         if found is None:
-            self._found, self.table_plan = None, TablePlan.parsed(message["plan"])
             found = self._exported(tables_of(module, sharders_of(sharders), self.request))
         return found
 
@@ -281,22 +275,3 @@ class SkirlPlanner:
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
-
-
-def from_first(message: Any, group: Any = None) -> Any:
-    """The message of the first rank, at every rank: JSON, so that nothing is unpickled."""
-    import torch
-    import torch.distributed as dist
-
-    first = 0 if group is None else dist.get_global_rank(group, 0)
-    sends = dist.get_rank(group) == 0
-    on = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
-    data = json.dumps(message).encode() if sends else b""
-    length = torch.tensor([len(data)], device=on)
-    dist.broadcast(length, first, group=group)
-    if not 0 < (count := int(length)) <= MOST:
-        raise ValueError(f"the first rank sends {count:,} bytes, and at most {MOST:,} are taken")
-    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if sends else torch.empty(count, dtype=torch.uint8)
-    sent = sent.to(on)
-    dist.broadcast(sent, first, group=group)
-    return json.loads(bytes(sent.cpu().numpy()))
