@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.checkpoint import codec, numbers
+from skirl.checkpoint import codec
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.codec import decode
 from skirl.checkpoint.folder import headers_with_steps
@@ -221,9 +221,14 @@ class Job:
 
     @property
     def _saving(self) -> bool:
-        """True if parts of a checkpoint are there but not its header."""
-        parts = {int(path.name.split("-")[1]) for path in (self._folder / "saves").glob("part-*")}
-        return bool(parts - set(numbers(self._folder / "saves")))
+        """True if rows of a checkpoint are there but not its header."""
+        with suppress(OSError):
+            rows, headers = (
+                [path.stat().st_mtime_ns for path in (self._folder / "saves").glob(name)]
+                for name in ("rows/*", "checkpoint-*.json")
+            )
+            return max(rows, default=0) > max(headers, default=0)
+        return False
 
     def _add(self) -> None:
         number = len(self.nodes)

@@ -188,14 +188,14 @@ def test_other_data_than_the_model_knows_is_refused_by_what_differs(folder, run,
         return str(caught.value)
 
     fewer = SCHEMA[: SCHEMA.rindex("[[id]]")]
-    assert "the run's id columns: user, item, seen, and here: user, item:" in refused(fewer)
-    assert "rows of table 'user': 300, and here: 301:" in refused(SCHEMA.replace("300", "301"))
+    assert "was saved with table 'item'.features = ['item', 'seen'], here it is ['item']:" in refused(fewer)
+    assert "was saved with table 'user'.rows = 300, here it is 301:" in refused(SCHEMA.replace("300", "301"))
     assert "transform of 'age': log, and here: none:" in refused(SCHEMA.replace('"log"', '"none"'))
     write(tmp_path / "log.csv", lines(50))
     Vocab(
         f"csv:{tmp_path / 'log.csv'}", str(tmp_path / "v"), schema=str(folder / "schema.toml"), min_count=1, quiet=True
     ).run()
-    assert "rows of table 'user': 300, and here: " in refused(SCHEMA, vocab=str(tmp_path / "v"))
+    assert "ids became rows: by hash, and here: by a vocabulary of" in refused(SCHEMA, vocab=str(tmp_path / "v"))
     with pytest.raises(ValueError, match=r"data is synthetic:tiny, but the run was trained on csv:"):
         Evaluate(checkpoint=folder / "run", data="synthetic:tiny", quiet=True).run()
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from skirl.cli.train import Train
 from skirl.core.tables import Schema
 from skirl.data import Synthetic
 from skirl.models import DLRM
-from skirl.tools.progress import watched
 from skirl.train.loop import keys_of, steps
 from skirl.train.recipe import Recipe
 
@@ -120,19 +118,6 @@ def test_threads_are_the_machines_and_a_resumed_run_keeps_those_it_began_with(tm
     assert Train.of(**SHARDED, steps=1).run()["threads"] == 1
     other = Train.of(**SHARDED, steps=8, save=tmp_path, resume=True, threads=1).run()
     assert [change["flag"] for change in other["changes"]] == ["steps", "threads"]
-
-
-def test_steps_that_get_little_cpu_time_are_told_of_once():
-    def nap(count):
-        for number in range(count):
-            time.sleep(0.005)
-            yield number
-
-    told, waits = [], iter(range(10**6))
-    assert [*watched(nap(20), lambda: 0.0, told.append, after=0.03)] == [*range(20)]
-    assert len(told) == 1 and told[0] < 0.5
-    assert [*watched(nap(20), lambda: next(waits), told.append, after=0.03)] == [*range(20)]
-    assert len(told) == 1, "it waited all the time"
 
 
 def test_a_folder_of_another_version_is_not_begun_anew(tmp_path):

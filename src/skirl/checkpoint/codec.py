@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, sync_folder, to_disk
+from skirl.tools.sealed_json import CheckpointError, sync_folder, to_disk
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,6 +131,11 @@ def _decode_tagged(tag: str, content: Any, tensors: Mapping[str, Any]) -> Any:
     raise ValueError(f"unknown word {tag}")
 
 
+def loader_state(state: Any) -> Any:
+    """Return the state of a loader, which a lookahead or the loader itself has saved; None if no batch was read."""
+    return state["loader"] if isinstance(state, dict) and "loader" in state else state
+
+
 def with_metadata(state: dict[str, Any], metadata: Any) -> "OrderedDict[str, Any]":
     out = OrderedDict(state)
     if metadata is not None:
@@ -158,8 +163,6 @@ def read_dense(folder: Path, entry: dict[str, Any]) -> dict[str, "Tensor"]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if (wrong := misfit(entry, {"file": TEXT, "bytes": COUNT, "sha256": TEXT})) is not None:
-        raise CheckpointError(f"the dense part is incomplete or damaged ({wrong}): use another checkpoint")
     path = folder / entry["file"]
     if path.parent.parent != folder or ".." in path.parts[-2:]:
         raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")

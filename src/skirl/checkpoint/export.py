@@ -21,6 +21,7 @@ from skirl.core.keys import ROW_BITS, row_of, table_of
 from skirl.data.vocabulary.vocabulary import Origins
 from skirl.engine.access import bank_of, peek
 from skirl.nn.collection import TablePlace, collections_of, tables_of
+from skirl.tools.os_errors import replacing
 from skirl.tools.sealed_json import skirl_version, sync_folder, to_disk
 
 SUFFIXES = (".safetensors", ".pt", ".parquet")
@@ -123,21 +124,16 @@ def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins 
     if origins is not None:
         fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]
     schema = pa.schema([*fields, ("weight", pa.list_(number))])
-    draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.tmp")  # unique, as others may write to that path too
-    try:
-        with pq.ParquetWriter(draft, schema) as writer:
-            for name, ids, weights in rows_of(rows, table):
-                flat = pa.array(np.ascontiguousarray(weights).reshape(-1), number)
-                offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * weights.shape[1])
-                columns = [pa.array([name] * len(ids)), pa.array(ids)]
-                if origins is not None:
-                    what, texts, prints = origins.of_rows(name, ids)
-                    columns += [pa.array(what), pa.array(texts, pa.string()), pa.array(prints, mask=prints == 0)]
-                columns.append(pa.ListArray.from_arrays(offsets, flat))
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with replacing(path) as draft, pq.ParquetWriter(draft, schema) as writer:
+        for name, ids, weights in rows_of(rows, table):
+            flat = pa.array(np.ascontiguousarray(weights).reshape(-1), number)
+            offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * weights.shape[1])
+            columns = [pa.array([name] * len(ids)), pa.array(ids)]
+            if origins is not None:
+                what, texts, prints = origins.of_rows(name, ids)
+                columns += [pa.array(what), pa.array(texts, pa.string()), pa.array(prints, mask=prints == 0)]
+            columns.append(pa.ListArray.from_arrays(offsets, flat))
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
 def to_safetensors(model: nn.Module, path: Path, table: str | None, *, untouched: bool = False) -> None:

@@ -30,7 +30,7 @@ FORMAT_VERSION = 9
 ROWS = "rows"
 _FORM = {
     "definition": {},
-    "dense": {"file": TEXT},
+    "dense": {"file": TEXT, "bytes": COUNT, "sha256": TEXT},
     "shards": COUNT,
     "parts": [
         {
@@ -106,17 +106,6 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
     named = type(error)(f"{header}: {error}")
     named.__cause__ = error.__cause__
     return named
-
-
-def none_whole(path: Path, tried: int, newest: CheckpointError) -> CheckpointError:
-    """Return the error of a folder in which no checkpoint can be read: there is no other one to advise."""
-    if tried == 1:
-        return newest
-    why = str(newest).removesuffix(": use another checkpoint")
-    return CheckpointError(
-        f"none of {tried} checkpoints in {path} is whole; the newest: {why}: get the folder from a copy, or begin anew in "
-        "a new one"
-    )
 
 
 def headers_with_steps(path: Path) -> list[tuple[int, Path]]:

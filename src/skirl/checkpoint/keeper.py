@@ -213,7 +213,7 @@ class Keeper:
                 folders.check_start(saving.folder, saving.start)
                 folders.keep_best(saving.path)
         except (OSError, ValueError) as error:
-            self._miss_best(step, f"it could not be kept in {self._best}: {why(error, self._best)}")
+            self._miss_best(step, f"it could not be kept in {self._best}: {why(error)}")
             log.warning("%s", self._not_best)
         else:
             self._best_at, self._not_best = step, None
@@ -232,7 +232,6 @@ class Keeper:
 def _claim(folder: Path) -> int | None:
     """Claim the folder, and return this start's number, or None if that cannot be written: the first save tries again."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         return folders.claim(folder)
     except OSError:
         return None

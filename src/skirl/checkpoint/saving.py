@@ -165,7 +165,7 @@ def _check_same(begun: list[dict[str, Any]]) -> None:
 def _verdict(saving: Saving, error: Exception | None) -> dict[str, Any]:
     """Describe an error for the others: its text, its errno, and whether it came from the system."""
     system = None if error is None else of_system(error)
-    words = None if error is None else said_of(error) if system is None else why(error, saving.folder)
+    words = None if error is None else said_of(error) if system is None else why(error)
     return {"failed": words, "errno": None if system is None else system.errno, "system": system is not None}
 
 
@@ -200,7 +200,7 @@ def refused(path: Path, error: BaseException) -> BaseException:
     found = of_system(error)
     if found is None or isinstance(error, NotWritten):
         return error
-    told = not_written(path, why(error, path), found.errno)
+    told = not_written(path, why(error), found.errno)
     told.__cause__ = error
     return told
 

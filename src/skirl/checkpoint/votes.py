@@ -100,4 +100,10 @@ def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tup
             if name != names[-1][0] and not votes.rank:
                 log.warning("%s. Going on from the checkpoint before it", error)
     assert first is not None
-    raise folder.none_whole(path, len(names), first)
+    if len(names) == 1:
+        raise first
+    why = str(first).removesuffix(": use another checkpoint")  # there is no other one
+    raise CheckpointError(
+        f"none of {len(names)} checkpoints in {path} is whole; the newest: {why}: get the folder from a copy, or begin anew "
+        "in a new one"
+    )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from skirl.checkpoint import codec, folder
-from skirl.checkpoint.codec import decode
+from skirl.checkpoint.codec import decode, loader_state
 from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.votes import Votes, take_newest
 from skirl.core import initial
@@ -82,10 +82,7 @@ def _open(header: Path, votes: Votes) -> Opened:
             _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])
             for name, about in body["definition"].items()
         ]
-        data = decode(body["run"]["data"], tensors)
-        data = (
-            data["loader"] if isinstance(data, dict) and "loader" in data else data
-        )  # saved by a lookahead, or by a loader itself
+        data = loader_state(decode(body["run"]["data"], tensors))
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{header} is incomplete or damaged ({error!r}): use another checkpoint") from error
     if not collections:

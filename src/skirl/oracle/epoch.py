@@ -156,7 +156,7 @@ def _spooling() -> Iterator[None]:
         place = tempfile.gettempdir()
         raise NotWritten(
             f'depth="epoch" writes which rows each batch uses to a temporary file, and {place} could not take it, '
-            f"{why(error, place)}: set TMPDIR to a folder with room, or use depth='auto'",
+            f"{why(error)}: set TMPDIR to a folder with room, or use depth='auto'",
             error.errno,
         ) from error
 

@@ -80,5 +80,5 @@ class Timeline:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self._open = False
-            log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, why(error, self.path))
+            log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, why(error))
             self._file.close()

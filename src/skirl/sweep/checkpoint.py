@@ -128,7 +128,7 @@ def write_header(path: Path, body: Mapping[str, Any], names: Mapping[str, str]) 
         if (found := of_system(error)) is None:
             raise
         raise NotWritten(
-            f"{path} got no new checkpoint, {why(error, path)}; the one before stays whole: make it a folder that can be "
+            f"{path} got no new checkpoint, {why(error)}; the one before stays whole: make it a folder that can be "
             "written to, with some room, and save again",
             found.errno,
         ) from error
@@ -368,7 +368,7 @@ class Bests:
             try:
                 folder.keep_best(self._folder(name).parent / saved[name])
             except (OSError, ValueError) as error:
-                self.miss([name], step, f"it could not be kept: {why(error, self._folder(name))}")
+                self.miss([name], step, f"it could not be kept: {why(error)}")
             else:
                 self._at[name] = step
                 self._missed.pop(name, None)

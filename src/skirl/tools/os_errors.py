@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,8 +48,8 @@ def of_system(error: BaseException) -> OSError | None:
     return error if isinstance(error, OSError) else None
 
 
-def why(error: BaseException, where: str | Path | None = None) -> str:
-    """Return why the system refused, and how much room there is at `where` if that was the reason.
+def why(error: BaseException) -> str:
+    """Return why the system refused.
 
     >>> why(OSError(errno.EROFS, "Read-only file system", "runs/x.tmp"))
     'the file system is read-only'
@@ -61,10 +60,7 @@ def why(error: BaseException, where: str | Path | None = None) -> str:
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
     if found.errno is None or found.strerror is None:  # a sentence already
         return str(found)
-    text = _WORDS.get(found.errno) or found.strerror[:1].lower() + found.strerror[1:]
-    if found.errno in ROOM[:2] and where is not None and (free := _free(Path(where))) is not None:
-        text += f" ({free:,} bytes are free)"
-    return text
+    return _WORDS.get(found.errno) or found.strerror[:1].lower() + found.strerror[1:]
 
 
 def said(error: BaseException) -> str:
@@ -72,7 +68,7 @@ def said(error: BaseException) -> str:
     if not isinstance(error, OSError):
         return str(error)
     name = None if error.filename is None else _DRAFT.sub("", os.fsdecode(error.filename))
-    return why(error) if name is None else f"{name}: {why(error, name)}"
+    return why(error) if name is None else f"{name}: {why(error)}"
 
 
 @contextmanager
@@ -85,7 +81,7 @@ def writing(path: str | Path) -> Iterator[None]:
         if found is None or isinstance(error, NotWritten):
             raise
         then = "free some room, or name another place" if found.errno in ROOM else "name a place that can be written to"
-        raise NotWritten(f"{path} could not be written, {why(found, path)}: {then}", found.errno) from error
+        raise NotWritten(f"{path} could not be written, {why(found)}: {then}", found.errno) from error
 
 
 @contextmanager
@@ -100,13 +96,3 @@ def replacing(path: str | Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-
-
-def _free(path: Path) -> int | None:
-    """Return the bytes that are free where a path is, or would be."""
-    for place in (path, *path.absolute().parents):
-        try:
-            return shutil.disk_usage(place).free
-        except OSError:
-            continue
-    return None

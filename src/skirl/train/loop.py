@@ -28,7 +28,7 @@ from skirl.peers.job import trainers
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.progress import Report, progress_of, watched
+from skirl.tools.progress import Report, progress_of
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.metrics import Evaluation, Meter, NotFinite
 from skirl.train.recipe import Recipe
@@ -101,12 +101,6 @@ def steps(
             parts, logits, losses = [], [], []
 
 
-def told_crowded(share: float) -> None:
-    threads = torch.get_num_threads()
-    then = f"{threads} threads wait for each other, so --threads 1 may be faster" if threads > 1 else "the run goes on"
-    logger.warning("steps get %.0f%% of a core's time, because other programs use the cores: %s", 100 * share, then)
-
-
 def touched_rows(recipe: Recipe) -> int:
     schema = Schema.of(recipe.tables())
     touched = Seen(schema)
@@ -157,10 +151,6 @@ class TrainerShare:
     def logged(self, log: LogFlags) -> LogFlags:
         """The first trainer writes everything, the others nothing."""
         return log if self.first else replace(log, run="none", trace=None)
-
-    def told(self, mine: Any, tag: str) -> list[Any]:
-        """Exchange values between all trainers and return them by rank. Call it between two steps."""
-        return self.peers.channel("lookups").told(mine, tag)
 
     def of_first(self, work: Callable[[], T], tag: str) -> T:
         """Do work on the first trainer and return its result on all. An error of it is raised on all."""
@@ -222,11 +212,11 @@ def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str,
         "cache": sum(len(cache) for cache in engine.caches),
         **{name: count for name, count in asdict(engine.counters).items() if name != "steps"},
         "seconds": meter.seconds, "stall": times.stall, "read": times.read,
-        "waited": sum(counted[name]["seconds"] for name in OF_LOOP if name in counted),
+        "waited": sum(counted[name]["seconds"] for name in OF_LOOP),
         "busy": dict(times.busy), "sent": sum(sum(of["bytes_sent"]) for of in counted.values()),
         "peak_bytes": peak_bytes(),
     }  # fmt: skip
-    return {"lanes": share.told(lane, "what each trainer did")}
+    return {"lanes": share.peers.channel("lookups").told(lane, "what each trainer did")}
 
 
 def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:
@@ -278,7 +268,6 @@ class _Run:
         self.model, self.dense = recipe.model_over(self.embeddings)
         self.rates = recipe.rates_of(self.embeddings, self.dense)
         self.stream = share.of(recipe.stream(), recipe.step.shards)
-        self.on_cpu = recipe.device.device == "cpu"
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
 
     def keeper(self, saving: SaveFlags, batches: Lookahead) -> Keeper:
@@ -294,10 +283,7 @@ class _Run:
         since.begin(batches, meter)
         if judge.stops:
             return None
-        every = steps(self.model, self.dense, batches, self.rates, batches.micros)
-        if share.alone and self.on_cpu:  # else the loop waits for other trainers, or for the device
-            every = watched(every, lambda: batches.times.stall + batches.times.read, told_crowded)
-        for step in every:
+        for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
             last = batches.step == self.stream.steps

@@ -1,7 +1,6 @@
 """Metrics and predictions of a saved run, over any data of the same kind."""
 
 import json
-import logging
 import threading
 import time
 from collections import deque
@@ -9,8 +8,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
+from functools import partial
+from itertools import repeat
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,8 @@ import torch
 from torch import nn
 
 from skirl.checkpoint import codec, folder, load
-from skirl.checkpoint.codec import decode
+from skirl.checkpoint.codec import decode, loader_state
+from skirl.checkpoint.votes import Votes, take_newest
 from skirl.core.batch import Batch
 from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema
 from skirl.data.files.find import find, kind_of
@@ -28,17 +30,16 @@ from skirl.data.flags import FILE_KINDS, DataFlags, Unlabelled
 from skirl.data.source import Source
 from skirl.data.vocabulary.growing import Growing
 from skirl.nn.collection import collections_of
+from skirl.peers.base import Alone
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import replacing, writing
 from skirl.tools.progress import progress_of
-from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, SavedFlags, StepFlags
 from skirl.train.metrics import Metrics, evaluating
 from skirl.train.recipe import Recipe
 from skirl.train.resume import check_same_data, run_of
 
-log = logging.getLogger("skirl")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -46,8 +47,6 @@ R = TypeVar("R")
 @dataclass
 class SavedRun:
     """A model with the rows of a checkpoint, and the batches to predict."""
-
-    yields_fresh: ClassVar[bool] = True
 
     checkpoint: Path
     """Its header."""
@@ -77,24 +76,13 @@ class SavedRun:
 @contextmanager
 def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
     """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
-    first: CheckpointError | None = None
-    for header in folder.headers(chosen.checkpoint):
-        try:
-            run = _opened(header, chosen, labelled)
-        except OtherVersion:
-            raise
-        except CheckpointError as error:
-            first = first or folder.naming(header, error)
-            log.warning("%s", folder.naming(header, error))
-            continue
-        try:
-            yield run
-        finally:
-            for collection in collections_of(run.model).values():
-                collection.engine.store.close()
-        return
-    assert first is not None
-    raise folder.none_whole(chosen.checkpoint, len(folder.headers(chosen.checkpoint)), first)
+    votes = Votes(Alone())
+    _, run = take_newest(chosen.checkpoint, votes, lambda header, _: _opened(header, chosen, labelled))
+    try:
+        yield run
+    finally:
+        for collection in collections_of(run.model).values():
+            collection.engine.store.close()
 
 
 def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
@@ -106,7 +94,8 @@ def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
         recipe.check_labels()
     except ValueError as error:  # flags that skirl train would refuse
         raise error if type(error).__module__.startswith("skirl.") else WrongFlags(str(error)) from None
-    stream, state = recipe.stream(), _place(header, body)
+    tensors = codec.read_dense(header.parent, body["dense"])
+    stream, state = recipe.stream(), loader_state(decode(body["run"]["data"], tensors))
     if labelled and not stream.labels:
         raise ValueError(
             f"data {recipe.data.data} has no labels to compare predictions with: use skirl predict, which needs none"
@@ -167,12 +156,6 @@ def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
             kind = hints[part.name]
             made[part.name] = kind(**{f.name: flags[f.name] for f in fields(kind) if f.name in flags})
     return Recipe(**made)
-
-
-def _place(header: Path, body: Mapping[str, Any]) -> Any:
-    """The state of the run's data when it was saved; None if no batch had been read."""
-    state = decode(body["run"]["data"], codec.read_dense(header.parent, body["dense"]))
-    return state["loader"] if isinstance(state, dict) and "loader" in state else state
 
 
 def _vocabulary(stream: Growing, state: Any, flags: Mapping[str, Any]) -> Growing:
@@ -317,18 +300,11 @@ def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> It
 @contextmanager
 def in_thread(items: Generator[T, None, None]) -> Iterator[Iterator[T]]:
     """Read items ahead in a thread. When the block has ended, so have the thread and the generator."""
-    pool, end = ThreadPoolExecutor(1, "skirl-side"), object()
-
-    def ahead() -> Iterator[T]:
-        coming: deque[Future[Any]] = deque(pool.submit(next, items, end) for _ in range(2))
-        while (item := coming.popleft().result()) is not end:
-            coming.append(pool.submit(next, items, end))
-            yield item
-
+    end: Any = object()
     try:
-        yield ahead()
+        with side_by_side(lambda _: next(items, end), repeat(None), 1) as coming:
+            yield iter(partial(next, coming), end)
     finally:
-        pool.shutdown(cancel_futures=True)
         items.close()
 
 
@@ -356,7 +332,7 @@ def predictions_in(
 
     def end_group() -> None:
         columns = zip(zip(*kept, strict=True), schema)
-        table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=schema)
+        table = pa.Table.from_arrays([pa.array(np.concatenate(c), of.type) for c, of in columns], schema=schema)
         with writing(path):
             writer.write_table(table, row_group_size=len(table))
         kept.clear()
@@ -373,11 +349,6 @@ def predictions_in(
         finally:
             with suppress(OSError):
                 writer.close()
-
-
-def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:
-    """`pa.array` would import pandas if it is installed."""
-    return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(values)])
 
 
 def probability(logits: np.ndarray) -> np.ndarray:

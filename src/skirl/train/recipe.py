@@ -1,7 +1,7 @@
 """The model, embeddings and data of a run, made from the flags that `skirl train` and `skirl verify` share."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,24 +113,13 @@ class Recipe(Composed):
 
     def embeddings(self, cache: "CacheSize", *, store: str | None = None, resume: bool = False) -> "Collection":
         """The embeddings, their rows where `store` or else the flag says; the store has to be empty but to resume."""
-        return self._over(self.tables(), cache, store or self.cache.store, resume)
-
-    def described(self) -> "tuple[Model, Collection]":
-        """The model and its embeddings, with nothing allocated: weights have a shape alone, and each table has one row."""
-        import torch
-
-        embeddings = self._over([replace(table, rows=1) for table in self.tables()], 1, "memory", False)
-        with torch.device("meta"):
-            return self._model(embeddings), embeddings
-
-    def _over(self, tables: "list[Table]", cache: "CacheSize", store: str, resume: bool) -> "Collection":
         import torch
 
         from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
 
         return (EmbeddingBagCollection if self.pooled else EmbeddingCollection)(
-            tables, optimizer=self.row_optimizer(), cache=cache, store=store, seed=self.data.seed, resume=resume,
-            device=self.device.device, dtype=getattr(torch, self.device.dtype),
+            self.tables(), optimizer=self.row_optimizer(), cache=cache, store=store or self.cache.store,
+            seed=self.data.seed, resume=resume, device=self.device.device, dtype=getattr(torch, self.device.dtype),
         )  # fmt: skip
 
     def model_over(self, embeddings: "Embeddings") -> "tuple[Model, torch.optim.Optimizer]":
@@ -138,18 +127,14 @@ class Recipe(Composed):
         import torch
 
         from skirl.engine.device import torch_device
-
-        torch.manual_seed(self.data.seed)
-        model = self._model(embeddings).to(torch_device(self.device.device))
-        return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr, fused=True)
-
-    def _model(self, embeddings: "Embeddings") -> "Model":
         from skirl.models.history import OfHistory
 
+        torch.manual_seed(self.data.seed)
         stream, kind = self.data.stream(), self.model.kind
         sizes = self.layers.of_model(self.model.name) | ({"lists": stream.lists} if issubclass(kind, OfHistory) else {})
         make = kind.tiny if self.model.tiny else kind.paper
-        return make(embeddings, dense_features=stream.dense_features, **sizes)
+        model = make(embeddings, dense_features=stream.dense_features, **sizes).to(torch_device(self.device.device))
+        return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr, fused=True)
 
     def schedule(self) -> "Schedule":
         from skirl.train.schedule import Schedule

@@ -1,7 +1,7 @@
 """What a run goes on with, or begins from: which flags may change, which checkpoint and data it is, and what is refused."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -225,8 +225,6 @@ def _check_tables(here: Mapping[str, "TablePlace"], theirs: Mapping[str, "TableP
         raise ValueError(f"only one of --data and {path} has a table {other[0]!r}: give data with the same tables")
     for name, place in here.items():
         mine, other = place.table, theirs[name].table
-        if mine.dim != other.dim:
-            raise ValueError(f"--dim is {mine.dim}, and table {name!r} has {other.dim} in {path}: set it to that")
         if mine.rows != other.rows:
             raise ValueError(
                 f"table {name!r} has {mine.rows:,} rows by --data and --rows, and {other.rows:,} in {path}: set them to that"
@@ -271,26 +269,17 @@ def _check_weights(here: Mapping[str, "Tensor"], theirs: Mapping[str, "Tensor"],
 
 
 def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
-    """Raise if the features of files are not those of a run. stream: the state of the run's own files.
+    """Raise if a model would take files otherwise than those of its run. stream: the state of the run's own files.
 
-    Converted files are compared by names, and by how their ids were read: their dense columns are already as the model
-    takes them, and their ids may be rows already.
+    Tables and their rows are compared when the checkpoint is loaded. In converted files, dense columns are already as the
+    model takes them, and ids may be rows already.
     """
     from skirl.data.files.schema import FileSchema
 
     there, here = FileSchema.parse(stream["schema"]), files.encoder.schema
-    both = [("id columns", _names(c.name for c in there.ids), _names(c.name for c in here.ids))]
-    both.append(("dense columns", _names(_dense(there)), _names(_dense(here))))
-    for was, now in zip(there.ids, here.ids):
-        tables = was.table or was.name, now.table or now.name
-        rows = files.encoder.rows.get(tables[1])
-        kinds = there.kinds.get(tables[0]), here.kinds.get(tables[1])
-        both += [
-            (f"{was.name!r}, as lists,", was.list, now.list),
-            (f"table of {was.name!r}", *tables),
-            (f"rows of table {tables[0]!r}", was.rows, rows if was.rows is not None else None),
-            (f"kind of ids of table {tables[0]!r}", *(kinds if all(kinds) else (None, None))),
-        ]
+    both = [("dense columns", ", ".join(_dense(there)) or "none", ", ".join(_dense(here)) or "none")]
+    for table in there.kinds.keys() & here.kinds.keys():
+        both.append((f"kind of ids of table {table!r}", there.kinds[table], here.kinds[table]))
     if there.kinds and here.kinds:
         both.append(("ids became rows", stream["rows_of"], files.encoder.rows_of.described))
     if not (_converted(there) or _converted(here)):
@@ -301,10 +290,6 @@ def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
     for what, was, now in both:
         if was != now:
             raise ValueError(f"the run's {what}: {was}, and here: {now}: set data, schema and vocab to the run's")
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 def _dense(schema: "FileSchema") -> list[str]:

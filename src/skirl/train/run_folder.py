@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -83,27 +84,20 @@ class TensorBoard:
         self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
         self._event, self._summary = event.Event, summary.Summary
         file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self.path = folder / file
-        self._file = Lines(self.path)
+        self._file = Lines(folder / file)
         head = [self._of(file_version="brain.Event:2")]
         if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(self._of(step=begun_at + 1, session_log=log))
-        self._due = b"".join(head)  # before anything else
-        self._add(b"")
+        self._file.add(b"".join(head))
 
     def write(self, line: Mapping[str, Any]) -> None:
         numbers = {name: float(of) for name, of in line.items() if name != "step" and isinstance(of, int | float)}
         values = [self._summary.Value(tag=f"{line['kind']}/{name}", simple_value=of) for name, of in numbers.items()]
-        self._add(self._of(step=line["step"], summary=self._summary(value=values)))
+        self._file.add(self._of(step=line["step"], summary=self._summary(value=values)))
 
     def close(self) -> None:
         self._file.close()
-
-    def _add(self, piece: bytes) -> None:
-        self._file.add(self._due)
-        self._due = b""
-        self._file.add(piece)
 
     def _of(self, **content: Any) -> bytes:
         out = io.BytesIO()
@@ -189,14 +183,10 @@ class RunFolder:
             return
         metrics = self.folder / METRICS
         if metrics.is_file() and not metrics.stat().st_size:  # no line was written: free the folder for another try
+            if self._new:
+                shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):
                 (self.folder / CONFIG).unlink(missing_ok=True)
-                if self._new:
-                    metrics.unlink()
-                    for sink in self._sinks:
-                        if isinstance(sink, TensorBoard):
-                            sink.path.unlink()
-                    self.folder.rmdir()
 
     @property
     def path(self) -> str | None:
@@ -361,14 +351,14 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
 
 def new_folder(runs: Path, name: str) -> Path:
     stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in range(1, 1000):
-        path = runs / (stem if number == 1 else f"{stem}-{number}")
+    path, number = runs / stem, 1
+    while True:
         try:
             path.mkdir(parents=True)
+            return path
         except FileExistsError:
-            continue
-        return path
-    raise FileExistsError(f"{runs / stem} and 998 more exist: set run to another folder")
+            number += 1
+            path = runs / f"{stem}-{number}"
 
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -405,7 +405,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
                 point, generation = dict(model), store.generation
             except DiskFull as error:
                 assert error.errno == errno.ENOSPC
-                assert "the disk is full (" in str(error) and "the rows in it are intact" in str(error)
+                assert "the disk is full; " in str(error) and "the rows in it are intact" in str(error)
                 full += 1
                 unsure = new
                 break

@@ -89,7 +89,7 @@ class Log:
 
     def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows) -> None:
         """Copy the rows at `positions` to `out`, skipping positions of -1."""
-        bad = records.gather(self._handles, self._ids, self._words, positions, keys, _flat(out))
+        bad = records.gather(self._handles, self._ids, self._words, positions, keys, out.reshape(-1).view(np.uint32))
         if bad >= 0:
             position = int(positions[bad])
             self._explain(self.segments[position >> INDEX_BITS], position & records.INDEX_MASK, int(keys[bad]))
@@ -349,10 +349,6 @@ class Log:
 
 def _other_keys(segment: Segment) -> str:
     return f"{segment.keys_path} is damaged: its keys are not those that were written"
-
-
-def _flat(rows: Rows) -> Words:
-    return rows.reshape(-1).view(np.uint32)
 
 
 def _shared(path: Path) -> bool:

@@ -48,7 +48,7 @@ def explained(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
             raise
         raise DiskFull(
-            f"{path} could not be written, {why(error, path)}; the rows in it are intact: free some room or use a larger "
+            f"{path} could not be written, {why(error)}; the rows in it are intact: free some room or use a larger "
             "disk, then resume from a checkpoint",
             error.errno,
         ) from error
@@ -259,14 +259,6 @@ class Lock:
         except BaseException:
             self.release()
             raise
-
-    @property
-    def is_there(self) -> bool:
-        try:
-            there, mine = os.stat(self._path), os.fstat(self._file.number)
-        except FileNotFoundError:
-            return False
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
         self._file.close()

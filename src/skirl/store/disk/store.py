@@ -76,7 +76,7 @@ class DiskStore(Store):
         self._set_logs([])
         self._changed = False
         try:
-            with self._explained():
+            with explained(self.path):
                 self._open()
         except BaseException:
             self._let_go()
@@ -153,7 +153,7 @@ class DiskStore(Store):
     # Rows
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
-        with self._explained():
+        with explained(self.path):
             for start in range(0, keys.size, _PIECE):
                 piece = slice(start, start + _PIECE)
                 try:
@@ -178,7 +178,7 @@ class DiskStore(Store):
         with self._writing:
             log = self._logs[kind]
             each = words.size // keys.size
-            with self._explained():
+            with explained(self.path):
                 for start in range(0, keys.size, _PIECE):
                     piece = keys[start : start + _PIECE]
                     self._cleaner.make_room(log, piece.size)
@@ -192,7 +192,7 @@ class DiskStore(Store):
             ordinal, start = -1, 0
             while True:
                 try:
-                    with self._explained(), self._gate.lookup():
+                    with explained(self.path), self._gate.lookup():
                         log = self._logs[kind]
                         there = list(log.segments.values())  # a copy: a writer may begin a segment meanwhile
                         segment = next((s for s in there if s.ordinal >= ordinal), None)
@@ -216,7 +216,7 @@ class DiskStore(Store):
         """If any row was written, this makes a durable point of a new generation."""
         if about is not None:
             self._check_open()
-            with self._writing, self._explained():
+            with self._writing, explained(self.path):
                 before = self.about
                 self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
                 if self._changed:
@@ -259,7 +259,7 @@ class DiskStore(Store):
         """By hard links. If the folder is on another file system, files are kept open, and `Frozen.write` copies them."""
         self._check_open()
         with self._writing:
-            with self._explained():
+            with explained(self.path):
                 for log in self._logs:
                     log.seal()
                     self._renew(log, folder)
@@ -283,7 +283,7 @@ class DiskStore(Store):
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
         """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
         self._check_open()
-        with self._writing, self._explained(), frozen.named(saved.folder, self.path):
+        with self._writing, explained(self.path), frozen.named(saved.folder, self.path):
             for part in saved.parts:
                 frozen.manifest_of(saved.folder, part.facts, self.layout)
             logs, added, header = self._empty(), list[Path](), self.path / NAME
@@ -311,7 +311,7 @@ class DiskStore(Store):
     def check(self) -> int:
         """Read every record and verify its checksum. Return how many rows are held. A `DiskError` names what is damaged."""
         self._check_open()
-        with self._writing, self._explained():
+        with self._writing, explained(self.path):
             for log in self._logs:
                 for segment in log.segments.values():
                     log.check(segment)
@@ -346,6 +346,3 @@ class DiskStore(Store):
         super()._check_open()
         if os.getpid() != self._pid:
             raise ValueError(f"{self!r} was opened by the process that this one was forked from: use it there")
-
-    def _explained(self) -> contextlib.AbstractContextManager[None]:
-        return explained(self.path)
