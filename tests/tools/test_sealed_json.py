@@ -37,6 +37,14 @@ def test_written_and_changed(tmp_path_factory: pytest.TempPathFactory, content: 
         read(path)
 
 
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "header.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # sparse: takes no space
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read(path)
+
+
 def test_a_file_stays_where_another_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "header.json"
     write_sealed(path, {"rows": 1}, "mark")

@@ -52,6 +52,7 @@ def _shown(value: Any) -> str:
 
 
 _SEAL = "~sha256"
+_MOST = 64 << 20  # bytes of a header
 
 
 class CheckpointError(ValueError):
@@ -98,6 +99,8 @@ def read_sealed(path: Path, *, format: str, version: int, what: str) -> dict[str
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: give a folder that holds a finished {what}")
     try:
+        if path.stat().st_size > _MOST:
+            raise ValueError
         body = json.loads(raw := path.read_bytes())
         del body[_SEAL]
         if seal(body) != raw or body["format"] != format or misfit(body, {"format_version": ANY, "skirl": TEXT}):

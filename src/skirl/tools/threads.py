@@ -106,6 +106,8 @@ def run(
 
     Return when all parts have ended. An exception of any part is raised here, with its traceback.
     """
+    if threads < 1:
+        raise ValueError(f"threads is {threads}, set it to 1 or more")
     parts = max(1, min(threads, n))
     if parts == 1:
         if n > 0:
