@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from skirl.peers.base import PeerError, pack, unpack
+from skirl.peers.base import HEAD, PeerError, pack, unpack
 from tests.cases import cases
 from tests.peers.talk import expected, talk
 from tests.threads_as_trainers import InProcess
@@ -65,3 +65,21 @@ def test_packed_arrays_come_back(parts):
     back = unpack(pack(*parts))
     assert [(part.dtype, part.tobytes()) for part in back] == [(part.dtype, part.tobytes()) for part in parts]
     assert all(part.flags.aligned for part in back)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("dtype", b"|O", "no kind of numbers"), ("dtype", b"i4,i4", "no kind of numbers"), ("dtype", b"{", "no kind"),
+     ("bytes", -8, "-8 bytes"), ("bytes", 7, "7 bytes are not a whole number"), ("bytes", 1 << 60, "are left")],
+)  # fmt: skip
+def test_a_message_with_a_wrong_head_is_refused(name, value, said):
+    raw = pack(np.zeros(3))
+    raw[: HEAD.itemsize].view(HEAD)[name] = value
+    with pytest.raises(ValueError, match=said):
+        unpack(raw)
+
+
+def test_a_message_cut_short_is_refused():
+    raw = pack(np.zeros(4), np.zeros(4))
+    with pytest.raises(ValueError, match="are no array"):
+        unpack(raw[: HEAD.itemsize + 32 + 9])

@@ -134,13 +134,21 @@ class Channel(ABC):
         self._begin(list(come), list(ours), doing)()
         dtypes, sizes = [], []
         for rank, head in enumerate(come.numpy().reshape(-1).view(HEAD)):
+            try:
+                dtype, size = dtype_of(head), int(head["bytes"])
+            except ValueError as wrong:
+                self._fail(f"rank {rank} sent rank {self.rank} no message in {doing}: {wrong}")
             if (head["sequence"], head["tag"]) != (self._sequence, heads[0]["tag"]):
                 self._fail(
                     f"rank {rank} is at exchange {head['sequence']} ({head['tag'].decode(errors='replace')}) where rank "
                     f"{self.rank} is in {doing}: all ranks have to make the same calls in the same order"
                 )
-            dtypes.append(np.dtype(head["dtype"].decode()))
-            sizes.append(int(head["bytes"]))
+            if size > self.limit:
+                self._fail(
+                    f"rank {rank} sends rank {self.rank} {size:,} bytes in {doing}, and {self.limit:,} is the most"
+                )
+            dtypes.append(dtype)
+            sizes.append(size)
         send = [torch.zeros(padded(array.nbytes), dtype=torch.uint8) for array in arrays]
         for message, array in zip(send, arrays, strict=True):
             message.numpy()[: array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
@@ -226,6 +234,20 @@ class Channel(ABC):
             self.counters.seconds += time.perf_counter() - began
 
 
+def dtype_of(head: Any) -> np.dtype:
+    """Return the dtype that a head names, in which its bytes fit. Only numbers may be sent, so nothing is unpickled."""
+    name = head["dtype"].decode("ascii", errors="replace")
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        raise ValueError(f"{name!r} is no kind of numbers") from None
+    if dtype.kind not in "biufc" or dtype.itemsize == 0:
+        raise ValueError(f"{name!r} is no kind of numbers")
+    if head["bytes"] < 0 or head["bytes"] % dtype.itemsize:
+        raise ValueError(f"{head['bytes']} bytes are not a whole number of {name!r}")
+    return dtype
+
+
 def padded(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
@@ -242,12 +264,16 @@ def pack(*arrays: NDArray) -> NDArray[np.uint8]:
 
 
 def unpack(message: NDArray[np.uint8]) -> list[NDArray]:
-    """Return the arrays of a message, without copies."""
+    """Return the arrays of a message, without copies. Raise a ValueError if `pack` did not make it."""
     arrays, at = [], 0
     while at < len(message):
+        if len(message) - at < HEAD.itemsize:
+            raise ValueError(f"{len(message) - at} bytes at the end of a message are no array")
         head, at = message[at : at + HEAD.itemsize].view(HEAD)[0], at + HEAD.itemsize
-        size = int(head["bytes"])
-        arrays.append(message[at : at + size].view(np.dtype(head["dtype"].decode())))
+        dtype, size = dtype_of(head), int(head["bytes"])
+        if size > len(message) - at:
+            raise ValueError(f"an array of a message has {size:,} bytes, and {len(message) - at:,} are left")
+        arrays.append(message[at : at + size].view(dtype))
         at += padded(size)
     return arrays
 

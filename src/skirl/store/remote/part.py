@@ -28,6 +28,8 @@ from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.rpc import said
 
+MOST_BYTES = 256 << 20
+"""Most bytes of rows that a call returns."""
 VERSION = 5
 """Version of the protocol between nodes and owners."""
 LOOK = 5.0
@@ -119,6 +121,8 @@ class Part:
         """Return the rows that are held, in the order of `keys`, and a mask of the keys that are. None: all are held."""
         store = self._of(number).store
         record = store.layout.kinds[kind]
+        if (size := len(keys) * record.nbytes) > MOST_BYTES:
+            raise ValueError(f"{len(keys):,} rows are {size:,} bytes, a call carries {MOST_BYTES:,}: cut it in pieces")
         rows = torch.empty((len(keys), record.width), dtype=getattr(torch, record.dtype))
         there = store.read(keys.numpy(), rows.numpy())
         if there.all():
