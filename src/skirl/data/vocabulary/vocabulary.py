@@ -133,9 +133,12 @@ class Vocabulary:
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         out = np.empty(len(fingerprints), np.int32)
-        if kinds is not None:
-            fingerprints = np.where(kinds == NONE, np.uint64(0), fingerprints)
-        look_up(*self.tables[table], fingerprints, out)
+        if kinds is None:
+            look_up(*self.tables[table], fingerprints, out)
+            return out
+        look_up(*self.tables[table], np.where(kinds == NONE, np.uint64(0), fingerprints), out)
+        if not fingerprints.all():  # a guard: no value hashes to 0, which marks a missing one
+            out[(fingerprints == 0) & (kinds != NONE)] = 1
         return out
 
     def check(self, schema: FileSchema) -> None:
