@@ -128,6 +128,12 @@ def test_variants_whose_rows_begin_otherwise(order, tmp_path):
         check(one, plain=False, made=made)
 
 
+@pytest.mark.parametrize("depth", [1, 4, "epoch"])
+@pytest.mark.parametrize("at", [3, 4, 5])
+def test_one_leaves_near_the_end_of_the_data(at, depth):
+    check(Case((Of(), Of(dropped=at), Of(dim=6)), steps=6, depth=depth, prefetch=0), plain=False)
+
+
 def test_one_reader_one_hash_one_plan(monkeypatch):
     """Many variants read, hash and plan no more than one."""
     counts = dict.fromkeys(("read", "checked", "planned"), 0)

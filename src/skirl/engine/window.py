@@ -154,7 +154,7 @@ class Window:
             if self._route.due:
                 last = self._first.pop()
                 self._take(last)
-            elif self._ended or len(self._first) >= self._wanted:
+            elif len(self._first) >= (1 if self._ended else self._wanted):
                 self._begin()
 
     def _next(self) -> Flight | None:
