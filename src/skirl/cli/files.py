@@ -60,7 +60,7 @@ class SessionFlags(FileFlags):
     user: str | None = None
     """The column of users, if no column says the session: a session ends after --gap without a row."""
     gap: str | None = None
-    """With --user: time without a row that ends a session, such as 30m; plain numbers of time count seconds."""
+    """With --user: time without a row that ends a session, such as 30m. Times that are plain numbers count seconds."""
 
 
 @dataclass(frozen=True)

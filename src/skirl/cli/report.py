@@ -234,8 +234,8 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
     from skirl.sweep.race import VariantPlace, difference
 
     judged = any(at.get("held_out") is not None for at in places)
-    held_out = ["held out"] if judged else []
-    kind = "held-out AUC" if any(auc is not None for auc in aucs.values()) else "AUC"
+    held_out = ["lowest held out"] if judged else []
+    kind = "last held-out AUC" if any(auc is not None for auc in aucs.values()) else "AUC"
     lines: list[tuple[str, ...]] = [("rank", "variant", *held_out, "loss", "to rank 1", kind, "state")]
     for at in places:
         losses = (_figure(at.get(name), 5) for name in (["held_out"] if judged else []) + ["loss"])

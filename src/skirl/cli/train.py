@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, goes_on, scores
+from skirl.data.flags import FILE_KINDS
 from skirl.peers.processes import COMMAND_LINE
 from skirl.tools.flags import Composed, check_new
 from skirl.tools.units import malformed, size
@@ -69,7 +70,9 @@ class Train(Composed):
             lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.save.save:
             newest = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {self.save.save}"
-            lines["saved"] = f"{newest}; more --steps and --resume go on from there" if kept["newest"] else newest
+            data = self.recipe.data
+            more = "--epochs" if data.kind in FILE_KINDS and data.steps is None else "--steps"
+            lines["saved"] = f"{newest}; more {more} and --resume go on from there" if kept["newest"] else newest
             if kept["failed"]:
                 lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
             written = f"{kept['count']:,} written, {size(kept['bytes'])} of changes"

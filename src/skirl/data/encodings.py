@@ -231,8 +231,8 @@ class Longest:
     """
 
     def __init__(self, length: int, keep: Literal["first", "last"] = "last") -> None:
-        if length < 1:
-            raise ValueError(f"length is {length}: set it to 1 or more")
+        if not isinstance(length, int) or length < 1:
+            raise ValueError(f"length is {length}: set it to a whole number, 1 or more")
         if keep not in ("first", "last"):
             raise ValueError(f"keep is {keep!r}: set it to 'first' or 'last'")
         self.length, self.keep = length, keep
