@@ -299,7 +299,7 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
      "item: a list is a list: give a text, in which '|' separates"),
     ("a type", lambda: skirl.Hashed(9, "item", type="text"),  # pyright: ignore[reportArgumentType]
      "item: type is 'text', set it to 'string', 'hex', 'int' or 'float'"),
-    ("no length", lambda: skirl.Longest(0), "length is 0: set it to 1 or more"),
+    ("no length", lambda: skirl.Longest(0), "length is 0: set it to a whole number, 1 or more"),
     ("no end", lambda: skirl.Longest(2, keep="end"),  # pyright: ignore[reportArgumentType]
      "keep is 'end': set it to 'first' or 'last'"),
     ("never admitted", lambda: skirl.Grown(9, "item", admit=0), "admit is 0: set it to 1 or more"),

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -231,7 +232,7 @@ class Longest:
     """
 
     def __init__(self, length: int, keep: Literal["first", "last"] = "last") -> None:
-        if not isinstance(length, int) or length < 1:
+        if not isinstance(length, Integral) or length < 1:
             raise ValueError(f"length is {length}: set it to a whole number, 1 or more")
         if keep not in ("first", "last"):
             raise ValueError(f"keep is {keep!r}: set it to 'first' or 'last'")
