@@ -1,5 +1,6 @@
 """A sweep saved at any step resumes with the bits of one that never stopped, and a variant of it can resume alone."""
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 
 import skirl
 from skirl import Adam
+from skirl.checkpoint.rows import FrozenCollection
+from skirl.engine.engine import Damaged
 from skirl.sweep.checkpoint import checkpoint_of
 from skirl.tools.sealed_json import CheckpointError
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make, rows_of
@@ -79,6 +82,49 @@ def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep
     resumed, *_ = train(tmp_path, resume=True, save_at=6)
     assert resumed["v1"] == {at: loss for at, loss in train(tmp_path / "whole")[0]["v1"].items() if at > 4}
     assert [path.name for path in (tmp_path / "v1").glob("checkpoint-*")] == [checkpoint_of(tmp_path, "v1").name]
+
+
+def test_rows_that_could_not_be_written_are_in_no_checkpoint(tmp_path, monkeypatch):
+    """A second try would write only what the first one had left."""
+    write, tries = FrozenCollection.write, []
+
+    def fails_once(self: FrozenCollection) -> Any:
+        tries.append(1)
+        if len(tries) == 2:
+            raise OSError(errno.ENOSPC, "no room")
+        return write(self)
+
+    monkeypatch.setattr(FrozenCollection, "write", fails_once)
+    with made() as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:
+        for batch in batches:
+            sweep.step(batch)
+            if batches.step == 2:
+                sweep.save(tmp_path)
+            if batches.step == 4:
+                with pytest.raises(OSError, match="got no new checkpoint"):
+                    sweep.save(tmp_path)
+                assert {len([*(tmp_path / name).glob("checkpoint-*")]) for name in NAMES} == {1}
+                break
+
+
+def test_a_load_that_fails_leaves_no_sweep_that_trains(tmp_path):
+    train(tmp_path, save_at=2, stop=True)
+    next((tmp_path / "v2").glob("dense-*/model.safetensors")).write_bytes(b"")
+    with made() as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:
+        with pytest.raises(CheckpointError):
+            sweep.load(tmp_path)
+        with pytest.raises(Damaged, match="was loaded only in part"):
+            next(iter(batches))
+        sweep.engine.damage = None  # so that it closes
+
+
+def test_only_the_folders_of_a_sweep_are_removed(tmp_path):
+    (tmp_path / "rows" / "2024").mkdir(parents=True)
+    (tmp_path / "rows" / "sweep-3").mkdir()
+    with pytest.raises(ValueError, match=r"sweep-3 already holds rows of a sweep: go on with it by --resume"):
+        made(store=f"disk:{tmp_path / 'rows'}")
+    made(store=f"disk:{tmp_path / 'rows'}", resume=True).close()
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == {"2024", "sweep-0"}
 
 
 def test_the_checkpoint_of_another_sweep_is_refused(tmp_path):

@@ -67,7 +67,7 @@ def test_rows_in_several_stores_are_those_of_one(processes: int, tmp_path: Path)
     listed = SweepCommand.of(**flags, store=f"disk:{tmp_path / 'rows'},memory").run()
     assert {name: one[name] for name in told} == {name: listed[name] for name in told}
     folders = {path.name for path in (tmp_path / "rows").iterdir()}
-    assert folders == ({"0"} if processes == 1 else {"process-0", "process-1"})
+    assert folders == ({"sweep-0"} if processes == 1 else {"process-0", "process-1"})
 
 
 def saved_step(folder: Path) -> int:

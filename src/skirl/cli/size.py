@@ -47,6 +47,6 @@ def lines_of(result: Mapping[str, Any]) -> dict[str, str]:
     lines["least cache"] = (
         f"--cache {result['least_cache']} holds every batch, and so does {result['least_cache_bytes']}B"
     )
-    lines["moved"] = "rows brought in again, of those that batches use"
+    lines["moved"] = "rows refetched, of those that batches use"
     lines["cache"] = columns(cells, left=())
     return lines | facts(result, "bytes", "step_ms_that_hides") | {"advice": result["sentence"]}

@@ -220,7 +220,7 @@ class Engine:
         self.store = self._opened()
         self.first_values.check_store(self.store, self.packs)
         self.first_values.begin(self.seen, ())
-        self._goes_on = False
+        self._goes_on, self.damage = False, None
 
     def release(self) -> None:
         self.banks, self.caches = [], []

@@ -148,14 +148,21 @@ class PackedRows:
         except CheckpointError:  # a checkpoint failed meanwhile
             known = {}
         self._path, self._now, self._lock = path, before, threading.Lock()
+        self._failure: BaseException | None = None
         self._frozen = FrozenCollection(engine, path, known)
         self.release = self._frozen.release
 
     def _written(self) -> dict[str, Any]:
         with self._lock:
-            if not self._now:
-                self._now[str(self._path)] = self._frozen.write()
-            return self._now[str(self._path)]
+            if self._failure is not None:  # what it has written counts as written: a second try would lack that
+                raise self._failure
+            try:
+                if not self._now:
+                    self._now[str(self._path)] = self._frozen.write()
+                return self._now[str(self._path)]
+            except BaseException as error:
+                self._failure = error
+                raise
 
     def of(self, pack: Pack) -> Callable[..., Any]:
         """Return what freezes the rows of one variant for a checkpoint of its own."""
@@ -284,13 +291,18 @@ def load_all(
     path: Path, header: Mapping[str, Any], variants: Sequence[Contender], data: Lookahead | None, parts: Parts
 ) -> None:
     """Load every variant that was in the race, and the random generator of torch."""
-    variants[0].embeddings.engine.empty()
-    for contender in variants:
-        with contender.drawing():
-            load(
-                path / contender.name / header["variants"][contender.name], model=contender.model,
-                optimizers=parts(contender), data=data,
-            )  # fmt: skip
+    engine = variants[0].embeddings.engine
+    engine.empty()
+    try:
+        for contender in variants:
+            with contender.drawing():
+                load(
+                    path / contender.name / header["variants"][contender.name], model=contender.model,
+                    optimizers=parts(contender), data=data,
+                )  # fmt: skip
+    except BaseException as error:
+        engine.lose(f"{path} was loaded only in part: {error}", error)
+        raise
     state = np.frombuffer(base64.b64decode(header["generator"]), np.uint8)
     torch.set_rng_state(torch.from_numpy(state.copy()))
 

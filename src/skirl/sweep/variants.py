@@ -260,7 +260,7 @@ def optimizer_of(
 
 
 class Folders:
-    """Opens the store of a sweep, and another one whenever a variant has left: on disk, in a folder of the next number."""
+    """Opens the store of a sweep, and another one whenever a variant has left: on disk, in the next folder sweep-N."""
 
     def __init__(self, spec: str, *, resume: bool) -> None:
         from skirl.store import shards
@@ -270,17 +270,25 @@ class Folders:
         self._disks = [Path(one.removeprefix("disk:")) for one, _ in shards(spec) if one.startswith("disk:")]
         if resume:  # the rows come from the checkpoint
             self._remove(lambda number: True)
+        elif later := [path for path, number in self._there() if number]:
+            raise ValueError(
+                f"{later[0]} already holds rows of a sweep: go on with it by --resume and --save, or set store to an empty "
+                "folder"
+            )
 
     def __call__(self, records: "Mapping[int, Record]", rows: Mapping[int, int]) -> "Store":
         from skirl.store import inside, open_store
 
         self._remove(lambda number: number < self._number - 1)
-        store = open_store(inside(self._spec, str(self._number)), records, rows=rows)
+        store = open_store(inside(self._spec, f"sweep-{self._number}"), records, rows=rows)
         self._number += 1
         return store
 
+    def _there(self) -> list[tuple[Path, int]]:
+        paths = (path for folder in self._disks for path in folder.glob("sweep-*"))
+        return [(path, int(path.name[6:])) for path in paths if path.name[6:].isdecimal()]
+
     def _remove(self, old: Callable[[int], bool]) -> None:
-        for folder in self._disks:
-            for path in folder.iterdir() if folder.is_dir() else ():
-                if path.name.isdecimal() and old(int(path.name)):
-                    shutil.rmtree(path)
+        for path, number in self._there():
+            if old(number):
+                shutil.rmtree(path)
