@@ -33,7 +33,7 @@ def test_the_smallest_cache_that_brings_in_few_and_the_smallest_depth_near_the_l
     assert advice.to_least == pytest.approx(490 / 400) and advice.lru == pytest.approx(2000 / 490)
     sentence = advice.sentence(13_600)
     assert sentence.startswith("Use --cache 200 --depth 50: 13.3 KiB of cache on the device, 20% of the rows that are")
-    assert "4.9% of the rows that batches use are brought in again" in sentence
+    assert "4.9% of the rows that batches use are refetched" in sentence
     assert "LRU would bring in 4.1 times as many" in sentence
 
 

@@ -45,7 +45,7 @@ class Step:
 
     @property
     def fetches(self) -> int:
-        """Number of rows brought in again: read from the store, or forwarded from a pending write-back."""
+        """Number of rows refetched: read from the store, or forwarded from a pending write-back."""
         return len(self.fetch_keys) + len(self.forward_keys)
 
     def count_from(self, first: int) -> None:

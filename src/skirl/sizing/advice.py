@@ -28,7 +28,7 @@ class Advice:
     depth: int
     share_of_touched: float
     moved: float
-    """Rows brought in again, as a share of the rows that batches use."""
+    """Rows refetched, as a share of the rows that batches use."""
     to_least: float | None
     """The same as a multiple of the least possible; None if that is 0."""
     lru: float | None
@@ -42,7 +42,7 @@ class Advice:
         return (
             f"Use --cache {self.cache} --depth {self.depth}: {size(cache_bytes)} of cache on the device, "
             f"{self.share_of_touched:.0%} of the rows that are touched, {self.why}; "
-            f"{self.moved:.1%} of the rows that batches use are brought in again, {least}{lru}."
+            f"{self.moved:.1%} of the rows that batches use are refetched, {least}{lru}."
         )
 
 
@@ -57,7 +57,7 @@ def advise(
     """
 
     def fits(point: Point) -> bool:
-        """Return whether the link keeps up with the step or, if one is unknown, few rows are brought in again."""
+        """Return whether the link keeps up with the step or, if one is unknown, few rows are refetched."""
         if link is None or step is None:
             return point.moved <= FEW * used
         return step_that_hides(point, record_bytes, link) <= step

@@ -34,7 +34,7 @@ class Point:
     cache: int
     """Its size in rows."""
     moved: int
-    """Rows brought in again in total, from the store or from a pending write-back."""
+    """Rows refetched in total, from the store or from a pending write-back."""
     read: np.ndarray
     """Those of them that come from the store."""
     written: np.ndarray
