@@ -3,7 +3,7 @@
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -488,6 +488,10 @@ class Lookahead:
         """Wait until rows that have left the cache are in the store."""
         if self._pipeline is not None:
             self._pipeline.drain()
+
+    def all_wait(self, but: Container[str]) -> bool:
+        """Return whether the loop ("load") and all stages but these have gone as far as they can."""
+        return self._pipeline is None or self._pipeline.all_wait(but)
 
     def renew(self) -> None:
         """Drop the caches as soon as no step needs them as they are, and split them anew."""

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
@@ -167,6 +167,9 @@ class Pipeline:
         with self._lock:
             self._stopped = self._renews = False
             self._stages.wake("plan")
+
+    def all_wait(self, but: Container[str]) -> bool:
+        return self._stages.all_wait(but)
 
     def renew(self) -> None:
         """Have the caches dropped, and split anew, once all that is planned is executed."""

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,6 +166,13 @@ class Stages:
     def call_hook(self, name: str, number: int) -> None:
         if self._hook is not None:
             self._hook(_kind(name), number)
+
+    def all_wait(self, but: Container[str]) -> bool:
+        """Return whether the loop ("load") and the stages that have not ended wait, apart from these."""
+        with self.lock:
+            alive = [LOOP, *(name for name, thread in [*self._threads.items()] if thread.is_alive())]
+            awaited = [self._until.get(name) for name in alive if ("load" if name == LOOP else _kind(name)) not in but]
+            return self.stopping or all(until is not None and not until() for until in awaited)
 
     def _guard(self, name: str, job: Callable[[], None]) -> None:
         try:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from math import inf
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from skirl.engine.access import peek
 from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
 from skirl.nn.collection import Collection
+from skirl.pipeline.lookahead import Lookahead
 from skirl.tools import rng_state
 from skirl.tools.progress import progress_of
 from skirl.train.loop import Done, keys_of, steps, whole
@@ -153,27 +153,25 @@ def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
     return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))
 
 
-UNHURT = 4
-"""Steps that run as fast as they can, which tell how long a step is."""
-
-
 class Delays:
-    """Slows one stage of a lookahead after the other, in an order drawn by seed: for some steps, each takes as long as
-    several steps do."""
+    """Slows the stages of a lookahead in turns, write-backs in every second one, the others in an order drawn by seed.
 
-    stages: ClassVar[tuple[str, ...]] = ("plan", "fetch", "load", "write")
+    What is slow goes on when all else waits for it, whatever the clock says; at the latest after so many seconds.
+    """
 
-    def __init__(self, seed: int) -> None:
-        self._order = random.Random(seed).sample(self.stages, len(self.stages))
-        self._loaded, self._step = inf, inf
+    def __init__(self, batches: Lookahead, seed: int, seconds: float = 10.0) -> None:
+        self._order = random.Random(seed).sample(("plan", "fetch", "load"), 3)
+        self._batches, self._seconds = batches, seconds
+        self._slow: set[str] = set()
 
     def __call__(self, stage: str, step: int) -> None:
-        """Measure the first steps, and slow those that follow."""
-        if stage == "load" and step < UNHURT:
-            now = time.monotonic()
-            self._step, self._loaded = min(self._step, abs(now - self._loaded)), now
-        elif step >= UNHURT and stage == self._order[(step - UNHURT) // 6 % len(self._order)]:
-            time.sleep(min(6 * self._step, 1.0))
+        turn, writes = divmod(step // 6, 2)
+        if stage == ("write" if writes else self._order[turn % len(self._order)]):
+            end = time.monotonic() + self._seconds
+            self._slow.add(stage)
+            while not self._batches.all_wait({stage, *self._slow}) and time.monotonic() < end:
+                time.sleep(0.001)
+            self._slow.discard(stage)
 
 
 NOTHING_SHOWN = "no row was refetched, so nothing was shown: leave --cache out, or set more --steps"
@@ -192,7 +190,7 @@ def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
     """Train three times. Return what was compared and the first difference, if any. touched: rows that the run uses."""
     started = time.monotonic()
     schema = Schema.of(recipe.tables())
-    cached = with_cache("cache", recipe, cache_of(recipe, touched), Delays(recipe.data.seed))
+    cached = with_cache("cache", recipe, cache_of(recipe, touched), slow=True)
     in_memory = replace(recipe, cache=replace(recipe.cache, store="memory"))
     others = [with_cache("resident", in_memory, touched), in_plain_python(recipe)]
     found = (compare(cached, other, schema, recipe.in_steps()) for other in others)
@@ -206,13 +204,13 @@ def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def with_cache(name: str, recipe: Recipe, cache: CacheSize, delays: Delays | None = None) -> Trace:
+def with_cache(name: str, recipe: Recipe, cache: CacheSize, slow: bool = False) -> Trace:
     """Train with rows that travel between cache and store, and return the trace."""
     embeddings = recipe.embeddings(cache)
     model, dense = recipe.model_over(embeddings)
     rates, engine, trace = recipe.rates_of(embeddings, dense), embeddings.engine, Trace(name)
     with recipe.lookahead(model) as batches:
-        batches.hook = delays
+        batches.hook = Delays(batches, recipe.data.seed) if slow else None
         read, shards = lambda keys: peek(engine, keys, 0), recipe.step.shards
         done = trace.record(engine.schema, model, dense, rates, batches, read, shards)
         _watch(trace, recipe, done)

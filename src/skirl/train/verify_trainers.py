@@ -125,11 +125,14 @@ def main(folder: Path) -> None:
         recipe = Recipe.of(**job["flags"] | {"depth": run["depth"]})
         recipe.use_threads()
         store: str = f"disk:{folder / str(number)}" if run["store"] == "disk" else run["store"]
-        delays = Delays(number * share.size + share.rank)
-        np.savez(folder / f"{number}-{share.rank}.npz", **_trained(recipe, run["cache"], store, share, delays))
+        np.savez(folder / f"{number}-{share.rank}.npz", **_trained(recipe, run["cache"], store, share, number))
 
 
-def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, delays: Delays) -> dict[str, Any]:
+SECONDS = 0.02
+"""How long a stage may be slow: others of this trainer may wait for a trainer whose own stage is slow."""
+
+
+def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, seed: int) -> dict[str, Any]:
     """Train, with slow stages. Return losses, digests of dense weights, and this trainer's rows at the end."""
     embeddings = recipe.embeddings(cache, store=store)
     model, dense = recipe.model_over(embeddings)
@@ -137,7 +140,7 @@ def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, delays
     losses: list[float] = []
     weights: list[bytes] = []
     with recipe.lookahead(model, share.of(recipe.stream(), recipe.step.shards)) as batches:
-        batches.hook = delays
+        batches.hook = Delays(batches, seed * share.size + share.rank, SECONDS)
         for done in steps(model, dense, batches, rates, batches.micros):
             losses.append(share.whole(done)[0].loss)
             weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))
