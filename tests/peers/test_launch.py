@@ -110,7 +110,7 @@ def test_trainers_end_with_the_launcher(launched, tmp_path, number, code):
         os.kill(process.pid, number)
         process.communicate(60)
         assert process.returncode == code
-        until = time.monotonic() + 20
+        until = time.monotonic() + 100
         while any(map(alive, pids)):
             assert time.monotonic() < until
             time.sleep(0.02)

@@ -59,7 +59,7 @@ def stop(pid: int) -> None:
     """Stop a process, and wait: one of its threads may still answer until the signal arrives."""
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
-    until = time.monotonic() + 20
+    until = time.monotonic() + 100
     while threads.exists() and time.monotonic() < until:
         states = {(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads.iterdir()}
         if states == {"T"}:
