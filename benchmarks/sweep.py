@@ -21,8 +21,8 @@ import numpy as np
 from common import Stopwatch, main, result
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.crew import Crew, Duty, sweep_of
-from skirl.sweep.crews import Crews, duties, how_many
 from skirl.sweep.race import Race, Rules
+from skirl.sweep.ranks import how_many, share_of
 from skirl.sweep.variants import Varied, checked_variants, text_of
 from skirl.tools.machine import cores
 from skirl.train.loop import steps
@@ -93,7 +93,8 @@ class Sweep:
                 return stack.enter_context(Turns(self, runs, variants))
 
             alone = {threads: begun(flags | {"threads": threads}) for threads in sorted({1, at_once})}
-            side, own = begun(*[flags] * at_once), begun(flags, variants=count)
+            ranks = how_many("auto", Recipe.of(**flags), count, trace=False)
+            side, own = begun(*[flags] * at_once), begun(*[flags] * ranks, variants=count)
             for _ in range(self.repeats):
                 for one in (*alone.values(), side, own):
                     one.take()
@@ -146,8 +147,8 @@ class Turns:
         self._started: list[subprocess.Popen[str]] = []
         self.seconds: list[float] = []
         self.cpu: list[float] = []
-        for run in runs:
-            job = {"flags": run, "timed": flags.timed, "variants": variants}
+        for rank, run in enumerate(runs):
+            job = {"flags": run, "timed": flags.timed, "variants": variants, "share": [rank, len(runs)]}
             words = [sys.executable, __file__, "child", json.dumps(job)]
             self._started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
@@ -180,8 +181,8 @@ class Turns:
 def child(job: dict[str, Any]) -> None:
     """Train in this process. For each line read, take a turn and print its figures as JSON."""
     recipe = Recipe.of(**job["flags"])
-    run = beside(recipe, job["variants"]) if job["variants"] else alone(recipe)
-    with run as (each, ahead, others):
+    run = beside(recipe, job["variants"], *job["share"]) if job["variants"] else alone(recipe)
+    with run as (each, ahead):
         last, same, number = -1, 0, 0
         while number < job["timed"] or same < SETTLED:
             next(each)
@@ -189,16 +190,15 @@ def child(job: dict[str, Any]) -> None:
             last, number = max(last, ahead()), number + 1
         print("warm", flush=True)
         for _ in sys.stdin:
-            before = others()
             with Stopwatch() as watch:
                 for _ in range(job["timed"]):
                     next(each)
-            print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu + others() - before}), flush=True)
+            print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu}), flush=True)
 
 
 @contextmanager
 def alone(recipe: Recipe) -> Iterator[Any]:
-    """Yield a single run as `skirl train` has it: its steps, its window, CPU seconds of other processes."""
+    """Yield a single run as `skirl train` has it: its steps, and its window."""
     recipe.use_threads()
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
@@ -210,21 +210,18 @@ def alone(recipe: Recipe) -> Iterator[Any]:
                 meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples)
                 yield
 
-        yield trained(), lambda: batches.window, lambda: 0.0
+        yield trained(), lambda: batches.window
 
 
 @contextmanager
-def beside(recipe: Recipe, count: int) -> Iterator[Any]:
-    """Variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
+def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
+    """A rank's variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
     variants = [
         Varied(f"lr-{n}", {"lr": lr}, recipe=replace(recipe, rates=replace(recipe.rates, lr=lr)))
         for n, lr in enumerate(recipe.rates.lr * (1 + n / count) for n in range(count))
     ]
-    race = Race([variant.name for variant in variants])
-    duty = Duty(recipe, variants, ENDLESS, lambda name: "none")
-    used = how_many("auto", recipe, count, trace=False)
-    crew = Crew(duty) if used == 1 else Crews(duties(duty, race, used))
-    with crew:
+    with Crew(share_of(Duty(recipe, variants, ENDLESS, lambda name: "none"), rank, size)) as crew:
+        race = Race(crew.racing)
         crew.begin(None, None)
 
         def trained() -> Iterator[None]:
@@ -233,7 +230,7 @@ def beside(recipe: Recipe, count: int) -> Iterator[Any]:
                 crew.end_step(last=False)
                 yield
 
-        yield trained(), crew.window, (lambda: crew.facts()["cpu_seconds"]) if used > 1 else (lambda: 0.0)
+        yield trained(), crew.window
 
 
 if __name__ == "__main__":

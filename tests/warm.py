@@ -4,6 +4,7 @@ import atexit
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -136,6 +137,15 @@ class Python:
         for number in given:
             os.close(number)
         return Process(process, pipes.get("stdout"), pipes.get("stderr"))
+
+    def team(self, size: int, code: str, *args: str, env: Mapping[str, str] | None = None) -> list[Process]:
+        """Start the ranks of a job as launchers do, each with pipes."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        job = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "job"}
+        job |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size)) | dict(env or {})
+        ranks = [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+        return [self.start(code, *args, env=of, stdout=PIPE, stderr=PIPE) for of in ranks]
 
     def run(self, code: str, *args: str, timeout: float = 250, **more: Any) -> subprocess.CompletedProcess[str]:
         process = self.start(code, *args, **{"stdout": PIPE, "stderr": PIPE} | more)

@@ -30,17 +30,23 @@ def rows_of(checkpoint: Path, variant: str | None = None) -> pa.Table:
 
 
 def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what does not depend on where and when: the race, losses, scores, and the rows of those trained to the end."""
-    stayed = [name for name, of in result["by_variant"].items() if of["left"] is None]
+    """Return what does not depend on where and when: race, losses, scores, rows of those that did not diverge."""
+    stayed = [name for name, of in result["by_variant"].items() if "diverged" not in (of["left"] or "")]
     own = {name: json.loads((folder / "run" / name / "result.json").read_text()) for name in result["by_variant"]}
     names = ("winner", "standing", "variant_steps", "cost", "seed_noise", "steps", "failed")
     return {
         "race": race_lines(folder / "run"),
-        "by_variant": {name: of | {"run": None} for name, of in result["by_variant"].items()},
+        "by_variant": {
+            name: of | {"run": None, "best": placeless(of["best"])} for name, of in result["by_variant"].items()
+        },
         "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
         "rows": {name: rows_of(folder / "saved", name) for name in stayed},
         **{name: result[name] for name in names},
     }
+
+
+def placeless(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if best is None else {**best, "folder": None}
 
 
 def same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

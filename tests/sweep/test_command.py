@@ -58,27 +58,24 @@ def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
     assert standing == [10, 20, 30, 40]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_rows_in_several_stores_are_those_of_one(processes: int, tmp_path: Path):
+def test_rows_in_several_stores_are_those_of_one(tmp_path: Path):
     flags = {n: v for n, v in FLAGS.items() if n not in ("valid", "rungs")} | {"steps": 12, "run": "none"}
     told = ("standing", "winner", "variant_steps")
-    flags |= {"vary": ("lr=0.02,0.5", "optimizer=sgd,adagrad"), "processes": processes}
+    flags |= {"vary": ("lr=0.02,0.5", "optimizer=sgd,adagrad")}
     one = SweepCommand.of(**flags).run()
     listed = SweepCommand.of(**flags, store=f"disk:{tmp_path / 'rows'},memory").run()
     assert {name: one[name] for name in told} == {name: listed[name] for name in told}
-    folders = {path.name for path in (tmp_path / "rows").iterdir()}
-    assert folders == ({"sweep-0"} if processes == 1 else {"process-0", "process-1"})
+    assert [path.name for path in (tmp_path / "rows").iterdir()] == ["sweep-0"]
 
 
 def saved_step(folder: Path) -> int:
     return json.loads((folder / "sweep-checkpoint.json").read_bytes())["step"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(processes: int, tmp_path: Path):
+def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(tmp_path: Path):
     """Its rows are those of its lone run up to the step at which it left."""
     save, flags = tmp_path / "saved", FLAGS | {"steps": 12, "valid": None, "run": "none", "threads": 1}
-    more = {"vary": ("lr=0.02,0.1,0.5", "dense-lr=0.001,1e30"), "rungs": "3,6", "processes": processes}
+    more = {"vary": ("lr=0.02,0.1,0.5", "dense-lr=0.001,1e30"), "rungs": "3,6"}
     result = SweepCommand.of(**flags, **more, save=save).run()
     left = {name: of["left"] for name, of in result["by_variant"].items() if of["left"] is not None}
     [below] = [name for name, why in left.items() if why == "dropped at step 6 by loss"]

@@ -31,9 +31,9 @@ VARY = ("lr=0.02,0.5", "dense-lr=0.003,0.1")
 NAMES = ("lr=0.02,dense_lr=0.003", "lr=0.02,dense_lr=0.1", "lr=0.5,dense_lr=0.003", "lr=0.5,dense_lr=0.1")
 
 
-def command(of: Path, first: Path, processes: int = 1, **more: Any) -> SweepCommand:
+def command(of: Path, first: Path, **more: Any) -> SweepCommand:
     where = {"run": str(of / "run"), "save": of / "saved", "from_": first, "keep_best": True, "save_every": 6}
-    return SweepCommand.of(**FLAGS | JUDGED | {"vary": VARY, "processes": processes, **where, **more})
+    return SweepCommand.of(**FLAGS | JUDGED | {"vary": VARY, **where, **more})
 
 
 def evaluations(run: Path) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ def same(of: Path, result: dict[str, Any], whole: tuple[Path, dict[str, Any]]) -
 
 
 def killed(of: Path, first: Path) -> None:
-    """Kill a sweep as it starts, before a best is kept, and as variants stop: in one process, and in two."""
+    """Kill a sweep as it starts, before a best is kept, and as variants stop."""
     kills: tuple[Callable[[], None], ...] = (
         lambda: kill_before(Crew, "begin", lambda self, *_: True),  # its start is noted, and nothing is saved
         lambda: kill_before(
@@ -136,7 +136,7 @@ def killed(of: Path, first: Path) -> None:
         def child(begins: Callable[[], object], kill: Callable[[], None] = kill, number: int = number) -> None:
             kill()
             begins()
-            command(of, first, 2 if number else 1, resume=number > 0).run()
+            command(of, first, resume=number > 0).run()
 
         assert ended(*forked(child)) == -signal.SIGKILL
     header = json.loads((of / "saved" / HEADER).read_text())
@@ -146,15 +146,12 @@ def killed(of: Path, first: Path) -> None:
 def test_killed_and_gone_on_with(whole: tuple, first: Path, tmp_path: Path):
     killed(tmp_path, first)
     assert min(of["best"]["step"] for of in whole[1]["by_variant"].values()) == 4, "the second kill shows nothing"
-    same(tmp_path, command(tmp_path, first, 2, resume=True, from_=None).run(), whole)
+    same(tmp_path, command(tmp_path, first, resume=True, from_=None).run(), whole)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_last_state_of_a_variant_that_is_dropped_outlives_the_save_before(
-    processes: int, first: Path, tmp_path: Path
-):
+def test_the_last_state_of_a_variant_that_is_dropped_outlives_the_save_before(first: Path, tmp_path: Path):
     """Which is written while it leaves, and removes what is not needed any more when it counts."""
-    result = command(tmp_path, first, processes, keep_best=False, save_every=1, steps=24).run()
+    result = command(tmp_path, first, keep_best=False, save_every=1, steps=24).run()
     for name, of in result["by_variant"].items():
         assert of["best"] is None
         assert folder.headers_with_steps(tmp_path / "saved" / name)[0][0] == of["steps"]

@@ -1,13 +1,10 @@
 """A run as one of several trainers: counts over all, the same on each, and the bits of one process."""
 
 import json
-import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +29,7 @@ from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
 from tests.streams import stored_rows
 from tests.threads_as_trainers import InProcess
-from tests.warm import COMMAND, PIPE, Python
+from tests.warm import COMMAND, Python
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 6, "cache": "300", "threads": 1,
@@ -205,15 +202,9 @@ def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monk
 
 def test_a_signal_to_one_process_ends_all_at_one_step(python: Python, tmp_path):
     """No launcher hears of success, because it would end launchers on machines that nobody has stopped."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     flags = {**SMALL, "steps": 100_000, "save": tmp_path / "saved", "save_every": 5}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not True]
-    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "job"}
-    env |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "2")
-    ranks = [env | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    start = partial(python.start, COMMAND, "train", *words, "--quiet", "--json", stdout=PIPE, stderr=PIPE)
-    team = [start(env=of) for of in ranks]
+    team = python.team(2, COMMAND, "train", *words, "--quiet", "--json", env={"GROUP_WORLD_SIZE": "2"})
     with team[0], team[1]:
         until = time.monotonic() + 100
         while not (tmp_path / "saved" / "checkpoint-000002.json").exists():

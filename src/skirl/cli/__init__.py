@@ -111,6 +111,9 @@ def _main(args: list[str]) -> int:
     try:
         try:
             command, *shown = _parse(name, args[1:])
+            if name == "sweep" and (processes := command.ranks()) > 1:
+                name, args = LAUNCH, [LAUNCH, "-n", str(processes), "--", *args]
+                command, *shown = _parse(name, args[1:])
         except Exception as error:
             return _failed(name, error, 2)
         try:

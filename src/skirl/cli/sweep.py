@@ -1,5 +1,6 @@
 """The command `skirl sweep`: its flags and what it prints. The code that trains is imported only when it runs."""
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -67,23 +68,29 @@ class SweepCommand(Composed):
     def made(self) -> list[Varied]:
         return variants_of(self.recipe, self.vary, self.variants)
 
+    def ranks(self) -> int:
+        """Return how many processes to launch: 1 for those of a job that has been launched."""
+        from skirl.sweep.checkpoint import saved_with
+        from skirl.sweep.ranks import how_many
+
+        if os.environ.get("WORLD_SIZE", "1") != "1" or self.processes == 1:
+            return 1
+        left = saved_with(self.save.save)["results"] if self.save.goes_on and self.save.save is not None else ()
+        return how_many(self.processes, self.recipe, len(self.made()) - len(left), trace=self.log.trace is not None)
+
     def run(self) -> dict[str, Any]:
         device = self.recipe.device
         if device.threads is None:  # bits depend on the thread count, so it is written down
             return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
         from skirl.sweep.checkpoint import check_same, saved_with
-        from skirl.sweep.run import SweepRun, run
+        from skirl.sweep.run import run
 
         if self.save.goes_on and self.save.save is not None:
             check_same(saved_with(self.save.save), self.flat())
 
-        result = run(
-            SweepRun(
-                self.recipe, self.made(), self.race, self.save, self.log, self.flat(), self.evaluation, self.processes
-            )
-        )  # fmt: skip
+        result = run(self.recipe, self.made(), self.race, self.save, self.log, self.flat(), self.evaluation)
         result["page"] = None
-        if result["run"]:
+        if result["run"] and os.environ.get("RANK", "0") == "0":
             from skirl.cli.report import report_of_sweep
 
             try:

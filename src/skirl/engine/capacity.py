@@ -28,9 +28,6 @@ class DoesNotFit(ValueError):
         )
         self.found, self.enough, self.in_bytes = found, enough, in_bytes
 
-    def __reduce__(self) -> tuple[type["DoesNotFit"], tuple[str, int, bool]]:
-        return type(self), (self.found, self.enough, self.in_bytes)
-
 
 def parse_cache(cache: CacheSize) -> tuple[str, float]:
     """Parse a cache size: ("rows", n), ("share", of all rows), ("bytes", n) or ("auto", share of the free memory).

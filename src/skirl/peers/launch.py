@@ -81,7 +81,7 @@ def _why(codes: Mapping[int, int], folder: Path) -> tuple[int, str]:
     killed = [rank for rank in silent if codes[rank] < 0]
     said = [rank for rank, note in notes.items() if not note["lost"]]
     rank = [*killed, *said, *silent, *codes][0]
-    code = codes.get(rank, 1)
+    code = max(codes.get(rank, 1), 1) if rank in said else codes.get(rank, 1)  # the launcher ends who has said why
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     step = max((note["step"] for note in notes.values() if note["step"] is not None), default=None)
     at = "" if step is None else f" in step {step:,}"

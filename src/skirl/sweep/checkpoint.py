@@ -353,13 +353,15 @@ def plain(value: Any) -> Any:
 
 
 class Bests:
+    """The best checkpoint of each of some variants."""
+
     def __init__(self, save: Path | None, names: Sequence[str], *, resume: bool) -> None:
-        self._save = save
+        self._save, self._names = save, [] if save is None else names
         self._at: dict[str, int] = {}
         """By variant: the step of the checkpoint that is kept."""
         self._missed: dict[str, str] = {}
         """By variant: why its best is not."""
-        for name in [] if save is None else names:
+        for name in self._names:
             if not resume:
                 refuse_checkpoints(self._folder(name))
             elif (there := folder.headers_with_steps(self._folder(name))) != []:
@@ -376,7 +378,7 @@ class Bests:
 
     def keep(self, names: Sequence[str], saved: Mapping[str, str], step: int) -> None:
         """Keep checkpoints that are on disk."""
-        for name in names if self._save is not None else ():
+        for name in [name for name in names if name in self._names]:
             try:
                 folder.keep_best(self._folder(name).parent / saved[name])
             except (OSError, ValueError) as error:
@@ -387,7 +389,7 @@ class Bests:
 
     def miss(self, names: Sequence[str], step: int, why_not: str) -> None:
         """Take note, and warn, that checkpoints which should be kept cannot be."""
-        for name in names if self._save is not None else ():
+        for name in [name for name in names if name in self._names]:
             still = f"that of step {self._at[name]:,} stays" if name in self._at else "none is kept yet"
             self._missed[name] = (
                 f"step {step:,} of variant {name} is the best so far, but {why_not}; {still} in {self._folder(name)}"

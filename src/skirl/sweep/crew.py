@@ -230,8 +230,11 @@ class Crew:
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None
     ) -> dict[str, dict[str, Any]]:
-        results = {}
+        """Let those of these variants leave that are here. A crew that has no variants left stops training."""
+        results, here = {}, set(self.racing)
         for name, reason in why.items():
+            if name not in here:
+                continue
             own = {"rows": self.entrants[name].rows, **(more or {}).get(name, {})}  # known until its memory is freed
             if save is not None:
                 own["missing"] = self._save_last(name, save)
@@ -239,7 +242,7 @@ class Crew:
                 self.sweep.drop(name, reason)
             results[name] = self.entrants[name].finish(self.batches, reason, own)
             self._left.add(name)
-        if not self.racing:  # others may go on for a long time
+        if here and not self.racing:  # others may go on for a long time
             self._let_go()
         return results
 
@@ -281,6 +284,8 @@ class Crew:
         return {name: self.entrants[name].meter.metrics.scores().auc for name in self.racing}
 
     def save(self, path: Path) -> dict[str, str]:
+        if not self.racing:
+            return {}
         self.sweep.settle()
         self.sweep.saving = self._saving = self.sweep.begin_saving(path, self._parts, None)
         return self._saving.names

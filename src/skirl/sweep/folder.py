@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -99,12 +99,9 @@ class SweepFolder:
         step: int,
         seconds: float,
         race: Race,
-        aucs: Callable[[], Mapping[str, float | None]],
+        aucs: Mapping[str, float | None],
     ) -> None:
-        if self._race is None:
-            return
-        of = aucs()
-        at = [asdict(place) | {"auc": of.get(place.variant)} for place in race.standing()]
+        at = [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()]
         when = {"step": step, "seconds": seconds, "begun_at": self._begun_at}
         by = {"measure": race.measure, "unseen": race.unseen}
         self._write({"event": "standing", **when, **by, "places": at})

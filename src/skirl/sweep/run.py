@@ -10,12 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from skirl.engine.capacity import DoesNotFit
+from skirl.peers.base import Alone
+from skirl.peers.job import trainers, using
+from skirl.peers.processes import launched_here
 from skirl.sweep.checkpoint import Bests, begun, check_variants, forget, header_of, plain, read_header, write_header
-from skirl.sweep.crew import Crew, Duty, check_pooled, facts
-from skirl.sweep.crews import Crews, duties, how_many
+from skirl.sweep.crew import Crew, Duty, Stepped, check_pooled, facts
 from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import BROKEN, Judged, Left, Race, best_of, difference
+from skirl.sweep.ranks import Ranks, of_whole, share_of
 from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.interrupts import Signals
@@ -29,16 +33,20 @@ from skirl.train.recipe import Recipe
 log = logging.getLogger("skirl")
 
 
-def run(sweep_run: "SweepRun") -> dict[str, Any]:
-    keeping = sweep_run.keeping
-    reporting = progress_of("sweep", sweep_run.stream.steps)
-    with sweep_run, sweep_run.crew, Signals(keeping.save is not None) as signals, reporting as progress:
-        sweep_run.begin()
-        while sweep_run.step():
-            progress(sweep_run.steps, sweep_run.facts)
-            if sweep_run.keep(signals):
-                break
-        return sweep_run.end(signals)
+def run(*args: Any) -> dict[str, Any]:
+    """Train the variants of a `SweepRun` that this rank of the job has; all ranks return the result of the whole sweep."""
+    ranks = Ranks(trainers())
+    with using(Alone()):  # a rank's engine shares no rows
+        sweep_run = SweepRun(ranks, *args)
+        reporting = progress_of("sweep", sweep_run.stream.steps)
+        signals = Signals(sweep_run.keeping.save is not None, launched_here())
+        with sweep_run, sweep_run.crew, signals, reporting as progress:
+            sweep_run.begin()
+            while sweep_run.step(signals):
+                progress(sweep_run.steps, sweep_run.facts)
+                if sweep_run.keep():
+                    break
+            return sweep_run.end()
 
 
 class SweepRun:
@@ -46,6 +54,7 @@ class SweepRun:
 
     def __init__(
         self,
+        ranks: Ranks,
         recipe: Recipe,
         variants: Sequence[Varied],
         race_flags: RaceFlags,
@@ -53,8 +62,8 @@ class SweepRun:
         logged: LogFlags,
         flags: dict[str, Any],
         evaluation: EvaluationFlags,
-        processes: int | str,
     ) -> None:
+        self.ranks = ranks
         self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
         self.header: dict[str, Any] | None = None
         """Of the checkpoint that the sweep resumes from."""
@@ -67,9 +76,6 @@ class SweepRun:
         check_pooled(variants)
         origin = begun(keeping, variants)
         self.evaluation = evaluation
-        self.bests = Bests(
-            keeping.save if keeping.keep_best else None, [v.name for v in variants], resume=keeping.resume
-        )
         self.judged = {name: Judged(**one) for name, one in saved.get("judged", {}).items()}
         self._best: list[str] = []
         """The variants that were never better than after this step."""
@@ -81,7 +87,12 @@ class SweepRun:
         if saved:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
-        self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
+        name = f"sweep-{recipe.data.kind}"
+        if ranks.first:
+            self.folder = SweepFolder(where or "none", name, resume=keeping.resume)
+        path = ranks.told(self.folder.name if ranks.first else None, "the folder")[0]
+        if not ranks.first:  # its variants have folders there
+            self.folder = SweepFolder(path or "none", name, resume=True)
         self.spent: int = saved.get("spent", 0)
         """Steps summed over variants."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
@@ -91,8 +102,12 @@ class SweepRun:
             goes_on=self.header is not None, trace=logged.trace, evaluation=evaluation, save=keeping.save,
             from_=keeping.from_, origin=origin,
         )  # fmt: skip
-        self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
-        self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.processes))
+        own = share_of(duty, ranks.rank, ranks.size)
+        self.bests = Bests(
+            keeping.save if keeping.keep_best else None, [v.name for v in own.variants], resume=keeping.resume
+        )
+        self._duty = duty
+        self.crew = Crew(own)
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
         self.steps, self.samples = self.race.step, 0
@@ -104,7 +119,9 @@ class SweepRun:
         self.not_saved: str | None = None
         self._saving: tuple[dict[str, Any], dict[str, str], list[str]] | None = None
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
-        self._began = self._saved_at = time.monotonic()
+        self._began = self._now = self._saved_at = time.monotonic()
+        """Of the first rank."""
+        self.stopped_by: str | None = None
 
     def __enter__(self) -> "SweepRun":
         self.folder.__enter__()
@@ -115,23 +132,24 @@ class SweepRun:
     ) -> None:
         self.folder.__exit__(kind, error, trace)
         came_to_nothing = isinstance(error, Exception) and not self._came and self.header is None
-        if came_to_nothing and self.keeping.save is not None:
+        if came_to_nothing and self.ranks.first and self.keeping.save is not None:
             forget(self.keeping.save)
 
     def begin(self) -> None:
         """Resume from the checkpoint, or write a first one and wait for it, so that the sweep can be resumed from now on."""
         step = self.crew.begin(self.keeping.save, self.header)
-        self.folder.begin(self.flags, self.variants, self.race, step)
+        if self.ranks.first:
+            self.folder.begin(self.flags, self.variants, self.race, step)
         if self.header is not None and self.bests.on:
             self.bests.go_on(self.header, self.judged)
         if self.header is None and self.keeping.save is not None:
             self._save()
             self._settle()
 
-    def step(self) -> bool:
+    def step(self, signals: Signals) -> bool:
         """Train all that race on a batch, and drop those below a rung. Return False if none or no batch is left."""
         race, racing = self.race, self.race.racing
-        done = self.crew.step()
+        done = self._trained(signals)
         if done is None:
             return False
         self.steps, self._came, self._still_saving = done.step, True, done.saving
@@ -159,9 +177,26 @@ class SweepRun:
             self._stand(done.step)
         return True
 
+    def _trained(self, signals: Signals) -> Stepped | None:
+        """Train on a batch, on all ranks that have variants left. Return None if there is none."""
+        try:
+            own, trains = (self.crew.step(), True) if self.crew.racing else (None, False)
+        except DoesNotFit as error:
+            raise of_whole(error, self._duty, self.ranks.size) from error
+        told = self.ranks.told((own and asdict(own), trains, signals.came, time.monotonic()), "losses")
+        self._now = told[0][3]
+        self.stopped_by = self.stopped_by or next(filter(None, (came for *_, came, _ in told)), None)
+        steps = [one for one, trains, *_ in told if trains]
+        if None in steps:
+            if any(steps):
+                raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
+            return None
+        losses = {name: loss for one in steps for name, loss in one["losses"].items()}
+        return Stepped(**steps[0] | {"losses": losses, "saving": any(one["saving"] for one in steps)})
+
     def _stand(self, step: int) -> None:
-        seconds = time.monotonic() - self._began
-        self.folder.standing(step, seconds, self.race, self._aucs)
+        aucs = self._aucs()
+        self.folder.standing(step, time.monotonic() - self._began, self.race, aucs)
 
     def facts(self) -> Facts:
         """Return the standing for one line."""
@@ -177,7 +212,9 @@ class SweepRun:
 
     def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
         with self.speed.paused():
-            found = self.crew.evaluate(last=last)
+            own = {name: one and asdict(one) for name, one in self.crew.evaluate(last=last).items()}
+            told = self.ranks.joined(own, "evaluations")
+        found = {name: one and Judged(**one) for name, one in told.items()}
         self.judged |= {name: one for name, one in found.items() if one is not None}
         if broken := [name for name, one in found.items() if one is None]:
             if len(broken) == len(self.race.racing):
@@ -201,13 +238,13 @@ class SweepRun:
         for one in left:
             self.folder.left(one)
 
-    def keep(self, signals: Signals) -> bool:
+    def keep(self) -> bool:
         """Save if it is time to. Return whether a signal ends the sweep."""
-        stop, step = signals.came is not None, self.race.step
+        stop, step = self.stopped_by is not None, self.race.step
         if self.keeping.save is not None:
             written = self._saving is not None and not self._still_saving
             best = self.bests.on and bool(self._best)
-            due = stop or self._last or best or self.keeping.due(step, time.monotonic() - self._saved_at)
+            due = stop or self._last or best or self.keeping.due(step, self._now - self._saved_at)
             if written:
                 self._settle()
             if due:
@@ -216,12 +253,14 @@ class SweepRun:
                 self._settle()
         return stop
 
-    def end(self, signals: Signals) -> dict[str, Any]:
+    def end(self) -> dict[str, Any]:
         race, results = self.race, self.results
         if self.failed is None:
             self._settle()
-            results |= self.crew.finish(self._more(race.racing))
+            results |= self.ranks.joined(self.crew.finish(self._more(race.racing)), "results")
         self._settle()
+        of_ranks = self.ranks.told(self.crew.facts(), "facts")
+        missed = [one for one in self.ranks.told(self.bests.missed, "what is missing") if one]
         aucs, seconds = self._aucs(), time.monotonic() - self._began
         winner = None if self.failed else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
@@ -242,21 +281,22 @@ class SweepRun:
             "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
             "best": best_of(winner, self.judged, {name: results[name].get("best") for name in race.names}),
             "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
-            "processes_used": self.processes,
-            **self.crew.facts(),
+            "processes_used": self.ranks.size,
+            **{name: sum(one[name] for one in of_ranks) for name in of_ranks[0]},
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
-            "stopped_by": signals.came,
+            "stopped_by": self.stopped_by,
             "missing": self.folder.missing + of_variants,
-            "failed": self.failed or self.not_saved or self.bests.missed,
+            "failed": self.failed or self.not_saved or "\n".join(missed) or None,
         }
-        self.folder.finish(result)
+        if self.ranks.first:
+            self.folder.finish(result)
         return result | {"missing": self.folder.missing + of_variants}
 
     def _leave(self, why: dict[str, str], save: Path | None) -> None:
         if self.bests.on or save is not None:  # results name the best; what counts later would remove the last
             self._settle()
-        self.results |= self.crew.leave(why, self._more(why), save=save)
+        self.results |= self.ranks.joined(self.crew.leave(why, self._more(why), save=save), "who leaves")
 
     def _more(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return what the results of variants have that only the whole sweep knows."""
@@ -267,12 +307,12 @@ class SweepRun:
         if self.recipe.data.epochs > 1:
             return {}
         done = {name: result["auc"] for name, result in self.results.items()}
-        return {**(self.crew.aucs() if len(done) < len(self.variants) else {}), **done}
+        return {**(self.ranks.joined(self.crew.aucs(), "AUCs") if len(done) < len(self.variants) else {}), **done}
 
     def _save(self) -> None:
         assert self.keeping.save is not None
         self._settle()
-        self._saved_at = time.monotonic()
+        self._saved_at = self._now
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
             "flags": self.flags,
@@ -282,9 +322,11 @@ class SweepRun:
         left = {one.variant: (one.why, one.step) for one in self.race.left}
         body = header_of(self.race.step, left, plain(also))
         try:
-            self._saving = body, self.crew.save(self.keeping.save), self._best
+            path = self.keeping.save
+            names = self.ranks.written(lambda: self.crew.save(path), "a checkpoint")
+            self._saving = body, {name: of for one in names for name, of in one.items()}, self._best
         except NotWritten as error:
-            with suppress(NotWritten):  # of other processes, lest they tell of it at the next one
+            with suppress(NotWritten):  # of other ranks, lest they tell of it at the next one
                 self.crew.wait_saved()
             self._fail(self.race.step, error, self._best)
 
@@ -294,10 +336,10 @@ class SweepRun:
         if saving is None:
             return
         assert self.keeping.save is not None
-        body, names, best = saving
+        path, (body, names, best) = self.keeping.save, saving
         try:
-            self.crew.wait_saved()
-            write_header(self.keeping.save, body, names)
+            self.ranks.written(self.crew.wait_saved, "a checkpoint is on disk")
+            self.ranks.written(lambda: write_header(path, body, names) if self.ranks.first else None, "its header")
             self._saved_step = body["step"]
             self.bests.keep(best, names, body["step"])
             self.crew.confirm()

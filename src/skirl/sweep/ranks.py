@@ -1,0 +1,105 @@
+"""A sweep on the ranks of a job: which variants each trains, and what they tell each other.
+
+Threads of one process would wait for each other where steps are short. Each rank reads the stream and plans for itself.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from skirl.engine.capacity import AUTO, DoesNotFit
+from skirl.peers.base import Peers
+from skirl.store import inside
+from skirl.sweep.crew import Duty
+from skirl.sweep.variants import Varied
+from skirl.tools.machine import cores, free_bytes
+from skirl.tools.os_errors import NotWritten
+from skirl.train.loop import touched_rows
+from skirl.train.recipe import Recipe
+
+WORTH = 1 << 21
+"""Least work that is worth several processes, in samples times variants; each step counts `_OF_A_STEP` samples more."""
+FEWEST = 2
+"""Fewest variants a process trains on average: reading and planning take as long as training two tiny models."""
+_OF_A_STEP = 512
+"""Number of samples whose training takes as long as the fixed work of a step."""
+
+
+def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
+    """Return how many processes to start on this machine."""
+    alone = "a timeline is of one process" if trace else None
+    alone = "one process has the device" if recipe.device.device != "cpu" else alone
+    if asked != "auto":
+        if int(asked) > 1 and alone:
+            raise ValueError(f"processes is {asked}, and {alone}: set processes to 1")
+        return min(int(asked), variants)
+    steps = recipe.stream().steps or recipe.data.steps
+    if alone or (steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH):
+        return 1
+    return max(1, min(cores() // (recipe.device.threads or 1), variants // FEWEST))
+
+
+def dealt(variants: Sequence[Varied], count: int) -> list[list[Varied]]:
+    """Assign variants to ranks, the widest in turn, so that all take about as long."""
+    order = sorted(range(len(variants)), key=lambda n: -_numbers(variants[n]))
+    return [[variants[n] for n in sorted(order[first::count])] for first in range(count)]
+
+
+def _numbers(variant: Varied) -> int:
+    return variant.recipe.row_optimizer().width(variant.recipe.model.row_dim)
+
+
+def share_of(duty: Duty, rank: int, size: int) -> Duty:
+    """Return a rank's part of a duty: its variants, its store and, if it is given in bytes, its part of the cache."""
+    if size == 1:
+        return duty
+    if size > len(duty.variants):
+        raise ValueError(f"{size} processes are more than the {len(duty.variants)} variants that race: start fewer")
+    recipe, own = duty.recipe, dealt(duty.variants, size)[rank]
+    if recipe.counts_first:
+        recipe = replace(recipe, cache=replace(recipe.cache, cache=str(recipe.cache_size(touched_rows(recipe)))))
+    (kind, amount), cache = recipe.cache.parsed(), recipe.cache.cache
+    if kind in ("bytes", "auto"):
+        whole = amount if kind == "bytes" else AUTO * free_bytes()
+        cache = f"{int(whole * sum(map(_numbers, own)) / sum(map(_numbers, duty.variants)))}B"
+    store = inside(recipe.cache.store, f"process-{rank}")
+    return replace(duty, variants=own, recipe=replace(recipe, cache=replace(recipe.cache, cache=cache, store=store)))
+
+
+def of_whole(error: DoesNotFit, duty: Duty, size: int) -> DoesNotFit:
+    """Return the error in terms of the whole sweep: a rank knows only its own share of the cache."""
+    if size == 1 or not error.in_bytes:
+        return error
+    numbers = [sum(map(_numbers, own)) for own in dealt(duty.variants, size)]
+    enough = -(-error.enough * sum(numbers) // min(numbers))
+    return DoesNotFit(f"{error.found} in one of {size} processes, which share the cache", enough, True)
+
+
+class Ranks:
+    """Calls that all ranks make at once. A sweep in one process is its only rank."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.rank, self.size, self.first = peers.rank, peers.size, peers.rank == 0
+        self._channel = peers.channel("lookups")
+
+    def told(self, own: Any, what: str) -> list[Any]:
+        """Return what each rank has told."""
+        if self.size == 1:
+            return [own]
+        return self._channel.told(json.loads(json.dumps(own, default=str)), what)
+
+    def joined(self, own: Mapping[str, Any], what: str) -> dict[str, Any]:
+        """Return what all ranks know of their variants, by name."""
+        return {name: of for one in self.told(own, what) for name, of in one.items()}
+
+    def written(self, write: Callable[[], Any], what: str) -> list[Any]:
+        """Write on all ranks, and return what each tells of it. What one of them cannot write is an error on all."""
+        try:
+            done = write(), None
+        except NotWritten as error:
+            done = None, (str(error), error.errno)
+        found, failed = zip(*self.told(done, what), strict=True)
+        if (why := next(filter(None, failed), None)) is not None:
+            raise NotWritten(*why)
+        return list(found)
