@@ -81,7 +81,7 @@ def test_trainers_meet_on_loopback_and_their_exit_code_is_passed_on(launched, tm
     assert [facts[1:3] for facts in found] == [["0", "1"]] * 2
     assert {address for facts in found for address in facts[3:]} == {LOOPBACK}
     assert process.returncode == 7
-    assert err.splitlines()[-1] == "skirl launch: trainer 1 ended with exit code 7"  # it said nothing
+    assert err.splitlines()[-1] == "skirl launch: rank 1 ended with exit code 7"  # it said nothing
     assert not any(alive(int(facts[0])) for facts in found)
 
 
@@ -91,10 +91,10 @@ LOST, TOLD = {"step": 7, "lost": True}, {"step": 7, "lost": False}
 @pytest.mark.parametrize(
     ("codes", "notes", "said"),
     [
-        ({0: 1, 1: -9}, {0: LOST}, (137, "trainer 1 was killed by SIGKILL in step 7")),
-        ({0: 1}, {0: LOST, 1: TOLD}, (1, "trainer 1 ended with exit code 1 in step 7; it said why above")),
-        ({0: 1, 1: 2}, {1: TOLD | {"step": None}}, (2, "trainer 1 ended with exit code 2; it said why above")),
-        ({0: -15, 1: 3, 2: 1}, {2: LOST}, (3, "trainer 1 ended with exit code 3 in step 7")),
+        ({0: 1, 1: -9}, {0: LOST}, (137, "rank 1 was killed by SIGKILL in step 7")),
+        ({0: 1, 1: -15}, {0: LOST, 1: TOLD}, (1, "rank 1 ended with exit code 1 in step 7; it said why above")),
+        ({0: 1, 1: 2}, {1: TOLD | {"step": None}}, (2, "rank 1 ended with exit code 2; it said why above")),
+        ({0: -15, 1: 3, 2: 1}, {2: LOST}, (3, "rank 1 ended with exit code 3 in step 7")),
     ],
 )
 def test_the_launcher_names_the_trainer_that_has_the_reason(tmp_path, codes, notes, said):

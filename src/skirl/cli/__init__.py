@@ -191,6 +191,8 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
     kind = _command(name)
     words: tuple[str, ...] = ()
     if name == LAUNCH:
+        if "--" not in args and not COMMANDS.keys().isdisjoint(args):
+            _check_launched(())
         at = args.index("--") if "--" in args else len(args)
         args, words = [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], tuple(args[at + 1 :])
     flags, example = flags_of(kind), getattr(kind, "example", None)

@@ -85,4 +85,4 @@ def _why(codes: Mapping[int, int], folder: Path) -> tuple[int, str]:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     step = max((note["step"] for note in notes.values() if note["step"] is not None), default=None)
     at = "" if step is None else f" in step {step:,}"
-    return 128 - code if code < 0 else code, f"trainer {rank} {how}{at}" + "; it said why above" * (rank in said)
+    return 128 - code if code < 0 else code, f"rank {rank} {how}{at}" + "; it said why above" * (rank in said)

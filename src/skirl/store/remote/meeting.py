@@ -36,7 +36,9 @@ class Address:
         try:
             return cls.parse(f"rpc://{text}")
         except ValueError:
-            raise ValueError(f"meet is {text!r}: write it HOST:PORT, such as 127.0.0.1:29400") from None
+            raise ValueError(
+                f"meet is {text!r}: write it HOST:PORT with a port up to 65535, such as 127.0.0.1:29400"
+            ) from None
 
     @property
     def loopback(self) -> bool:
