@@ -134,9 +134,11 @@ def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended" if run["ended"] else UNKNOWN
+    took, begun = f"in {clock(run['seconds'])}", run.get("begun_at")  # a report adds up what it took before a resume
+    took = f"; the last {run['steps'] - begun:,} steps {took}" if begun else f" {took}"
     lines = held_out_lines(run["last"], run["kept"]) | {
         "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
-        "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
+        "steps": f"{run['steps']:,}, {run['samples']:,} samples{took}",
         "speed": f"{run['samples_per_second']:,.0f} samples/s after the first step, without evaluations and checkpoints",
         **facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"]))}),
         **facts({"missing": "\n".join(run["missing"] or [])}),
