@@ -2,7 +2,6 @@
 plans; and that plans which TorchRec runs train what plain torch trains."""
 
 import json
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from skirl.placement.spec import Piece, TablePlan
 from skirl.placement.torchrec import tables
-from skirl.torchrec import SkirlPlanner, cache_statistics, sharding_plan, table_plan
+from skirl.torchrec import SkirlPlanner, sharding_plan, table_plan
 from skirl.torchrec import plan as plan_of
 from tests.placement.torchrec import model
 from tests.placement.torchrec.model import sharder
@@ -172,27 +171,6 @@ def test_a_plan_for_another_model_is_refused():
     uneven = TablePlan(2, plan.tables, (((Piece(0, 0, 30, 0, 8), 0), (Piece(0, 30, 50, 0, 8), 1)),))
     with pytest.raises(ValueError, match="is cut by rows unevenly"):
         sharding_plan(uneven, model_of((50, 8, 1)))
-
-
-def test_cache_statistics_are_those_of_an_lru_cache():
-    model, batches = model_of((50, 8, 2), (60, 4, 1)), [batch(n) for n in range(12)]
-    found = cache_statistics(model, batches, 2)
-    for table, features, rows in (("t0", ("f0", "f1"), 50), ("t1", ("f2",), 60)):
-        stats = found[table]
-        for size in (1, 7, 20, rows):
-            cache, seen, uses, misses = OrderedDict[int, None](), set[int](), 0, 0
-            for n in range(0, 12, 2):
-                ids = [int(i) for b in batches[n : n + 2] for f in features for i in b[f].values()]
-                for row in dict.fromkeys(ids):
-                    if row in seen:
-                        uses, misses = uses + 1, misses + (row not in cache)
-                    seen.add(row)
-                    cache[row] = None
-                    cache.move_to_end(row)
-                    if len(cache) > size:
-                        cache.popitem(last=False)
-            assert stats.expected_miss_rate(size / rows) == pytest.approx(misses / uses, abs=1e-6), (table, size)
-        assert 0 < stats.cacheability < 1 and stats.expected_lookups > 0
 
 
 def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):
