@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.data.files import columns as arrow
-from skirl.data.files.column import Column, Encoded, offsets_of
+from skirl.data.files.column import Column, Encoded, numbered, offsets_of
 from skirl.data.files.columns import Span, is_list, is_text, kinds_of, one, pc, plain, value_at
 from skirl.data.files.find import BadRow, BadSchema, WrongTime, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
@@ -316,12 +316,8 @@ def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
     """The lists that some row uses, and the list of each row (int64); for any other column, the column and None."""
     if not is_shared(column):
         return column, None
-    inverse = column.indices.to_numpy().astype(np.int64)
-    there = np.zeros(len(column.dictionary), bool)
-    there[inverse] = True
-    if there.all():
-        return column.dictionary, inverse
-    return column.dictionary.take(pa.array(np.flatnonzero(there))), (np.cumsum(there) - 1)[inverse]
+    kept, inverse = numbered(column.indices.to_numpy())
+    return column.dictionary.take(pa.array(kept)), inverse.astype(np.int64)
 
 
 def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
