@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from skirl.core.optim import row_optimizer
-from skirl.placement.calibrate import LEAST, measure_machine
+from skirl.placement.calibrate import measure_machine
 from skirl.placement.costs import Costs
 from skirl.placement.measure import ARENA, EVICTED, Arena, Lookups
 from skirl.placement.spec import Piece
@@ -181,9 +181,8 @@ class FbgemmArena(Arena):
 
 
 def measure_costs(
-    optimizer: str = "rowwise-adagrad", combinations: int = 60, seed: int = 0, *, device: str = "cpu",
-    minutes: float = 0.5, out: str | Path | None = None,
-) -> Costs:  # fmt: skip
+    optimizer: str = "rowwise-adagrad", *, device: str = "cpu", minutes: float = 0.5, out: str | Path | None = None
+) -> Costs:
     """Measure what parts of tables cost FBGEMM's operator, on one thread of this CPU or on a GPU.
 
     The result is for `SkirlPlanner(costs=...)`. Random combinations of tables are timed in some rounds, and costs are fitted
@@ -192,7 +191,6 @@ def measure_costs(
     **Arguments**
 
     - `optimizer`: the row optimizer: "rowwise-adagrad", "sgd", "adagrad", or on a GPU "adam".
-    - `combinations`: number of random combinations of tables; a quarter as many judge.
     - `device`: "cpu", or "cuda", which nobody has run yet.
     - `minutes`: time for all rounds together; two are always measured.
     - `out`: a file for the costs, which `skirl place --costs` takes too.
@@ -201,9 +199,7 @@ def measure_costs(
         raise ValueError(f"device is {device!r}: set it to cpu or cuda")
     if not 0 < minutes < float("inf"):
         raise ValueError(f"minutes is {minutes}: set it above 0")
-    if combinations < LEAST:
-        raise ValueError(f"combinations is {combinations}: set it to {LEAST} or more")
     check_optimizers([optimizer], device)
     kernel = "fbgemm-cpu" if device == "cpu" else "fbgemm-cuda"
     path = None if out is None else Path(out)
-    return measure_machine(kernel, [optimizer], minutes=minutes, combinations=combinations, seed=seed, out=path)
+    return measure_machine(kernel, [optimizer], minutes=minutes, out=path)

@@ -12,7 +12,7 @@ from typing import Any
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
 from skirl.placement.problem import Columns
 from skirl.placement.search import plan_tables
-from skirl.placement.spec import Piece, TablePlan, TableSpec, blocks
+from skirl.placement.spec import Piece, TablePlan, blocks
 from skirl.placement.torchrec.tables import BATCH, COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
 
 _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
@@ -48,24 +48,16 @@ def sharding_plan(
     return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})
 
 
-def plan(file: Path | str, model: Any = None, **given: Any) -> Any:
+def plan(file: Path | str, model: Any, **given: Any) -> Any:
     """Return TorchRec's ShardingPlan of a file that `skirl place` wrote.
 
     **Arguments**
 
     - `file`: its path.
-    - `model`: the model, or any module that contains its EmbeddingBagCollections; if not given, the plan is of a collection
-      that is the whole model.
+    - `model`: the model, or any module that contains its EmbeddingBagCollections.
     - `given`: further arguments of `sharding_plan`.
     """
-    found = TablePlan.load(Path(file))
-    if model is not None:
-        return sharding_plan(found, model, **given)
-    tables = [
-        ModelTable("", name, TableSpec(name, rows, dim, 1, 1.0, 1.0, optimizer=optimizer), False)
-        for name, rows, dim, optimizer in found.tables
-    ]
-    return exported(found, tables, given.get("device", "cpu"), given.get("local_world_size") or found.ranks, {})
+    return sharding_plan(TablePlan.load(Path(file)), model, **given)
 
 
 def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: int, constraints: Any) -> Any:
