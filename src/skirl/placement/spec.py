@@ -71,7 +71,6 @@ class TableSpec:
             raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
 
     def nbytes(self, rows: int, dim: int) -> int:
-        """Bytes of a part with this many rows and columns, with optimizer state."""
         return rows * _width(self.optimizer, dim) * _FLOAT
 
     @property
@@ -224,8 +223,6 @@ _PLAN = {
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A plan of where every row and column of some tables is to be."""
-
     ranks: int
     tables: tuple[tuple[str, int, int, str], ...]
     """Name, rows, dim and row optimizer of each."""
@@ -273,12 +270,10 @@ class TablePlan:
 
     @classmethod
     def load(cls, path: Path) -> "TablePlan":
-        """Read a file. Raise a ValueError that names it if it is wrong."""
         return _read(path, cls.parsed, "plan of tables: name a file that `skirl place` wrote")
 
     @classmethod
     def parsed(cls, text: str) -> "TablePlan":
-        """Raise a ValueError if the text is no plan, or a wrong one."""
         try:
             body = json.loads(text)
         except (ValueError, RecursionError) as error:

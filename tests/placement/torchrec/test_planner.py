@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from skirl.placement.spec import Piece, TablePlan
 from skirl.placement.torchrec import tables
-from skirl.torchrec import SkirlPlanner, sharding_plan, table_plan
+from skirl.placement.torchrec.planner import table_plan
+from skirl.torchrec import SkirlPlanner
 from skirl.torchrec import plan as plan_of
 from tests.placement.torchrec import model
 from tests.placement.torchrec.model import sharder
@@ -112,7 +113,7 @@ def test_sharding_types_are_those_that_constraints_allow():
     halves = tuple((Piece(0, 0, 50, at, at + 4), at // 4) for at in (0, 4))
     columns = TablePlan(2, (("t0", 50, 8, "sgd"),), (halves,))
     with pytest.raises(ValueError, match="table 't0' is column_wise in the plan, and its constraints allow table_wise"):
-        sharding_plan(columns, model_of((50, 8, 1)), constraints=constraint(sharding_types=["table_wise"]))
+        plan_of(columns, model_of((50, 8, 1)), constraints=constraint(sharding_types=["table_wise"]))
 
 
 def batch(seed: int) -> Any:
@@ -163,12 +164,12 @@ def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch, fails):
 
 def test_a_plan_for_another_model_is_refused():
     plan = TablePlan(2, (("t0", 50, 8, "sgd"),), (((Piece(0, 0, 50, 0, 8), 1),),))
-    assert sharding_plan(plan, model_of((50, 8, 1))).plan["inner.ebc"]["t0"].ranks == [1]
+    assert plan_of(plan, model_of((50, 8, 1))).plan["inner.ebc"]["t0"].ranks == [1]
     with pytest.raises(ValueError, match="table 't0' has rows 50 in the plan and 51 now"):
-        sharding_plan(plan, model_of((51, 8, 1)))
+        plan_of(plan, model_of((51, 8, 1)))
     uneven = TablePlan(2, plan.tables, (((Piece(0, 0, 30, 0, 8), 0), (Piece(0, 30, 50, 0, 8), 1)),))
     with pytest.raises(ValueError, match="is cut by rows unevenly"):
-        sharding_plan(uneven, model_of((50, 8, 1)))
+        plan_of(uneven, model_of((50, 8, 1)))
 
 
 def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):
