@@ -121,7 +121,6 @@ def _filled(text: str, indent: str) -> str:
 
 
 def metavar(kind: Any) -> str:
-    """Return what help shows in place of a value."""
     names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,False}"}
     words = []
     for choice in choices(kind):

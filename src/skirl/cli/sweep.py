@@ -15,8 +15,6 @@ from skirl.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class SweepCommand(Composed):
-    """Train several variants of a model on one stream, and drop the worse half at each rung."""
-
     group: ClassVar[str] = "sweep"
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
