@@ -16,8 +16,6 @@ from skirl.tools.jit import kernel, read_only
 
 
 class Bags(NamedTuple):
-    """The bags of some rows."""
-
     of: np.ndarray
     """int64: by bag, its list in the column, or its row if each row has one id."""
     ids: int
@@ -42,7 +40,6 @@ class Column:
         return len(rows if self.inverse is None else self.inverse)
 
     def slice(self, low: int, high: int) -> "Column":
-        """Views."""
         if self.offsets is None:
             return Column(self.values[low:high])
         if self.inverse is None:
