@@ -96,7 +96,6 @@ def _own_first(owner: type) -> Iterator[Flag]:
 
 
 def _texts(owner: type) -> dict[str, str]:
-    """Return the docstring of each field, as one line."""
     found = [_in_source(base.__module__).get(base.__name__, {}) for base in reversed(owner.__mro__)]
     return {name: text for of in found for name, text in of.items()}
 

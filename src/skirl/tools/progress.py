@@ -15,7 +15,6 @@ _display: ContextVar[Display | None] = ContextVar("display", default=None)
 
 @contextmanager
 def progress_of(title: str, steps: int | None = None) -> Iterator[Report]:
-    """Report the progress of a loop, once a step."""
     if (display := _display.get()) is None:
         yield lambda done, facts: None
         return
@@ -34,8 +33,6 @@ def shown_by(display: Display | None) -> Iterator[None]:
 
 
 class Speed:
-    """Measures from now on."""
-
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._warm: tuple[float, int] | None = None
@@ -48,7 +45,6 @@ class Speed:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time of this block out."""
         began = time.monotonic()
         try:
             yield
@@ -56,12 +52,10 @@ class Speed:
             self._started += time.monotonic() - began
 
     def reached(self, samples: int) -> None:
-        """Take note of a step."""
         if self._warm is None:
             self._warm = self.seconds, samples
 
     def rate(self, samples: int) -> float:
-        """Return samples per second since the first step."""
         if self._warm is None:
             return 0.0
         return (samples - self._warm[1]) / max(self.seconds - self._warm[0], 1e-9)
