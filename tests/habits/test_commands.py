@@ -208,8 +208,6 @@ def test_what_to_predict_has_to_be_said(folder, tmp_path):
     (tmp_path / "x.parquet").write_text("of yesterday")
     with pytest.raises(ValueError, match=r"x.parquet, which already exists: name another file, or add --force"):
         Predict(checkpoint=folder / "run", held_out=True, out=tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match=r"holds no checkpoint"):
-        Evaluate(checkpoint=tmp_path, held_out=True).run()
     rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
     skirl.save(tmp_path, model=rows)
     with pytest.raises(ValueError, match=r"was saved by another loop than skirl train's"):

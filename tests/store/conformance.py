@@ -115,15 +115,6 @@ class StoreConformance:
 
     # Reading and writing
 
-    def test_holds_a_copy(self):
-        store = self.make(LAYOUT)
-        rows = np.ones((1, 4), np.float32)
-        store.write(table_keys(0, [1]), rows)
-        rows[:] = 2
-        out = blank(0, 1)
-        store.read(table_keys(0, [1]), out)
-        assert (out == 1).all()
-
     def test_widest_keys(self):
         keys = np.array([0, key(0, (1 << 48) - 1), key(2, 0), key(2, (1 << 48) - 1)])
         store = self.make(LAYOUT)
