@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -118,10 +117,3 @@ def test_the_readme_shows_it():
 def test_the_first_example_of_the_readme_runs_as_it_stands(capsys):
     exec(compile(EXAMPLES[0], "README", "exec"), {})
     assert capsys.readouterr().out.startswith("user: Embedding(10000, 8)")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_is_not_there_says_so(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"device is 'cuda', .* sees no GPU: .* set device to 'cpu'"):
-        run(example(SMALLER))

@@ -33,7 +33,7 @@ STAY = {
     "skirl": "Adagrad Adam Batch CheckpointError Constant Default EmbeddingBag EmbeddingBagCollection EmbeddingCollection "
     "FTRL Grown Hashed InVocabulary KeyedJagged Longest Lookahead Normal Output RowwiseAdagrad SGD Saving ShardSampler "
     "Sweep Table Uniform Variant Wrapped export import_rows lines_of load lookahead moved save size wrap",
-    "skirl.torchrec": "SkirlPlanner cache_statistics hardware_config measure_costs plan sharding_plan table_plan",
+    "skirl.torchrec": "SkirlPlanner measure_costs plan",
     "skirl.lightning": "Rows",
     "skirl.nn": "Distinct OncePerBag",
     "skirl.models": "DCAT DCNv2 DIN DLRM DeepCross DeepFM Embeddings MODELS Model WideDeep",

@@ -1,14 +1,6 @@
 """Support for TorchRec: `SkirlPlanner` replaces TorchRec's planner."""
 
-from skirl.placement.torchrec.planner import SkirlPlanner, plan, sharding_plan, table_plan
-from skirl.placement.torchrec.statistics import cache_statistics, hardware_config, measure_costs
+from skirl.placement.fbgemm import measure_costs
+from skirl.placement.torchrec.planner import SkirlPlanner, plan
 
-__all__ = [
-    "SkirlPlanner",
-    "cache_statistics",
-    "hardware_config",
-    "measure_costs",
-    "plan",
-    "sharding_plan",
-    "table_plan",
-]
+__all__ = ["SkirlPlanner", "measure_costs", "plan"]

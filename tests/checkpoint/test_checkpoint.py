@@ -185,15 +185,6 @@ def test_a_save_in_the_middle_of_a_step_is_refused(tmp_path: Path) -> None:
     assert run.model.rows.engine.packs[0].steps.tolist() == [1] * 6
 
 
-def test_a_backward_after_the_save_is_refused(tmp_path: Path) -> None:
-    run = Run(Setup())
-    with run.batches as batches:
-        loss = run.model.loss(next(iter(batches)))
-        run.save(tmp_path)
-        with pytest.raises(RuntimeError, match=r"not current any more.*before skirl\.save"):
-            loss.backward()
-
-
 def test_partial_gradients_count_as_at_the_next_batch(tmp_path: Path) -> None:
     """If the last micro-batch of a step has no backward, a save applies the gradients of the others, as the loop would."""
 
@@ -291,14 +282,6 @@ def test_damage_anywhere_is_refused_by_name(saved: Path, tmp_path: Path, damage:
         gone = damage == "remove" and path.name == HEADER
         refused(folder, "copy holds no checkpoint" if gone else path.name.replace(".", r"\."), run)
         shutil.rmtree(folder)
-
-
-def test_when_all_are_damaged_no_other_one_is_advised(tmp_path: Path) -> None:
-    for number in (1, 2):
-        (tmp_path / f"checkpoint-{number:06}.json").write_text("{")
-    with pytest.raises(CheckpointError, match=f"none of 2 checkpoints in {tmp_path} is whole; the newest: ") as caught:
-        Run(Setup()).load(tmp_path)
-    assert "another" not in str(caught.value)
 
 
 def test_a_damaged_cache_of_one_collection_leaves_the_others_alone(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_run_folder_that_was_removed(tmp_path, undisturbed, monkeypatch, caplo
     at_steps(monkeypatch, {6: lambda: shutil.rmtree(folder)})
     result = Train.of(**SMALL, run=str(folder)).run()
     assert result["loss"] == undisturbed["loss"] and result["failed"] is None and len(warnings_of(caplog)) == 1
-    gone = "there is no such file or folder"
+    gone = "no such file or directory"
     assert result["missing"] == [
         f"metrics.jsonl lacks 5 lines, of steps 8 to 24: {gone}",
         f"TensorBoard's events lacks 5 lines, of steps 8 to 24: {gone}",

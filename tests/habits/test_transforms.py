@@ -133,11 +133,14 @@ def _whole(texts: Any) -> Any:
     return int(texts) if isinstance(texts, str) else [int(text) for text in texts]
 
 
+def collated(folder: Path, encodings: dict[str, Any], **more: Any) -> DataLoader[Any]:
+    return DataLoader(Lines(folder / "d.csv"), BATCH, collate_fn=Collate(encodings), **more)
+
+
 def test_hashing_gives_the_ids_of_the_command_in_collate_and_in_getitem(folder: Path) -> None:
     theirs = of_the_command(folder, rows="1000")
-    assert_equal(DataLoader(Lines(folder / "d.csv"), BATCH, collate_fn=Collate(by_hash())), theirs)
-    one_by_one = DataLoader(Lines(folder / "d.csv", by_hash()), BATCH, collate_fn=gathered)
-    assert_equal(one_by_one, theirs)
+    assert_equal(collated(folder, pickle.loads(pickle.dumps(by_hash()))), theirs)
+    assert_equal(DataLoader(Lines(folder / "d.csv", by_hash()), BATCH, collate_fn=gathered), theirs)
 
 
 def test_a_vocabulary_gives_the_ids_of_the_command(folder: Path) -> None:
@@ -146,30 +149,19 @@ def test_a_vocabulary_gives_the_ids_of_the_command(folder: Path) -> None:
     made["size"] = skirl.InVocabulary(path, "size", type="float", **COMMON)
     made["seen"] = skirl.InVocabulary(path, "item", separator="|", **COMMON)
     made["user"] = _whole
-    assert_equal(
-        DataLoader(Lines(folder / "d.csv"), BATCH, collate_fn=Collate(made)), of_the_command(folder, vocab=str(path))
-    )
+    assert_equal(collated(folder, made), of_the_command(folder, vocab=str(path)))
     stream = DataFlags(f"csv:{folder}/d.csv", schema=f"{folder}/s.toml", vocab=str(path)).stream()
     assert {table.name: table.rows for table in stream.tables(4)}["item"] == made["item"].rows
 
 
 @pytest.mark.parametrize("flags", [{"rows": "1000,price=30"}, {"vocab": "ids.vocab"}, {}], ids=str)
-def test_the_schema_file_of_the_command_gives_all_at_once(folder: Path, flags: dict[str, str]) -> None:
+def test_the_schema_file_of_the_command_gives_all_at_once_also_in_workers(folder: Path, flags: dict[str, str]) -> None:
     if "vocab" in flags:
         flags = {"vocab": str(folder / flags["vocab"])}
     made = encodings_of(folder / "s.toml", **flags)
     assert list(made) == NAMES
-    assert_equal(DataLoader(Lines(folder / "d.csv"), BATCH, collate_fn=Collate(made)), of_the_command(folder, **flags))
-
-
-def test_encodings_work_in_the_workers_of_a_dataloader(folder: Path) -> None:
-    made = encodings_of(folder / "s.toml", vocab=str(folder / "ids.vocab"))
-    loader = DataLoader(
-        Lines(folder / "d.csv"), BATCH, collate_fn=Collate(made), num_workers=1, multiprocessing_context="fork"
-    )
-    assert_equal(loader, of_the_command(folder, vocab=str(folder / "ids.vocab")))
-    again = pickle.loads(pickle.dumps(by_hash()["item"]))
-    assert again(["a17", "b"]).tolist() == by_hash()["item"](["a17", "b"]).tolist()
+    workers = {"num_workers": 1, "multiprocessing_context": "fork"} if "vocab" in flags else {}
+    assert_equal(collated(folder, made, **workers), of_the_command(folder, **flags))
 
 
 def test_a_growing_vocabulary_gives_the_ids_of_the_command(folder: Path) -> None:
@@ -181,10 +173,9 @@ def test_a_growing_vocabulary_gives_the_ids_of_the_command(folder: Path) -> None
         bags = [[] if text in ("", "NULL") else text.split("|") for text in texts]
         return list(made["item"]([item for bag in bags for item in bag]).split([len(bag) for bag in bags]))
 
-    collate = Collate({**made, "seen": seen, "user": _whole})
-    collate.encodings = {name: collate.encodings[name] for name in NAMES}
+    encodings = {**made, "seen": seen, "user": _whole}
     theirs = of_the_command(folder, rows="30", vocab="open", admit=3)
-    assert_equal(DataLoader(Lines(folder / "d.csv"), BATCH, collate_fn=collate), theirs)
+    assert_equal(collated(folder, {name: encodings[name] for name in NAMES}), theirs)
     known = made["item"].look_up(["a17", "never", None])
     assert known.tolist() == made["item"].look_up(["a17", "never", None]).tolist() and known[1:].tolist() == [1, 0]
 

@@ -28,6 +28,7 @@ def small(monkeypatch):
         monkeypatch.setattr(calibrate, name, value)
     for name in ("EPOCHS", "TUNED"):
         monkeypatch.setattr(f"skirl.placement.costs.{name}", 3)
+    monkeypatch.setattr(calibrate, "COMBINATIONS", 16)
     monkeypatch.setattr(calibrate, "arena_of", lambda kernel: Arena(1 << 14))
 
 
@@ -75,7 +76,7 @@ def test_a_net_is_kept_only_if_it_is_better_by_more_than_chance(small):
 
 def test_costs_are_measured_and_written(small, tmp_path):
     out = tmp_path / "c.json"
-    made = measure_machine("skirl-cpu", ["sgd"], minutes=1e-9, combinations=10, out=out)
+    made = measure_machine("skirl-cpu", ["sgd"], minutes=1e-9, out=out)
     costs = load_costs(out, link=1e9, ranks=2)
     assert costs.ms == made.ms and set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0
     assert costs.machine is not None and costs.machine["processor"] == machine()["processor"]

@@ -1,7 +1,6 @@
 """Nets that predict costs: what they compute, learn and refuse; a search that uses one; and the file of costs."""
 
 import itertools
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -51,55 +50,14 @@ def spec(n: int, rows: int = 3000, dim: int = 16, pooling: float = 6.0, **more) 
     return TableSpec(f"t{n}", rows, dim, 32, 32 * pooling, 20 * pooling, reuse, "sgd", **more)
 
 
-def by_hand(net: ComputeNet, parts: list[tuple[TableSpec, int, int]]) -> float:
-    """Return the milliseconds of parts on one rank, in plain Python."""
-
-    def layers(mlp: Mlp, x: list[float]) -> list[float]:
-        hidden = [max(0.0, sum(a * b for a, b in zip(w, x)) + c) for w, c in zip(mlp.first, mlp.first_bias)]
-        return [sum(a * b for a, b in zip(w, hidden)) + c for w, c in zip(mlp.last, mlp.last_bias)]
-
-    def factor(x: float) -> float:
-        return math.exp(math.log(4) * math.tanh(x / math.log(4)))
-
-    total, sums = 0.0, [0.0] * SUMS
-    for s, rows, dim in parts:
-        share, names = rows / s.rows, ("sgd", "sgd-momentum", "adagrad", "rowwise-adagrad", "adam", "ftrl")
-        said = {
-            "log rows": math.log(rows), "log dim": math.log(dim), "log batch": math.log(s.batch),
-            "log ids": math.log(s.ids * share), "log distinct": math.log(s.distinct * share),
-            "log pooling": math.log(s.ids * share / s.batch), "no multiple of 16": float(dim % 16 > 0),
-            "no multiple of 8": float(dim % 8 > 0), **{f"is {name}": float(name == s.optimizer) for name in names},
-            **{f"reuse {n}": s.reuse[n] if s.reuse else None for n in range(BINS)},
-        }  # fmt: skip
-        x = []
-        for name, mean, deviation in zip(FEATURES, net.mean, net.deviation):
-            of = said[name]
-            x.append(0.0 if of is None else min(4.0, max(-4.0, (of - mean) / deviation)))
-        out = layers(net.each, x)
-        total += replace(costs(1), net=None).part(s, rows, dim)[0] * factor(out[0])
-        sums = [a + math.log1p(math.exp(b)) for a, b in zip(sums, out[1:])]
-    return total * factor(layers(net.head, [math.log1p(a) for a in sums])[0])
-
-
-def test_what_a_net_says_is_what_it_is_by_hand():
-    made = costs(1)
-    sets = [[(spec(0), 3000, 16)], [(spec(1), 500, 12), (replace(spec(2), reuse=()), 3000, 64), (spec(3), 7, 4)]]
-    assert made.net is not None
-    assert made.together(sets) == pytest.approx([by_hand(made.net, of) for of in sets])
-    assert made.together([sets[1][:1], sets[1][1:]]).sum() != pytest.approx(made.together(sets)[1], rel=1e-3)
-    plain = replace(made, net=None)
-    assert plain.together(sets[1:])[0] == pytest.approx(sum(plain.part(*part)[0] for part in sets[1]))
-
-
 def test_a_search_goes_by_what_ranks_have_together():
     specs = [spec(n, 500 * n + 400, (4, 16, 24)[n % 3], 2.0 + n) for n in range(5)]
     caps, made = (1 << 30,) * 2, costs(2, seed=3)
     plan, found, problem = plan_tables(specs, caps, made, seconds=5)
-    assert made.net is not None
     for rank in range(2):
         parts = [(specs[n], p.rows, p.dim) for n, of in enumerate(plan.pieces) for p, at in of if at == rank]
         exchange = sum(2e3 * s.batch * dim * 4 / 2 / 1e8 for s, _, dim in parts)
-        assert found.placed.load[rank] == pytest.approx(by_hand(made.net, parts) + exchange)
+        assert found.placed.load[rank] == pytest.approx(made.together([parts])[0] + exchange)
     whole = Problem([specs[n] for n in canonical(specs)], caps, made)
     best = min(whole.at(whole.root(), np.array(at)).score for at in itertools.product(range(2), repeat=5))
     assert found.placed.score[1] <= best[1] * 1.001

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from skirl.placement.costs import Costs
 from skirl.placement.problem import UNBOUND, Problem
 from skirl.placement.search import plan_tables, search
-from skirl.placement.spec import Piece, TablePlan, TableSpec, blocks, canonical, check_cover, halves
+from skirl.placement.spec import Piece, TablePlan, TableSpec, blocks, canonical, halves
 from tests.cases import cases
 
 MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)
@@ -148,22 +148,6 @@ def test_what_may_not_be_cut_stays():
 
 
 # Pieces and the plan's file
-
-
-@cases(40)
-@given(st.lists(st.integers(0, 99), max_size=8), st.booleans(), st.integers(1, 60), st.randoms())
-def test_cuts_cover_a_table_once(cuts, by_rows, ranks, chance):
-    pieces = [Piece(0, 0, 50, 0, 24)]
-    if by_rows:
-        pieces = [Piece(0, a, b, 0, 24) for a, b in blocks(50, ranks) if a < b]
-    for which in () if by_rows else cuts:
-        piece = pieces.pop(which % len(pieces))
-        pieces += halves(piece) or [piece]
-    chance.shuffle(pieces)
-    check_cover("t0", 50, 24, pieces)
-    for wrong in (pieces[1:], [*pieces, pieces[0]]) if len(pieces) > 1 else ():
-        with pytest.raises(ValueError, match="cover each once"):
-            check_cover("t0", 50, 24, wrong)
 
 
 def test_a_plan_file_comes_back_and_knows_its_tables(tmp_path):

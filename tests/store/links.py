@@ -16,16 +16,15 @@ from skirl.tools.units import Link
 
 
 class _Pipe:
-    """One direction of a link, with the calls and bytes it has carried."""
+    """One direction of a link, with the bytes it has carried."""
 
     def __init__(self, link: Link) -> None:
-        self.calls = self.nbytes = 0
+        self.nbytes = 0
         self._link, self._free, self._lock = link, 0.0, threading.Lock()
 
     def wait(self, nbytes: int, began: float) -> None:
         """Sleep until `nbytes` bytes are through. They start at `began`, or once all earlier bytes are through."""
         with self._lock:
-            self.calls += 1
             self.nbytes += nbytes
             self._free = max(self._free, began) + nbytes / self._link.rate
             due = self._free + self._link.delay

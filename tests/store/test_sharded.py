@@ -15,7 +15,7 @@ from skirl.store.base import at_once
 from skirl.store.sharded import ShardedStore
 from skirl.tools.units import Link
 from tests.store import frozen
-from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
+from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, random_rows, table_keys
 from tests.store.links import LinkStore
 
 Weights = Sequence[int]
@@ -39,20 +39,6 @@ def divided(store: Any) -> bool:
 class TestShardedStore(StoreConformance):
     def make(self, layout: Layout) -> ShardedStore:
         return in_memory(layout)
-
-
-@pytest.mark.parametrize("weights", [(2, 1, 3), (1, 1, 1, 1)])
-def test_frozen_rows_move_to_where_other_weights_have_them(tmp_path, weights):
-    """Move rows out of one store into several, into others, and back into one."""
-    plain = filled(MemoryStore)
-    held = contents(plain)
-    frozen.save(plain, tmp_path / "0")
-    for number, of in enumerate([(3, 1, 2), weights, weights, None]):
-        store = MemoryStore(LAYOUT) if of is None else in_memory(LAYOUT, of)
-        frozen.load(store, tmp_path / str(number), [(table_keys(0, [97]), random_rows(0, 1, 3 + number))])
-        held[97] = random_rows(0, 1, 3 + number).tobytes()
-        assert contents(store) == held and (of is None or divided(store))
-        frozen.save(store, tmp_path / str(number + 1))
 
 
 def test_stores_on_disk_take_all_or_nothing_and_know_their_list(tmp_path):
@@ -194,6 +180,9 @@ def test_rows_of_stores_of_all_kinds_are_taken_by_any(tmp_path):
     with DiskStore(tmp_path / "one", LAYOUT) as one:
         frozen.load(one, tmp_path / "saved" / "rows")
         assert contents(one) == held
+        frozen.save(one, tmp_path / "of one")
+    frozen.load(several := in_memory(LAYOUT), tmp_path / "of one")
+    assert contents(several) == held and divided(several)
 
 
 def test_calls_of_stores_run_at_the_same_time():

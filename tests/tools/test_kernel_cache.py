@@ -1,11 +1,9 @@
-"""Compiled kernels never outlive the sources they were compiled from, and one process compiles them for all."""
+"""Compiled kernels never outlive the sources they were compiled from."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -124,43 +122,3 @@ def test_each_signature_has_its_file_and_one_that_was_cut_off_or_is_old_is_made_
     assert (again(1), again(1.0)) == (2, 2.0) and sum(again._cache_hits.values()) == 1
     assert "cannot be read" in caplog.text
     assert list(tmp_path.iterdir()) == [cut], "what is old goes when another one is compiled"
-
-
-RACE = """
-import json, os, sys, time
-from numba.core import event
-import numpy as np
-from skirl.tools.hash_index import mix
-
-class Slow(event.Listener):  # so long that the others come meanwhile
-    begun = 0
-    def on_start(self, event):
-        self.begun += 1
-        time.sleep(0.5)
-    def on_end(self, event):
-        pass
-
-slow = Slow()
-event.register("numba:compile", slow)
-folder, number = sys.argv[1:]
-open(f"{folder}/ready-{number}", "w").close()
-while not os.path.exists(f"{folder}/go"):
-    time.sleep(0.005)
-print(json.dumps([int(mix(np.int64(7))), slow.begun]))
-"""
-
-
-@compiled
-def test_one_of_several_processes_compiles(tmp_path):
-    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    team = [
-        subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path), str(n)], stdout=subprocess.PIPE, env=env)
-        for n in range(3)
-    ]
-    while len(list(tmp_path.glob("ready-*"))) < 3:
-        time.sleep(0.01)
-    (tmp_path / "go").touch()
-    said = [json.loads(process.communicate()[0]) for process in team]
-    assert len({value for value, _ in said}) == 1
-    assert sum(begun for _, begun in said) == 1
-    assert not list(tmp_path.rglob("*.turn"))

@@ -92,7 +92,6 @@ def _put(tensor: "Tensor", where: str, tensors: dict[str, "Tensor"]) -> str:
 
 
 def decode(coded: Any, tensors: Mapping[str, Any]) -> Any:
-    """Return the value that `encode` was given."""
     try:
         return _decode(coded, tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -164,5 +164,4 @@ def _other_parameters(saved: Any, here: Any) -> str | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Say the first name, and how many more there are."""
     return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -5,7 +5,6 @@ Rows are streamed, and sorted by id, so that a file does not depend on cache, st
 
 import json
 import math
-import secrets
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -180,23 +179,18 @@ def tensors_written(
         header[name] = {"dtype": _NAMES[dtype.name], "shape": list(shape), "data_offsets": [at[name], end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.tmp")
-    try:
-        with draft.open("xb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
+    with replacing(path) as draft, draft.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
 
-            def write(name: str, rows: np.ndarray) -> None:
-                data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-                file.seek(8 + len(text) + at[name])
-                file.write(data)
-                at[name] += len(data)
+        def write(name: str, rows: np.ndarray) -> None:
+            data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+            file.seek(8 + len(text) + at[name])
+            file.write(data)
+            at[name] += len(data)
 
-            yield write
-            to_disk(file)
-        draft.replace(path)
-        sync_folder(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
+        yield write
+        to_disk(file)
+    sync_folder(path.parent)
 
 
 def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -288,8 +288,6 @@ def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool)
 
 
 class _Planned(NamedTuple):
-    """What a source has of a table."""
-
     place: TablePlace
     total: int
     weight: str

@@ -194,13 +194,12 @@ class Keeper:
         saving, step, is_best = self._last
         try:
             saving.wait()
-        except NotWritten as error:
+        except Exception as error:
             self._last = None
+            if not isinstance(error, NotWritten):
+                raise
             self._fail(step, error, is_best)
             return
-        except Exception:
-            self._last = None
-            raise
         self._last = None
         self._savings.append(saving)
         self._whole_at = step

@@ -24,8 +24,6 @@ _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engin
 
 @dataclass(frozen=True)
 class FileFlags(ShowFlags):
-    """The files of a command, and how they are read."""
-
     group: ClassVar[str] = ""
     positional: ClassVar[tuple[str, ...]] = ("data",)
 
@@ -52,8 +50,6 @@ class FileFlags(ShowFlags):
 
 @dataclass(frozen=True)
 class SessionFlags(FileFlags):
-    """Which rows belong to one session."""
-
     _: KW_ONLY
     session: str | None = None
     """The column that says which rows belong together; the schema's session column if not given."""
@@ -65,8 +61,6 @@ class SessionFlags(FileFlags):
 
 @dataclass(frozen=True)
 class Schema:
-    """Flags of `skirl schema`."""
-
     positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: str
@@ -85,8 +79,6 @@ class Schema:
 
 @dataclass(frozen=True)
 class Vocab(FileFlags):
-    """Flags of `skirl vocab`."""
-
     common: ClassVar[tuple[str, ...]] = ("data", "out", "min_count", "schema", "valid", "workers", "force")
 
     out: str
@@ -117,8 +109,6 @@ class Vocab(FileFlags):
 
 @dataclass(frozen=True)
 class Convert(SessionFlags):
-    """Flags of `skirl convert`: those for one file, and those for a folder of files by session."""
-
     common: ClassVar[tuple[str, ...]] = ("data", "out", "by", "session", "rows", "vocab", "schema", "workers", "force")
 
     out: str
@@ -222,8 +212,6 @@ class Convert(SessionFlags):
 
 @dataclass(frozen=True)
 class Analyze(SessionFlags):
-    """Flags of `skirl analyze`."""
-
     common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "sample", "schema", "workers")
 
     sample: str = "64MiB"
@@ -270,8 +258,6 @@ class Analyze(SessionFlags):
 
 @dataclass(frozen=True)
 class Export(JsonFlag):
-    """Write the rows of a checkpoint to a file that other software reads."""
-
     positional: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
     checkpoint: Path
@@ -361,8 +347,6 @@ class Import(JsonFlag):
 
 @dataclass(frozen=True)
 class Info(JsonFlag):
-    """Say what a file or folder is: a checkpoint, a disk store, a vocabulary, data, predictions, a run, a sweep."""
-
     positional: ClassVar[tuple[str, ...]] = ("path",)
 
     path: Path

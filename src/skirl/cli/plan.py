@@ -18,8 +18,6 @@ MOST_RANKS = 1024
 
 @dataclass(frozen=True)
 class Size(Composed):
-    """Find out how much cache a run needs."""
-
     group: ClassVar[str] = "output"
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "link", "step_ms")
     positional: ClassVar[tuple[str, ...]] = ("data",)
@@ -60,8 +58,6 @@ class Size(Composed):
 
 @dataclass(frozen=True)
 class Place(Composed):
-    """Plan which rank keeps which tables, or parts of tables."""
-
     group: ClassVar[str] = "plan"
     common: ClassVar[tuple[str, ...]] = (
         "tables", "data", "model", "dim", "batch", "steps", "ranks", "memory", "link", "out",

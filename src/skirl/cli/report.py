@@ -25,8 +25,6 @@ UNKNOWN = "still going on, killed, or failed"
 
 @dataclass(frozen=True)
 class Report(JsonFlag):
-    """Summarize what a run or a sweep did, and write a page about it."""
-
     positional: ClassVar[tuple[str, ...]] = ("folder",)
 
     folder: Path
@@ -167,7 +165,6 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def held_out_lines(last: Line | None, kept: Line | None) -> dict[str, str]:
-    """Return what an evaluation on the samples held out found, and which step was the best."""
     if last is None:
         return {}
     at, best, loss = last["test_step"], last["best_step"], _figure(last["best_logloss"])
@@ -180,18 +177,12 @@ def held_out_lines(last: Line | None, kept: Line | None) -> dict[str, str]:
 
 
 def _lead(run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what came of the run, and whether it overfits; then where its time went."""
+    """Yield what came of the run, and whether it overfits."""
     lines, last = run_lines(run), run["last"]
-    if last is None:
-        yield f"{lines['run']}: {lines.get('loss', lines.get('metrics'))}."
-    else:
-        yield f"{lines['run']}: {lines['test']}."
-        if last["best_step"] != last["test_step"]:
-            grown = f"from {_figure(last['best_logloss'])} to {last['test_logloss']:.4f} by step {last['test_step']:,}"
-            yield f"It overfits: after step {last['best_step']:,}, held-out log loss rose {grown}."
-    yield f"{lines['speed']}."
-    if "waited" in lines:
-        yield f"The loop waited {lines['waited']}."
+    yield f"{lines['run']}: {lines.get('test') or lines.get('loss') or lines['metrics']}."
+    if last is not None and last["best_step"] != last["test_step"]:
+        grown = f"from {_figure(last['best_logloss'])} to {last['test_logloss']:.4f} by step {last['test_step']:,}"
+        yield f"It overfits: after step {last['best_step']:,}, held-out log loss rose {grown}."
 
 
 def _tables(

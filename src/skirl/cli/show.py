@@ -33,8 +33,6 @@ class JsonFlag:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowFlags(JsonFlag):
-    """What a command prints."""
-
     group: ClassVar[str] = "output"
 
     quiet: bool = False

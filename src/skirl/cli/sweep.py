@@ -16,13 +16,10 @@ from skirl.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class SweepCommand(Composed):
-    """Train several variants of a model on one stream, and drop the worse half at each rung."""
-
     group: ClassVar[str] = "sweep"
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "patience")  # a sweep has one trainer and many runs
 
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)

@@ -18,8 +18,6 @@ from skirl.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class Train(Composed):
-    """Train a model whose tables are larger than the cache."""
-
     group: ClassVar[str] = "output"
     positional: ClassVar[tuple[str, ...]] = ("data",)
     common: ClassVar[tuple[str, ...]] = (
@@ -172,8 +170,6 @@ class Verify(Composed):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(SavedFlags, ShowFlags):
-    """Compare the predictions of a trained model with labels."""
-
     group: ClassVar[str] = ""
     positional: ClassVar[tuple[str, ...]] = ("checkpoint", "data")
     common: ClassVar[tuple[str, ...]] = ("out", "held_out", "valid", "force")
@@ -192,8 +188,6 @@ class Evaluate(SavedFlags, ShowFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(Evaluate):
-    """Write the predictions of a trained model to a Parquet file."""
-
     out: Path
     """The Parquet file to write."""
     force: bool = False

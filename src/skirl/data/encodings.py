@@ -238,9 +238,6 @@ class Longest:
             raise ValueError(f"keep is {keep!r}: set it to 'first' or 'last'")
         self.length, self.keep = length, keep
 
-    def __repr__(self) -> str:
-        return f"Longest({self.length}, keep={self.keep!r})"
-
     def __call__(self, values: Any) -> Any:
         kept = slice(self.length) if self.keep == "first" else slice(-self.length, None)
         return None if values is None else values[kept]
@@ -259,9 +256,6 @@ class Default:
 
     def __init__(self, id: int) -> None:
         self.id = id
-
-    def __repr__(self) -> str:
-        return f"Default({self.id})"
 
     def __call__(self, ids: Any) -> Any:
         if ids is None:

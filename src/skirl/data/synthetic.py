@@ -214,10 +214,7 @@ class Synthetic(Source):
         stream = named(self.seed, i)
         dense, lengths, values, logits = self._draw(stream, self.batch_size, low, high)
         labels = _draw_labels(named(stream, _LABELS), low, logits + self._bias)
-        jagged: dict[str, Any] = {"lengths": torch.from_numpy(lengths)}
-        if self.pooling_factor == 1:  # known offsets need no cumulative sum
-            jagged = {"offsets": torch.arange(values.size + 1)}
-        sparse = KeyedJagged(list(self.rows), torch.from_numpy(values), **jagged)
+        sparse = KeyedJagged(list(self.rows), torch.from_numpy(values), lengths=torch.from_numpy(lengths))
         return Batch(torch.from_numpy(dense), sparse, torch.from_numpy(labels))
 
     @cached_property

@@ -29,8 +29,8 @@ from skirl.tools.progress import progress_of
 DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
 """Batch sizes that costs are fitted to, and those that judge them."""
-TABLES, MOST_PARTS, ROUNDS, LEAST, COMBINATIONS = 120, 15, 12, 10, 60
-"""Generated tables of a batch size, most parts of a combination, most rounds, least and usual combinations to fit to."""
+TABLES, MOST_PARTS, ROUNDS, COMBINATIONS = 120, 15, 12, 60
+"""Generated tables of a batch size, most parts of a combination, most rounds, and combinations to fit to."""
 _BEFORE = 0.25  # weight of a time predicted by another machine's costs, compared with a measured one
 _CHANCE = 2.0  # standard errors within which the gain of a net counts as chance
 _FAR = 0.5  # larger errors count as this
@@ -139,15 +139,11 @@ def fit_costs(
     return by_net if better else by_sum
 
 
-def measure_machine(
-    kernel: Kernel, optimizers: Sequence[str], *, minutes: float, combinations: int, seed: int = 0,
-    out: Path | None = None,
-) -> Costs:  # fmt: skip
+def measure_machine(kernel: Kernel, optimizers: Sequence[str], *, minutes: float, out: Path | None = None) -> Costs:
     arena = arena_of(kernel)
     start = shipped(1.0, 1) if kernel == "skirl-cpu" else None
-    learned = [c for name in optimizers for c in training(name, combinations, seed, BATCHES)]
-    some = max(4, combinations // 4)
-    judges = [c for name in optimizers for c in training(name, some, seed + 5000, OTHER_BATCHES)]
+    learned = [c for name in optimizers for c in training(name, COMBINATIONS, 0, BATCHES)]
+    judges = [c for name in optimizers for c in training(name, COMBINATIONS // 4, 5000, OTHER_BATCHES)]
     with progress_of("prepare", steps=len(learned) + len(judges)) as progress:
         ready = []
         for done, combination in enumerate([*learned, *judges], start=1):
@@ -156,7 +152,7 @@ def measure_machine(
     until = time.monotonic() + 60 * minutes
     rounds = list[np.ndarray]()
     with progress_of("measure", steps=ROUNDS) as progress:
-        for ms in rounds_of(arena, ready, ROUNDS, seed):
+        for ms in rounds_of(arena, ready, ROUNDS, 0):
             rounds.append(ms)
             progress(len(rounds), dict)
             if len(rounds) > 1 and time.monotonic() >= until:
@@ -164,7 +160,7 @@ def measure_machine(
     ms = np.min(rounds, axis=0)
     parts = Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :])
     where = {name: value for name, value in machine().items() if name != "threads"} | {"device": arena.device}
-    costs = replace(fit_costs(*parts, seed, start, kernel), machine=where)
+    costs = replace(fit_costs(*parts, 0, start, kernel), machine=where)
     if out is not None:
         save_costs(costs, out)
     return costs
@@ -177,7 +173,7 @@ def costs_for(
     if path.is_file():
         return load_costs(path, link=link, ranks=ranks, kernels=(kernel,))
     if minutes is not None:
-        costs = measure_machine(kernel, sorted(optimizers), minutes=minutes, combinations=COMBINATIONS, out=path)
+        costs = measure_machine(kernel, sorted(optimizers), minutes=minutes, out=path)
         return replace(costs, link=link, ranks=ranks)
     if kernel != KERNELS[0]:
         raise ValueError(f"skirl comes with no costs of kernel {kernel}: leave --no-measure out, or name --costs")

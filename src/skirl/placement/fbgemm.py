@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from math import log2
+from pathlib import Path
 from time import thread_time
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 
 from skirl.core.optim import row_optimizer
+from skirl.placement.calibrate import measure_machine
+from skirl.placement.costs import Costs
 from skirl.placement.measure import ARENA, EVICTED, Arena, Lookups
 from skirl.placement.spec import Piece
 
@@ -175,3 +178,28 @@ class FbgemmArena(Arena):
             return 1e3 * (thread_time() - began)
         finally:
             torch.set_num_threads(threads)
+
+
+def measure_costs(
+    optimizer: str = "rowwise-adagrad", *, device: str = "cpu", minutes: float = 0.5, out: str | Path | None = None
+) -> Costs:
+    """Measure what parts of tables cost FBGEMM's operator, on one thread of this CPU or on a GPU.
+
+    The result is for `SkirlPlanner(costs=...)`. Random combinations of tables are timed in some rounds, and costs are fitted
+    to the least times.
+
+    **Arguments**
+
+    - `optimizer`: the row optimizer: "rowwise-adagrad", "sgd", "adagrad", or on a GPU "adam".
+    - `device`: "cpu", or "cuda", which nobody has run yet.
+    - `minutes`: time for all rounds together; two are always measured.
+    - `out`: a file for the costs, which `skirl place --costs` takes too.
+    """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}: set it to cpu or cuda")
+    if not 0 < minutes < float("inf"):
+        raise ValueError(f"minutes is {minutes}: set it above 0")
+    check_optimizers([optimizer], device)
+    kernel = "fbgemm-cpu" if device == "cpu" else "fbgemm-cuda"
+    path = None if out is None else Path(out)
+    return measure_machine(kernel, [optimizer], minutes=minutes, out=path)

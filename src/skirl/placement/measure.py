@@ -258,7 +258,6 @@ class Checked:
 
 
 def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
-    """Milliseconds that each rank exchanges."""
     exchange = problem.arrays(placed.items)[1]
     return np.bincount(placed.at, exchange, minlength=len(problem.caps))
 

@@ -18,17 +18,17 @@ EPS = 1e-9
 
 
 @kernel
-def place_greedily(order, compute, exchange, nbytes, slow, caps, at, load, used):
+def place_greedily(order, compute, exchange, nbytes, caps, at, load, used):
     """Put each item of `order` on the least busy rank that has room, or else on the one that is then least over.
 
-    Item i has compute[i] and exchange[i] in ms, and nbytes[i]. Rank r multiplies what is computed by slow[r], and has
-    room for caps[r] bytes. Out: `at`, the rank of each item; the `load` in ms and `used` bytes of each rank grow.
+    Item i has compute[i] and exchange[i] in ms, and nbytes[i]; rank r has room for caps[r] bytes. Out: `at`, the rank of
+    each item; the `load` in ms and `used` bytes of each rank grow.
     """
     for i in order:
         best, best_load, best_over = -1, 0.0, 0
         for r in range(len(caps)):
             over = max(0, used[r] + nbytes[i] - caps[r])
-            busy = load[r] + compute[i] * slow[r] + exchange[i]
+            busy = load[r] + compute[i] + exchange[i]
             if best < 0 or over < best_over or (over == best_over and busy < best_load):
                 best, best_load, best_over = r, busy, over
         at[i] = best
@@ -151,7 +151,6 @@ class Placed:
 
     @property
     def over(self) -> np.ndarray:
-        """Bytes by which each rank exceeds its cap."""
         return np.maximum(self.used - self.caps, 0)
 
     @cached_property
@@ -225,7 +224,7 @@ class Problem:
 
     def greedy(self, items: tuple[Piece, ...], order: np.ndarray) -> Placed:
         at, load, used = np.zeros(len(items), np.int64), self._ms + self._exchange, self.blocks[2].astype(np.int64)
-        args: Any = (order, *self._loops(items), at, load, used)
+        args: Any = (order, *self.arrays(items)[:3], self.bytes_of, at, load, used)
         place_greedily(*args)
         return self._together(items, at, used)
 
@@ -250,12 +249,10 @@ class Problem:
         base = self._ms * placed.slow + self._exchange
         done = _CHANGES
         while done == _CHANGES and not clock():
-            args: Any = (*self._loops(placed.items, placed.slow), at, load, used, base, _CHANGES)
+            of = (*self.arrays(placed.items)[:3], placed.slow, self.bytes_of)
+            args: Any = (*of, at, load, used, base, _CHANGES)
             done = move_and_swap(*args)
         return self._together(placed.items, at, used)
-
-    def _loops(self, items: tuple[Piece, ...], slow: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        return *self.arrays(items)[:3], np.ones(len(self.caps)) if slow is None else slow, self.bytes_of
 
     def _together(self, items: tuple[Piece, ...], at: np.ndarray, used: np.ndarray) -> Placed:
         """By a net, the load of a rank is not the sum over its parts."""

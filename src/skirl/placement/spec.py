@@ -3,13 +3,13 @@
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ MULTIPLE = 4  # columns are cut at multiples of it
 _MOST = 256 << 20  # bytes of a file
 _FLOAT = 4
 Split = Literal["any", "rows", "columns", "no"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,6 @@ class TableSpec:
             raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
 
     def nbytes(self, rows: int, dim: int) -> int:
-        """Bytes of a part with this many rows and columns, with optimizer state."""
         return rows * _width(self.optimizer, dim) * _FLOAT
 
     @property
@@ -110,15 +110,20 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def read_specs(path: Path) -> list[TableSpec]:
+    return _read(path, _parsed, "list of tables: name a file as docs/howto/placing.md shows it")
+
+
+def _read(path: Path, parsed: Callable[[str], T], what: str) -> T:
     if not path.is_file() or path.stat().st_size > _MOST:
-        raise ValueError(f"{path} is no list of tables: name a file as docs/howto/placing.md shows it")
+        raise ValueError(f"{path} is no {what}")
     try:
-        return _parsed(json.loads(path.read_bytes()))
+        return parsed(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _parsed(body: Any) -> list[TableSpec]:
+def _parsed(text: str) -> list[TableSpec]:
+    body = json.loads(text)
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError(f'it is not a list of tables: begin it with "format": "{FORMAT}"')
     if body.get("format_version") != VERSION:
@@ -218,8 +223,6 @@ _PLAN = {
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A plan of where every row and column of some tables is to be."""
-
     ranks: int
     tables: tuple[tuple[str, int, int, str], ...]
     """Name, rows, dim and row optimizer of each."""
@@ -267,17 +270,10 @@ class TablePlan:
 
     @classmethod
     def load(cls, path: Path) -> "TablePlan":
-        """Read a file. Raise a ValueError that names it if it is wrong."""
-        if not path.is_file() or path.stat().st_size > _MOST:
-            raise ValueError(f"{path} is no plan of tables: name a file that `skirl place` wrote")
-        try:
-            return cls.parsed(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        return _read(path, cls.parsed, "plan of tables: name a file that `skirl place` wrote")
 
     @classmethod
     def parsed(cls, text: str) -> "TablePlan":
-        """Raise a ValueError if the text is no plan, or a wrong one."""
         try:
             body = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ DIRTY, OWED = 1, 2  # there are no other flags, so `&= DIRTY` drops OWED; ~OWED 
 MOST_ASIDE = 32 << 20
 _PIECE = 1 << 20  # bytes of records taken at a time, while threads that change records wait
 _PIECE_AWAY = 16 << 20  # for records elsewhere: nobody waits for the copy, but each piece queues behind the GPU's work
-_SCAN = 1 << 20  # flags scanned at a time
+_SCAN = 1 << 16  # flags scanned at a time
 
 
 @kernel
@@ -32,47 +32,9 @@ def _freeze(flags, key_of, everything):
 
 
 @kernel
-def _count_owed(flags, places):
-    n = 0
-    for place in places:
-        n += (flags[place] & OWED) != 0
-    return n
-
-
-@kernel
 def _mark(flags, places):
     for place in places:
         flags[place] |= DIRTY
-
-
-@kernel
-def _next_owed(flags, start, stop, places):
-    """Find owed records from `start` on until `places` is full. Return how many, and where to continue."""
-    n = 0
-    for i in range(start, stop):
-        if flags[i] & OWED:
-            if n == places.size:
-                return n, i
-            places[n] = i
-            n += 1
-    return n, stop
-
-
-@kernel
-def _forgive(flags):
-    for i in range(flags.size):
-        flags[i] &= DIRTY
-
-
-@kernel
-def _choose(flags, places, key_of, keys, chosen):
-    n = 0
-    for place in places:
-        if flags[place] & OWED:
-            flags[place] &= DIRTY
-            keys[n] = key_of[place]
-            chosen[n] = place
-            n += 1
 
 
 class Copy(Protocol):
@@ -102,11 +64,10 @@ Taken = tuple[NDArray[np.int64], NDArray[Any]]
 _Kept = tuple[NDArray[np.int64], NDArray[Any] | Copy]
 
 
-def _copied(flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records, n: int) -> _Kept:
-    """Copy the n owed records at `places`, with their keys. They are no longer owed."""
-    keys, chosen = np.empty(n, np.int64), np.empty(n, np.int32)
-    _choose(flags, places, key_of, keys, chosen)
-    return keys, rows.take(chosen, 0) if isinstance(rows, np.ndarray) else rows.copy(chosen)
+def _copied(flags: NDArray[np.uint8], owed: NDArray, key_of: NDArray[np.int64], rows: Records) -> _Kept:
+    """Copy the owed records at these places, with their keys. They are no longer owed."""
+    flags[owed] &= DIRTY
+    return key_of[owed], rows.take(owed, 0) if isinstance(rows, np.ndarray) else rows.copy(owed.astype(np.int32))
 
 
 class Changes:
@@ -135,8 +96,8 @@ class Changes:
     def changing(self, flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records) -> None:
         """Set aside the owed versions of records that are about to change. Call it before every change."""
         with self._lock:
-            if self._owed and (n := _count_owed(flags, places)):
-                keys, out = _copied(flags, places, key_of, rows, n)
+            if self._owed and len(owed := places[flags[places] & OWED > 0]):
+                keys, out = _copied(flags, owed, key_of, rows)
                 self._aside.append((keys, out))
                 self._aside_bytes += keys.nbytes + out.nbytes
             _mark(flags, places)
@@ -158,7 +119,7 @@ class Changes:
 
     def _take(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], rows: Records) -> _Kept | None:
         piece = _PIECE if isinstance(rows, np.ndarray) else _PIECE_AWAY
-        places = np.empty(max(1, piece // max(1, rows.shape[1] * rows.itemsize)), np.int64)
+        most = max(1, piece // max(1, rows.shape[1] * rows.itemsize))
         while True:
             with self._lock:
                 if self._aside:
@@ -170,15 +131,17 @@ class Changes:
                 if not self._owed:
                     return None
                 assert self._from < key_of.size, "records were changed without a call of changing"
-                n, self._from = _next_owed(flags, self._from, min(key_of.size, self._from + _SCAN), places)
-                if n:
-                    self._owed -= n
-                    return _copied(flags, places[:n], key_of, rows, n)
+                end = min(key_of.size, self._from + _SCAN)
+                owed = (self._from + np.flatnonzero(flags[self._from : end] & OWED))[:most]
+                self._from = end if len(owed) < most else int(owed[-1]) + 1
+                if len(owed):
+                    self._owed -= len(owed)
+                    return _copied(flags, owed, key_of, rows)
 
     def forget(self, flags: NDArray[np.uint8]) -> None:
         """Drop all owed records, because the checkpoint was given up."""
         with self._lock:
             if self._owed:
-                _forgive(flags)
+                flags &= DIRTY
             self._owed, self._aside, self._aside_bytes = 0, [], 0
             self._changed.notify_all()

@@ -5,6 +5,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -49,16 +50,11 @@ class CheckpointRows(Store):
         """The files must not change while the store is open, but may be unlinked."""
         self._check_open()
         beside = _folder_beside(saved.folder.parent)
-        try:
-            disk = DiskStore(beside / "rows", self.layout, rows=self._table_rows)
-            try:
-                disk.thaw(saved, ready)
-            except BaseException:
-                disk.close()
-                raise
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
+        with ExitStack() as given_up:
+            given_up.callback(shutil.rmtree, beside, ignore_errors=True)
+            disk = given_up.enter_context(DiskStore(beside / "rows", self.layout, rows=self._table_rows))
+            disk.thaw(saved, ready)
+            given_up.pop_all()
         self._let_go()
         self._disk, self._remove = disk, weakref.finalize(self, _remove, beside, os.getpid())
         self.identity, self.generation = saved.identity, saved.generation

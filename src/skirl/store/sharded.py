@@ -106,27 +106,16 @@ class ShardedStore(Store):
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         def read(store: Store, at: NDArray[np.int64]) -> None:
-            if len(at) == len(keys):
-                store._read(kind, keys, out, found)
-                return
             rows: Any = np.empty((len(at), out.shape[1]), out.dtype)
             held = np.zeros(len(at), np.bool_)
             store._read(kind, keys[at], rows, held)
-            if not held.all():
-                at, rows = at[held], rows[held]
-            out[at] = rows
-            found[at] = True
+            out[at[held]], found[at] = rows[held], held
 
         all_at_once(self._pool, [partial(read, *each) for each in self._by_store(keys)])
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        def write(store: Store, at: NDArray[np.int64]) -> None:
-            if len(at) == len(keys):
-                store._write(kind, keys, rows)
-                return
-            store._write(kind, keys[at], rows[at])
-
-        all_at_once(self._pool, [partial(write, *each) for each in self._by_store(keys)])
+        pieces = self._by_store(keys)
+        all_at_once(self._pool, [partial(store._write, kind, keys[at], rows[at]) for store, at in pieces])
 
     def held(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
@@ -218,18 +207,13 @@ T = TypeVar("T")
 
 
 def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls in parallel, the last one here, and return their results. All have ended, even if one fails."""
+    """Make calls in parallel, and return their results. All have ended, even if one fails."""
     futures: list[Future[T]] = []
     try:
-        for call in calls[:-1]:
+        for call in calls:
             futures.append(pool.submit(call))
-        futures.append(last := Future())
-        try:
-            last.set_result(calls[-1]())
-        except Exception as error:
-            last.set_exception(error)
     finally:
-        wait(futures[: len(calls) - 1])
+        wait(futures)
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:  # one that waited for another call says nothing
         raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])

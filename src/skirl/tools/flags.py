@@ -46,8 +46,6 @@ class Composed:
 
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of this command that differ from those of its parts."""
-    hidden: ClassVar[tuple[str, ...]] = ()
-    """Flags that come with a part and mean nothing to this command: files may set them, help does not show them."""
 
     @classmethod
     def of(cls, **given: Any) -> Self:
@@ -98,7 +96,6 @@ def _own_first(owner: type) -> Iterator[Flag]:
 
 
 def _texts(owner: type) -> dict[str, str]:
-    """Return the docstring of each field, as one line."""
     found = [_in_source(base.__module__).get(base.__name__, {}) for base in reversed(owner.__mro__)]
     return {name: text for of in found for name, text in of.items()}
 

@@ -91,7 +91,6 @@ class Hold:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Let SIGINT through in this block."""
         self.lend()
         try:
             yield

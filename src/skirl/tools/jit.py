@@ -51,10 +51,6 @@ if TYPE_CHECKING or config.DISABLE_JIT:
     def prefetch(array: np.ndarray, index: int) -> None:
         """Do nothing, since nothing is compiled."""
 
-    def ones(bits: Any) -> int:
-        """Return the number of bits that are set."""
-        return int(bits).bit_count()
-
 else:
 
     @intrinsic
@@ -72,11 +68,6 @@ else:
             return context.get_dummy_value()
 
         return types.void(array, index), generate
-
-    @intrinsic
-    def ones(context, bits):
-        """Return how many bits of a uint64 are set, as int64 (in kernels only)."""
-        return types.int64(types.uint64), lambda context, builder, signature, args: builder.ctpop(args[0])
 
 
 class _Quiet(event.Listener):

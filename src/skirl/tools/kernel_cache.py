@@ -1,6 +1,5 @@
-"""Compiled kernels on disk, each in a file named after what it was compiled from; one process compiles, others wait."""
+"""Compiled kernels on disk, each in a file named after what it was compiled from."""
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -10,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,6 @@ from numba.misc.appdirs import AppDirs
 
 log = logging.getLogger("skirl")
 
-PATIENCE = 60.0
-"""Seconds to wait for another process: ten times what the largest kernel takes. Then it is compiled here as well."""
-PAUSE = 0.01
 PACKAGE = Path(__file__).parents[1]
 KEPT = 30 * 86400.0
 """Seconds after which a file may go, once another kernel of its module is compiled."""
@@ -112,17 +107,10 @@ class KernelCache:
     def __init__(self, function: Callable[..., Any], folder: Path, module: str, digest: bytes) -> None:
         self.cache_path = folder
         self._function, self._module, self._digest = function, module, digest
-        self._turns: list[tuple[Path, int]] = []
 
     def load_overload(self, sig: Any, target: Any) -> CompileResult | None:
-        """If there is none, this process has its turn to compile it until it is saved. Others wait for that."""
         target.refresh()
-        path = self._path(sig, target.codegen())
-        found = self._read(path)
-        if found is None:
-            self._take_turn(path.with_suffix(".turn"))
-            if (found := self._read(path)) is not None:  # another process has compiled it
-                self._end_turn()
+        found = self._read(self._path(sig, target.codegen()))
         return None if found is None else CompileResult._rebuild(target, *found)
 
     def save_overload(self, sig: Any, result: Any) -> None:
@@ -138,8 +126,6 @@ class KernelCache:
         except OSError as error:
             log.warning("a compiled kernel is not kept on disk: %s", error)
             draft.unlink(missing_ok=True)
-        finally:
-            self._end_turn()
 
     def _path(self, sig: Any, codegen: Any) -> Path:
         key = repr((sig, codegen.magic_tuple(), _content(self._function))).encode()
@@ -154,27 +140,6 @@ class KernelCache:
         except Exception as error:  # it was cut off
             log.warning("the compiled kernel %s cannot be read, and is compiled again: %r", path, error)
             return None
-
-    def _take_turn(self, path: Path) -> None:
-        try:
-            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return
-        self._turns.append((path, file))
-        until = time.monotonic() + PATIENCE
-        with suppress(OSError):  # a file system without locks
-            while time.monotonic() < until:
-                try:
-                    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    time.sleep(PAUSE)
-            log.warning("another process has held %s for %.0f s: the kernel is compiled here as well", path, PATIENCE)
-
-    def _end_turn(self) -> None:
-        while self._turns:
-            path, file = self._turns.pop()
-            path.unlink(missing_ok=True)  # those who wait have it open, and look for the kernel first
-            os.close(file)
 
 
 def _content(value: Any) -> Any:

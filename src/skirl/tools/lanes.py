@@ -138,8 +138,6 @@ def _filled(builder: Any, lanes: Lanes, number: Any) -> Any:
 
 @_inlined
 def root(typingctx, lanes):
-    """Return the square root of each lane."""
-
     def codegen(context, builder, signature, args):
         roots = []
         for piece in _cut(builder, args[0]):

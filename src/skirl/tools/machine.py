@@ -27,9 +27,7 @@ def machine() -> dict[str, Any]:
     import torch  # takes 1.4 s, which help and wrong flags do without
 
     return {
-        "processor": (_found("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()).lstrip(
-            "\t: "
-        ),
+        "processor": _found("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
@@ -70,5 +68,5 @@ def _found(path: str, name: str) -> str | None:
     with suppress(OSError):
         for line in Path(path).read_text().splitlines():
             if line.startswith(name):
-                return line.removeprefix(name).strip()
+                return line.removeprefix(name).strip("\t\n: ")
     return None

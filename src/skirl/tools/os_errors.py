@@ -11,14 +11,6 @@ _WORDS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "a file may not become that large here (ulimit -f)",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission is denied",
-    errno.EPERM: "permission is denied",
-    errno.ENOENT: "there is no such file or folder",
-    errno.ENOTDIR: "a part of the path is a file, not a folder",
-    errno.EISDIR: "it is a folder",
-    errno.EEXIST: "there is one of that name already",
-    errno.EIO: "the disk has failed to read or write",
     errno.EMFILE: "this process has too many files open (ulimit -n)",
 }
 ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -52,7 +44,7 @@ def why(error: BaseException) -> str:
     """Return why the system refused.
 
     >>> why(OSError(errno.EROFS, "Read-only file system", "runs/x.tmp"))
-    'the file system is read-only'
+    'read-only file system'
     """
     found = of_system(error)
     if found is None:

@@ -4,9 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
 
-T = TypeVar("T")
 Facts = Mapping[str, str]
 Report = Callable[[int, Callable[[], Facts]], None]
 """Takes how many steps are done, and what returns the facts to show; it is called only if they are shown."""
@@ -17,7 +15,6 @@ _display: ContextVar[Display | None] = ContextVar("display", default=None)
 
 @contextmanager
 def progress_of(title: str, steps: int | None = None) -> Iterator[Report]:
-    """Report the progress of a loop, once a step."""
     if (display := _display.get()) is None:
         yield lambda done, facts: None
         return
@@ -35,30 +32,7 @@ def shown_by(display: Display | None) -> Iterator[None]:
         _display.reset(before)
 
 
-def watched(
-    steps: Iterator[T], waited: Callable[[], float], warn: Callable[[float], None], after: float = 5.0
-) -> Iterator[T]:
-    """Yield steps. If their CPU time is little of the time that they take, call `warn`, once, with its share.
-
-    waited: seconds, so far, for which they had nothing to compute. after: seconds of each measurement.
-    """
-    cpu = took = 0.0
-    while cpu >= took / 2 or took < after:
-        cpu, took = (cpu, took) if took < after else (0.0, 0.0)
-        began = time.thread_time(), time.monotonic() - waited()
-        try:
-            step = next(steps)
-        except StopIteration:
-            return
-        cpu, took = cpu + time.thread_time() - began[0], took + time.monotonic() - waited() - began[1]
-        yield step
-    warn(cpu / took)
-    yield from steps
-
-
 class Speed:
-    """Measures from now on."""
-
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._warm: tuple[float, int] | None = None
@@ -71,7 +45,6 @@ class Speed:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time of this block out."""
         began = time.monotonic()
         try:
             yield
@@ -79,12 +52,10 @@ class Speed:
             self._started += time.monotonic() - began
 
     def reached(self, samples: int) -> None:
-        """Take note of a step."""
         if self._warm is None:
             self._warm = self.seconds, samples
 
     def rate(self, samples: int) -> float:
-        """Return samples per second since the first step."""
         if self._warm is None:
             return 0.0
         return (samples - self._warm[1]) / max(self.seconds - self._warm[0], 1e-9)

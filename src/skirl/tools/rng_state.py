@@ -26,7 +26,6 @@ def swap_in(*seed: int) -> None:
 
 
 def swap_out() -> None:
-    """Restore the generators of the run, if others are in their place."""
     global _own
     own, _own = _own, None
     if own is not None:
@@ -35,7 +34,6 @@ def swap_out() -> None:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Restore the generators after the block to what they were before it."""
     now = _now()
     try:
         yield

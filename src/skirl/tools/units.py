@@ -46,8 +46,6 @@ _DELAYS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Link:
-    """Rate and delay of a link."""
-
     rate: float = math.inf
     """Bytes a second, in each direction."""
     delay: float = 0.0
@@ -86,7 +84,6 @@ def clock(seconds: float) -> str:
 
 
 def figure(value: float, digits: int = 4) -> str:
-    """Return a loss or a metric as text of a few characters."""
     return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
 
 

@@ -126,7 +126,8 @@ def differences(steps: int, seed: int) -> dict[str, float]:
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.planner.types import Topology
 
-    from skirl.torchrec import SkirlPlanner, sharding_plan
+    from skirl.torchrec import SkirlPlanner
+    from skirl.torchrec import plan as plan_of
 
     rank, world, found = dist.get_rank(), dist.get_world_size(), dict[str, float]()
     draw = torch.Generator().manual_seed(seed)
@@ -141,7 +142,7 @@ def differences(steps: int, seed: int) -> dict[str, float]:
                 of = Topology(world, "cpu", ddr_cap=1 << 32, local_world_size=world, intra_host_bw=1.25e6)
                 plan = SkirlPlanner(of, batches=seen, seconds=1.0).collective_plan(model, sharders)
             else:
-                plan = sharding_plan(plan_by_hand(kind, optimizer, world), model, sharders)
+                plan = plan_of(plan_by_hand(kind, optimizer, world), model, sharders)
             parallel = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
             shards = [
                 (key.split("embedding_bags.")[1].rsplit(".", 1)[0], shard)

@@ -2,14 +2,11 @@
 
     python -m tests.store.disk.larger FOLDER [GIGABYTES [MIB]]
 
-The system enforces the limit (RLIMIT_DATA): allocating beyond it gives a MemoryError. It counts private writable
-memory, touched or not, including stacks and the heap. It counts neither the page cache, which the system can take back,
-nor the code of libraries (some 120 MB of torch's), which is shared. So it is stricter than a limit on resident
-anonymous memory, and unlike a cgroup it needs no privileges.
+The system enforces the limit (RLIMIT_DATA) on private writable memory, touched or not; not on the page cache, which it can
+take back, nor on shared code of libraries. Unlike a cgroup it needs no privileges.
 
-Gradients are known beforehand: the loss is a sum of outputs with weights drawn from the batch's number. So each row has
-its own history, and the plain reference can compute a sample of rows alone, from seeds. Prints one line of JSON at the
-end.
+Gradients are drawn from the batch's number, so the plain reference can compute a sample of rows alone. Prints one line of
+JSON at the end.
 """
 
 import json

@@ -1,5 +1,3 @@
-import json
-import os
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from skirl.store.disk import key_index as places_module
 from skirl.store.disk.key_index import KeyIndex, _hash
 from skirl.store.disk.records import INDEX_BITS
 from tests.cases import cases
-from tests.processes import interpreter
+from tests.processes import measure
 
 
 def arrays(slots: int = 64) -> list[np.ndarray]:
@@ -60,13 +58,6 @@ def test_agrees_with_a_dict(tables, calls, crowded):
     assert places.locate(asked).tolist() == [model.get(int(k), -1) for k in asked]
 
 
-@pytest.mark.parametrize("tables", range(5))
-def test_a_hash_tells_all_keys_apart_and_none_is_beyond_its_bits(tables):
-    bits = KeyIndex(TABLES[tables])._bits
-    hashes = [int(_hash(k, bits)) for k in range(60_000)]
-    assert len(set(hashes)) == 60_000 and max(hashes) < 1 << bits
-
-
 def test_rows_beyond_the_tables_are_strangers_and_not_held():
     places, more = KeyIndex({0: 10, 2: 5}), arrays()
     keys = np.array([9, (2 << 48) + 4, 10, 1 << 48, 2 << 48 | 5, 3 << 48, -1])
@@ -79,13 +70,6 @@ def test_rows_beyond_the_tables_are_strangers_and_not_held():
 
 
 MEASURE = """
-import json, sys
-import numpy as np
-from skirl.store import DiskStore, Record
-
-def status(name):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
-
 folder, width, rows, batch, known, bound = sys.argv[1], *map(int, sys.argv[2:])
 sizes = {0: 882_800_001} if known else None
 values = np.ones((batch, width), np.float32)
@@ -122,10 +106,7 @@ def test_memory_a_row(known, bound, tmp_path):
     """
     batch, rows = 20_000, 2_000_000 if settings.get_current_profile_name() == "campaign" else 1_000_000
     slack = 6 * rows
-    env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
-    done = interpreter(MEASURE, str(tmp_path), *map(str, (4, rows, batch, known, bound)), env=env)
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout)
+    measured = measure(MEASURE, tmp_path, 4, rows, batch, known, bound)
     assert measured["rows"] == rows
     assert measured["above_bound"] < slack and measured["peak_above"] < 2 * slack
     assert measured["bytes_a_row"] > bound / 2, "the measure itself: what is held has to show"

@@ -169,17 +169,6 @@ def test_a_file_or_a_folder_of_others_is_refused(tmp_path):
     assert os.listdir(tmp_path) in (["thesis.tex", "lock"], ["lock", "thesis.tex"])
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
-    def refused(*args, **more):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    for call in ("mkdir", "open"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, refused)
-            with pytest.raises(DiskError, match=r"cannot be written to .*name another folder"):
-                DiskStore(tmp_path if call == "open" else tmp_path / "new", LAYOUT)
-
-
 def test_other_tables_are_refused(tmp_path):
     filled(lambda layout: DiskStore(tmp_path, layout)).close()
     with pytest.raises(DiskError, match=r"has records .* the tables need .*or name another folder"):

@@ -1,5 +1,4 @@
 import gc
-import json
 import os
 import signal
 import threading
@@ -12,7 +11,7 @@ import pytest
 from skirl.store import Layout, MemoryStore, Record, open_store
 from skirl.store import arena as arena_module
 from skirl.store import memory as memory_module
-from tests.processes import interpreter
+from tests.processes import measure
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled, interrupted
 
@@ -35,13 +34,6 @@ class TestMemoryStoreWithoutMremap(StoreConformance):
 
 
 MEASURE = """
-import json, sys
-import numpy as np
-from skirl.store import MemoryStore, Record
-
-def status(name):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
-
 width, rows, batch = map(int, sys.argv[1:])
 values = np.ones((batch, width), np.float32)
 warm = MemoryStore({0: Record(width)})
@@ -64,10 +56,7 @@ print(json.dumps({"peak": status("VmHWM") - before, "above_bound": bound, "rows"
 def test_memory_is_rows_and_20_bytes():
     """At the end, at every step, and at the peak while growing. The tables' sizes do not matter."""
     width, rows, batch, slack = 4, 2_000_000, 10_000, 8 << 20
-    env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
-    done = interpreter(MEASURE, str(width), str(rows), str(batch), env=env)
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout)
+    measured = measure(MEASURE, width, rows, batch)
     assert measured["rows"] == rows
     assert measured["above_bound"] < slack
     assert measured["peak"] < rows * (4 * width + 20) + slack

@@ -12,16 +12,10 @@ import torch
 
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.inverse import grouped, pays
-from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
-
-_ONE = np.uint64(1)
-LISTS_AHEAD = 4  # a list is fetched so early into the processor's cache: one begins anywhere if rows are shuffled
-LINE = 16  # ids of 32 bits in a line of the cache
+from skirl.tools.jit import kernel, read_only
 
 
 class Bags(NamedTuple):
-    """The bags of some rows."""
-
     of: np.ndarray
     """int64: by bag, its list in the column, or its row if each row has one id."""
     ids: int
@@ -46,7 +40,6 @@ class Column:
         return len(rows if self.inverse is None else self.inverse)
 
     def slice(self, low: int, high: int) -> "Column":
-        """Views."""
         if self.offsets is None:
             return Column(self.values[low:high])
         if self.inverse is None:
@@ -94,9 +87,10 @@ class Column:
             return Bags(rows, len(rows), None)
         if inverse is None:
             return Bags(rows, int(offsets[rows + 1].sum() - offsets[rows].sum()), None)
-        which, kept = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
-        count, total, left = number_lists(inverse, offsets, rows, which, kept)
-        return Bags(kept[:count], left, which) if pays(total, left, len(rows)) else Bags(inverse[rows], total, None)
+        kept, which = numbered(inverse[rows])
+        sizes = offsets[kept + 1] - offsets[kept]
+        left, total = int(sizes.sum()), int(sizes[which].sum())
+        return Bags(kept, left, which) if pays(total, left, len(rows)) else Bags(inverse[rows], total, None)
 
     def fill(self, bags: Bags, values: np.ndarray, lengths: np.ndarray) -> None:
         """Copy the ids of bags to `values`, and their numbers to `lengths`."""
@@ -180,6 +174,14 @@ class Encoded:
         return Batch(dense, KeyedJagged(names, torch.from_numpy(values), **jagged), labels)
 
 
+def numbered(lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct lists among those of some rows, ascending, and the place of each row's among them (int32)."""
+    low, end = (lists.min(), lists.max() + 1) if len(lists) else (0, 0)
+    there = np.zeros(end - low, np.bool_)
+    there[lists - low] = True
+    return np.flatnonzero(there) + low, (np.cumsum(there, dtype=np.int32) - 1)[lists - low]
+
+
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -191,10 +193,6 @@ def _copy_lists(values, offsets, lists, out, lengths):
     """Copy these lists to `out`, one after the other, and their sizes to `lengths`. Neighbours are copied at once."""
     at = k = 0
     while k < len(lists):
-        if k + LISTS_AHEAD < len(lists):
-            far = lists[k + LISTS_AHEAD]
-            for j in range(offsets[far], offsets[far + 1], LINE):
-                prefetch(values, j)
         begin = end = offsets[lists[k]]
         while k < len(lists) and offsets[lists[k]] == end:
             end = offsets[lists[k] + 1]
@@ -204,50 +202,3 @@ def _copy_lists(values, offsets, lists, out, lengths):
         for j in range(len(part)):
             room[j] = part[j]
         at += len(part)
-
-
-@kernel
-def number_lists(inverse, offsets, rows, which, kept):
-    """Number the lists that some of the rows have, in ascending order.
-
-    Fills `which` with the new number of each row's list, and `kept` with the old number of each new one. Returns how many
-    lists there are, the ids of the lists of all rows, and the ids of the lists that are kept.
-    """
-    if len(rows) == 0:
-        return 0, 0, 0
-    low = high = last = inverse[rows[0]]
-    size = offsets[last + 1] - offsets[last]
-    total = 0
-    for i in range(len(rows)):  # mostly, a row has the list of the row before
-        prefetch(inverse, rows[min(i + AHEAD, len(rows) - 1)])
-        list_ = inverse[rows[i]]
-        if list_ != last:
-            low, high = min(low, list_), max(high, list_)
-            last, size = list_, offsets[list_ + 1] - offsets[list_]
-        total += size
-        which[i] = list_  # replaced below
-    bits = np.zeros(((high - low) >> 6) + 1, np.uint64)  # a bit for each list
-    before = np.empty(len(bits), np.int64)
-    last = -1
-    for list_ in which:
-        if list_ != last:
-            bits[(list_ - low) >> 6] |= _ONE << np.uint64((list_ - low) & 63)
-            last = list_
-    count = left = 0
-    for word in range(len(bits)):
-        before[word] = count
-        some = bits[word]
-        while some:
-            rest = some & (some - _ONE)
-            kept[count] = low + (word << 6) + ones((some ^ rest) - _ONE)
-            left += offsets[kept[count] + 1] - offsets[kept[count]]
-            count += 1
-            some = rest
-    last = number = -1
-    for i in range(len(rows)):
-        if which[i] != last:
-            last = which[i]
-            k = last - low
-            number = before[k >> 6] + ones(bits[k >> 6] & ((_ONE << np.uint64(k & 63)) - _ONE))
-        which[i] = number
-    return count, total, left

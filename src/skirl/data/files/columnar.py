@@ -204,7 +204,6 @@ def stored_schema(path: str) -> Any:
 
 
 def embedded_schema(path: str) -> str | None:
-    """The schema that `skirl convert` stored in a Parquet file, as TOML."""
     raw = (getattr(stored_schema(path), "metadata", None) or {}).get(KEY)
     return None if raw is None else raw.decode("utf-8", "replace")
 

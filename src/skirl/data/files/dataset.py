@@ -23,8 +23,6 @@ from skirl.tools.jit import kernel
 
 
 class RowPosition(NamedTuple):
-    """The position of a row: file, part of the file, and row in the part."""
-
     file: int = 0
     part: int = 0
     row: int = 0

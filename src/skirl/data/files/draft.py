@@ -40,8 +40,6 @@ AMOUNT = re.compile(r"price|cost|amount|count|number|num_|\bage|score|total|dura
 
 @dataclass
 class Column:
-    """A column of the sample."""
-
     name: str
     values: Any
     """One flat Arrow array without nulls: of lists, the ids in them."""

@@ -15,7 +15,6 @@ from skirl.tools.flags import read_as
 
 DEFAULT_ROWS = 1_000_000
 LARGEST_FILE = 1 << 20  # bytes of a schema file; a larger file is something else
-MOST_COLUMNS = 20_000
 LARGEST_FLOAT = 3.4028234663852886e38  # the largest float32
 
 
@@ -29,8 +28,6 @@ class Label:
 
 @dataclass(frozen=True)
 class Dense:
-    """A column of numbers."""
-
     name: str
     column: str = ""
     """To read it from; `name` if not set."""
@@ -44,8 +41,6 @@ class Dense:
 
 @dataclass(frozen=True)
 class Id:
-    """A column of ids, or of lists of ids."""
-
     name: str
     column: str = ""
     type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
@@ -88,8 +83,6 @@ class Text:
 
 @dataclass(frozen=True)
 class FileSchema:
-    """All columns to read."""
-
     labels: tuple[Label, ...]
     """Empty for predictions on files without labels; a schema file always has some."""
     dense: tuple[Dense, ...]
@@ -202,7 +195,6 @@ class FileSchema:
         return _parsed(text)
 
     def toml(self) -> str:
-        """Text that `parse` reads."""
         lines = [f"{name} = {toml(value)}" for name in _TOP[:3] if (value := getattr(self, name))]
         lines += [f"missing = {toml(self.missing)}", f"nan_is_missing = {toml(self.nan_is_missing)}"]
         parts = [("[file]", self.text), *(("[[label]]", of) for of in self.labels)]
@@ -256,8 +248,6 @@ def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
             raise BadSchema(f"[[{kind}]] needs either name or names, not both")
         for name in [entry["name"]] if names is None else names if isinstance(names, list) else [names]:
             made.append(of(**_checked(of, f"[[{kind}]] {name!r}", entry | {"name": name})))
-        if len(made) > MOST_COLUMNS:
-            raise BadSchema(f"{kind} has more than {MOST_COLUMNS:,} columns, which is the most")
     return tuple(made)
 
 

@@ -103,7 +103,6 @@ class TextFile:
     # Names.
 
     def first_width(self) -> int:
-        """Columns that the first line has."""
         line = self._at_begin()[self._skip :].partition(b"\n")[0]
         return len(self.names) if self._header else line.count(self._delimiter.encode()) + 1
 

@@ -98,8 +98,6 @@ def _bad(path: str, what: str) -> BadVocabulary:
 
 @dataclass
 class Facts:
-    """The metadata of a file."""
-
     types: dict[str, str]
     """How the values of each table were read, which decides their fingerprints; "" if a converted file did not say."""
     min_count: int

@@ -12,7 +12,7 @@ from typing import Any
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
 from skirl.placement.problem import Columns
 from skirl.placement.search import plan_tables
-from skirl.placement.spec import Piece, TablePlan, TableSpec, blocks
+from skirl.placement.spec import Piece, TablePlan, blocks
 from skirl.placement.torchrec.tables import BATCH, COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
 
 _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
@@ -26,50 +26,30 @@ def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
     return [EmbeddingBagCollectionSharder()] if sharders is None else list(sharders)
 
 
-def sharding_plan(
-    plan: TablePlan, module: Any, sharders: Iterable[Any] | None = None, *, device: str = "cpu",
+def plan(
+    file: Path | str | TablePlan, model: Any, sharders: Iterable[Any] | None = None, *, device: str = "cpu",
     local_world_size: int | None = None, constraints: Any = None,
 ) -> Any:  # fmt: skip
-    """Return a plan as TorchRec's ShardingPlan, for DistributedModelParallel.
+    """Return TorchRec's ShardingPlan of a file that `skirl place` wrote, for DistributedModelParallel.
 
     Tables are whole, cut by columns, or cut by rows evenly over all ranks, each with the fused kernel.
 
     **Arguments**
 
-    - `plan`: from `SkirlPlanner`, or from a file of `skirl place`, which `TablePlan.load` reads.
-    - `module`: the model, or any module that contains its EmbeddingBagCollections.
+    - `file`: its path, or the plan in it.
+    - `model`: the model, or any module that contains its EmbeddingBagCollections.
     - `sharders`: TorchRec's; the one for EmbeddingBagCollections if not given.
     - `device`: "cpu", "cuda" or "mtia".
     - `local_world_size`: number of ranks on one host; all of them if not given.
     - `constraints`: TorchRec's, by table. Sharding types that they do not allow are refused; their rounding, bounds check
       and output type are handed on.
     """
-    tables = tables_of(module, sharders_of(sharders), PlanRequest(plan.ranks))
-    return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})
-
-
-def plan(file: Path | str, model: Any = None, **given: Any) -> Any:
-    """Return TorchRec's ShardingPlan of a file that `skirl place` wrote.
-
-    **Arguments**
-
-    - `file`: its path.
-    - `model`: the model, or any module that contains its EmbeddingBagCollections; if not given, the plan is of a collection
-      that is the whole model.
-    - `given`: further arguments of `sharding_plan`.
-    """
-    found = TablePlan.load(Path(file))
-    if model is not None:
-        return sharding_plan(found, model, **given)
-    tables = [
-        ModelTable("", name, TableSpec(name, rows, dim, 1, 1.0, 1.0, optimizer=optimizer), False)
-        for name, rows, dim, optimizer in found.tables
-    ]
-    return exported(found, tables, given.get("device", "cpu"), given.get("local_world_size") or found.ranks, {})
+    made = file if isinstance(file, TablePlan) else TablePlan.load(Path(file))
+    tables = tables_of(model, sharders_of(sharders), PlanRequest(made.ranks))
+    return exported(made, tables, device, local_world_size or made.ranks, constraints or {})
 
 
 def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: int, constraints: Any) -> Any:
-    """The same for tables that are already known."""
     needed()
     from torch.distributed._shard.sharding_spec import ShardMetadata
     from torchrec.distributed.sharding_plan import placement
@@ -136,13 +116,7 @@ def laid_out(
 def table_plan(
     sharding: Any, module: Any, sharders: Iterable[Any] | None = None, *, ranks: int, optimizer: str | None = None
 ) -> TablePlan:
-    """Return TorchRec's ShardingPlan as a plan of skirl, for `ranks` ranks. It must cover each row and column once.
-
-    **Arguments**
-
-    - `sharding`, `module`, `sharders`: the ShardingPlan, its model and sharders.
-    - `optimizer`: the row optimizer; the one that model or sharder name if not given.
-    """
+    """Return TorchRec's ShardingPlan as a plan of skirl, which must cover each row and column once."""
     tables = tables_of(module, sharders_of(sharders), PlanRequest(ranks, optimizer=optimizer))
     listed, pieces = [], []
     for number, table in enumerate(tables):
@@ -164,7 +138,6 @@ def table_plan(
     return TablePlan(ranks, tuple(listed), tuple(pieces))
 
 
-MOST = 256 << 20  # bytes of a message from the first rank
 HBM_RESERVED = 0.15  # of a GPU's memory is left free if no reservation is given, as TorchRec's planner does
 
 
@@ -292,9 +265,9 @@ def from_first(message: Any, group: Any = None) -> Any:
     data = json.dumps(message).encode() if sends else b""
     length = torch.tensor([len(data)], device=on)
     dist.broadcast(length, first, group=group)
-    if not 0 < (count := int(length)) <= MOST:
-        raise ValueError(f"the first rank sends {count:,} bytes, and at most {MOST:,} are taken")
-    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if sends else torch.empty(count, dtype=torch.uint8)
+    sent = (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8) if sends else torch.empty(int(length), dtype=torch.uint8)
+    )
     sent = sent.to(on)
     dist.broadcast(sent, first, group=group)
     return json.loads(bytes(sent.cpu().numpy()))

@@ -74,7 +74,6 @@ class OsFiles:
         return _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def open(self, path: Path, *, writable: bool = False) -> int:
-        """Open an existing file, for random reads."""
         file = _opened(path, os.O_RDWR if writable else os.O_RDONLY)
         with suppress(*_NOT_HERE):
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours

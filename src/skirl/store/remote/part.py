@@ -221,7 +221,6 @@ _part: Part | None = None
 
 
 def call(method: str, *args: Any) -> Answer:
-    """Call one of `METHODS`. Return ("ok", result) or ("error", result of `said`)."""
     if _part is None or method not in METHODS:
         return "error", said(NodeError(f"this process serves no {method!r}: install the same version of skirl"))
     return _part.answer(method, args)

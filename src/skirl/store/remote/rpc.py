@@ -99,7 +99,6 @@ def end(future: Any) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """Say why a call failed, in a line."""
     text = str(error)
     return LATE if "imeout" in text else text.splitlines()[0][:200] if text else type(error).__name__
 
