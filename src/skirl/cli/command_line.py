@@ -24,20 +24,21 @@ def read_flags(
 ) -> dict[str, Any]:
     """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
 
-    `kind` is the command: `common` and `usual` are what its help shows; `positional` may be given without their names,
-    `repeated` several times.
+    `kind` is the command: `common` and `usual` are what its help shows, `hidden` what only files may set; `positional` may
+    be given without their names, `repeated` several times.
     """
     positional = [name for name in getattr(kind, "positional", ()) if name in flags]
     if any(arg in ("-h", "--help") for arg in args):
         _show_help(prog, about, kind, flags, positional, "all" in args)
-    given, words = _split(prog, kind, flags, args)
+    known = {name: flag for name, flag in flags.items() if name not in getattr(kind, "hidden", ())}
+    given, words = _split(prog, kind, known, args)
     values = {name: _value(prog, flags[name], texts) for name, texts in given.items()}
     missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in given]
     alone = [name for name in positional if name not in given]
     if words[len(alone) :]:
         if twice := [name for name in positional if name in given]:
             _refuse(prog, f"{twice[0]} is given twice, with its name and without it: leave one of them out")
-        _refuse_unknown(prog, flags, words[len(alone)])
+        _refuse_unknown(prog, known, words[len(alone)])
     for name in alone[len(words) :]:
         line = f"{prog} {' '.join(map(str.upper, positional))}"
         if name in missing:
@@ -98,7 +99,7 @@ def _show_help(
     first = [n for n in getattr(kind, "common", ()) if n in flags] + [n for n, flag in flags.items() if not flag.group]
     shown: dict[str, list[str]] = {}
     for name in dict.fromkeys([*positional, *first, *flags]):
-        if usual and name not in {*positional, *first, *usual}:
+        if name in getattr(kind, "hidden", ()) or (usual and name not in {*positional, *first, *usual}):
             continue
         flag = flags[name]
         unset = flag.default in (None, "", (), MISSING) or flag.default is False

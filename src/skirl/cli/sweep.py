@@ -20,6 +20,7 @@ class SweepCommand(Composed):
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "patience")  # a sweep has one trainer and many runs
 
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)

@@ -46,6 +46,8 @@ class Composed:
 
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of this command that differ from those of its parts."""
+    hidden: ClassVar[tuple[str, ...]] = ()
+    """Flags that come with a part and mean nothing to this command: files may set them, help does not show them."""
 
     @classmethod
     def of(cls, **given: Any) -> Self:
