@@ -17,7 +17,7 @@ from skirl.data.files.columns import Span, is_list, is_text, kinds_of, one, pc, 
 from skirl.data.files.find import BadRow, BadSchema, WrongTime, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
-from skirl.tools.jit import read_only
+from skirl.tools.jit import kernel, read_only
 
 FITS, EACH = "a number that fits a float32", "a value in each row"
 """The expected form of labels and dense values, which a model gets as float32, and of sessions, for error messages."""
@@ -183,7 +183,7 @@ class Encoder:
         marks.add_values(f"column {dense.name}", column, kinds == BAD, "a finite number, or nothing")
         with np.errstate(all="ignore"):  # the slot of a missing value may hold anything
             if dense.transform == "log":
-                out[:, k] = np.log1p(np.maximum(values, 0, dtype=np.float64))
+                log_of(values, out[:, k])
             else:
                 out[:, k] = np.mod(values, 100) / 24 if dense.transform == "hour" else values
         large = ~np.isfinite(out[:, k]) & (kinds == GOOD)  # check what the model gets, after the transform
@@ -330,3 +330,19 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
             hint = f'write type = "float" at {spec.name} in the schema: it takes 7.0 for 7'
         expected += f" ({hint})"
     return f"{found} {shown(value)}", expected
+
+
+@kernel
+def log_of(values, out):
+    """Fill `out` with log(1 + max(x, 0)) as float32. Most values are small whole numbers, with logarithms in a table."""
+    for i in range(values.size):
+        x = np.float64(values[i])
+        if x <= 0:
+            out[i] = 0
+        elif x < LOGS.size and x == np.int64(x):
+            out[i] = LOGS[np.int64(x)]
+        else:
+            out[i] = np.float32(np.log1p(x))
+
+
+LOGS = np.log1p(np.arange(1024, dtype=np.float64)).astype(np.float32)
