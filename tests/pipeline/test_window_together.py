@@ -103,7 +103,7 @@ def check(flights: list[list[Flight]], splits: list[set[int]]) -> None:
                 ]
                 assert [len(part) for part in parts] == np.diff(reads.ask).tolist()
                 read = np.concatenate(parts)[reads.place]
-                assert read.tolist() == work.micros[0].banks[bank].positions.keys().tolist()
+                assert read.tolist() == work.micros[0].banks[bank].keys().tolist()
 
 
 def random_batches(rng: np.random.Generator, ranks: int, count: int) -> list[list[ByFeature]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,79 +22,6 @@ def taken(array: np.ndarray, at: Sequence[slice]) -> np.ndarray:
     """Return the entries at some of a bank's positions, of an array that is empty or has an entry for each."""
     parts = [array[each] for each in at] if len(array) else [array]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-@dataclass(slots=True)
-class Shared:
-    """The features of a bank whose samples share bags, and its other features, which are plain."""
-
-    batch: int
-    features: int
-    columns: np.ndarray
-    """int32 [shared]: the features whose bags are shared, ascending."""
-    bag: np.ndarray
-    """int32 [batch, shared]: the bag of each sample, as an index into all shared bags of the bank."""
-    begins: np.ndarray
-    """int32 [shared + 1]: each shared feature's first bag among all shared bags."""
-    first: np.ndarray
-    """int64 [features + 1]: each feature's first bag among all of the bank's, as in `BankIds.offsets`."""
-    inverse: list[np.ndarray | None]
-    """By feature: int32 [batch], the bag of each sample among the feature's; None if it is plain."""
-    parts: Sequence[tuple[list[slice], np.ndarray]] = ()
-    """Of plain features, and of shared bags: their positions among the bank's, and where each bag starts among these, int32
-    [bags + 1]. The first part has a bag for every feature and sample, empty if the feature is shared."""
-
-    @classmethod
-    def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":
-        columns = [f for f, each in enumerate(inverse) if each is not None]
-        begins = np.concatenate([[0], np.cumsum([sizes[f] for f in columns])]).astype(np.int32)
-        bag = np.empty((batch, len(columns)), np.int32)
-        for i, f in enumerate(columns):
-            bag[:, i] = inverse[f] + begins[i]
-        first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return cls(batch, len(sizes), np.array(columns, np.int32), bag, begins, first, inverse)
-
-    @property
-    def bags(self) -> int:
-        return int(self.begins[-1])
-
-    @property
-    def samples(self) -> int:
-        return self.batch * self.features
-
-    @property
-    def rows(self) -> int:
-        return self.samples + self.bags
-
-    @property
-    def plain(self) -> np.ndarray:
-        return np.array([each is None for each in self.inverse], np.bool_)
-
-    def by_bag(self, mask: np.ndarray) -> np.ndarray:
-        """Spread a value per feature over all rows. Rows of samples that are copies of a shared bag get False."""
-        behind = np.repeat(mask[self.columns], np.diff(self.begins))
-        return np.concatenate([np.tile(mask & self.plain, self.batch), behind])
-
-    def rows_of_bags(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, by feature: the output row of its first bag, the distance from one bag's row to the next, its
-        bags."""
-        row, step = np.arange(self.features), np.full(self.features, self.features)
-        row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
-        return row, step, np.diff(self.first)
-
-    def divide(self, offsets: np.ndarray) -> None:
-        lengths, none = np.split(np.diff(offsets), self.first[1:-1]), np.zeros(self.batch, np.int32)
-        plain = _starts([of if each is None else none for of, each in zip(lengths, self.inverse)])
-        once = _starts([of for of, each in zip(lengths, self.inverse) if each is not None])
-        at = [slice(low, high) for low, high in pairwise(offsets[self.first].tolist())]
-        self.parts = (
-            ([of for of, each in zip(at, self.inverse) if each is None], plain),
-            ([of for of, each in zip(at, self.inverse) if each is not None], once),
-        )
-
-
-def _starts(lengths: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
 
 
 @kernel

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from skirl.core.ids import BadIds, Ids
-from skirl.core.keys import Positions
+from skirl.core.ids import BadIds, BankIds, Ids
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Flight, Work
@@ -82,9 +81,7 @@ class Window:
             named = BadIds(f"batch {self.entered}, {error}") if self._numbered else error
             self._route.fail(named)
             raise named from None
-        banks = [
-            Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
-        ]
+        banks = [BankIds.joined(parts) for part in micros for parts in zip(*(micro.banks for micro in part))]
         works = [Work(of, shards=self._shards, mine=self._mine) for of in micros]
         joined = self._route.batch(banks, self._vote())
         if joined is None:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.ids import Ids
-from skirl.core.keys import Positions
+from skirl.core.ids import BankIds, Ids
 from skirl.core.tree import leaves
 from skirl.engine.kernels.tree import Parts
 from skirl.oracle.route import Reads
@@ -108,12 +107,12 @@ class Work:
 
     def live_rows(self, bank: int) -> np.ndarray:
         """Return a mask of the output rows that got a gradient: by feature if that is enough, else row by row."""
-        none = np.zeros(len(self.micros[0].positions[bank].parts), np.bool_)
+        none = np.zeros(len(self.micros[0].banks[bank].parts), np.bool_)
         masks = [self.live.get((bank, m), none) for m in range(len(self.micros))]
         ids = [m.banks[bank] for m in self.micros]
         if all(mask.all() for mask in masks):
             return np.ones(1, np.bool_)
-        if ids[0].pooled and all((mask == masks[0]).all() and not one.shared for mask, one in zip(masks, ids)):
+        if ids[0].pooled and all((mask == masks[0]).all() and not one.shares for mask, one in zip(masks, ids)):
             return masks[0]
         return np.concatenate([one.by_bag(mask) for mask, one in zip(masks, ids, strict=True)])
 
@@ -146,7 +145,7 @@ class Flight:
     """One step of all collections of a model."""
 
     works: list[Work]
-    banks: list[Positions]
+    banks: list[BankIds]
     """Until it is planned: the ids of all banks of all collections, joined over the micro-batches. If rows have owners,
     what all trainers ask of this one."""
     next_uses: list[np.ndarray] | None = None
@@ -156,7 +155,7 @@ class Flight:
     @property
     def nbytes(self) -> int:
         """Memory that it holds in the window: the user's batch, and at most 16 bytes per id in the planner."""
-        return sum(ids.nbytes for ids in self.micros) + 16 * sum(map(len, self.banks))
+        return sum(ids.nbytes for ids in self.micros) + 16 * sum(of.count for of in self.banks)
 
     @property
     def micros(self) -> list[Ids]:

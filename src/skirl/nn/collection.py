@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -157,7 +158,7 @@ class Collection(nn.Module):
                 )
             micro.learned = weights if weights.requires_grad else None
             micro.weighted = now = resolver.capture(sparse, copy=False)
-            now.positions = micro.positions
+            now.banks = [copy(ids) for ids in micro.banks]
             for ids, again in zip(micro.banks, resolver.resolve(now).banks, strict=True):
                 ids.scale = again.scale  # the weights are new since the batch was read
         current.work.to(State.FORWARD)
@@ -170,7 +171,7 @@ class Collection(nn.Module):
         with self._looking:
             resolver, found = self.engine.resolver, []
             for bank, part in enumerate(resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks):
-                keys, place = distinct(part.positions.keys())
+                keys, place = distinct(part.keys())
                 found.append(FoundRows(part, weights_of_all(self.engine, keys, bank, self.pack.number), place))
             return found
 

@@ -146,7 +146,7 @@ class CurrentStep:
         if (grad is None and of_bags is None) or not ticket.live.any():
             return
         grad, of_bags = (None if g is None else g.reshape(-1, g.shape[-1]).contiguous() for g in (grad, of_bags))
-        if ticket.ids.folded is not None:
+        if ticket.ids.shares:
             self._keep_shared(ticket, grad, of_bags)
         else:
             assert grad is not None
@@ -159,13 +159,12 @@ class CurrentStep:
     def _keep_shared(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None) -> None:
         """Keep the gradient of a micro-batch whose samples share bags: that of the output, [batch * features, dim], and
         that of the shared bags themselves, [shared bags, dim], if the loop used them."""
-        engine, shared, bank = self.engine, ticket.ids.folded, ticket.bank
-        assert shared is not None
+        engine, ids, bank = self.engine, ticket.ids, ticket.bank
         into = ticket.work.room(bank, ticket.micro, self.pack.schema.banks[bank].dim, engine.device.empty)
-        folded = into[shared.samples :]
-        if grad is not None and shared.plain.any():
-            into[: shared.samples].copy_(grad)
-        engine.banks[bank].fold(shared, grad, folded)
+        folded = into[ids.samples :]
+        if grad is not None and len(ids.columns) < ids.features:
+            into[: ids.samples].copy_(grad)
+        engine.banks[bank].fold(ids, grad, folded)
         if of_bags is not None:
             folded += of_bags
 
@@ -212,7 +211,7 @@ class CurrentStep:
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
             live, ids, rows = work.live[bank, micro], work.micros[micro].banks[bank], grad
-            if ids.shared is not None or not live.all():
+            if ids.shares or not live.all():
                 rows = rows[torch.from_numpy(ids.by_bag(live)).to(grad.device)]
             if not torch.isfinite(rows).all():  # of rows that are trained: what is frozen may be anything
                 return False

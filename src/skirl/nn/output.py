@@ -146,24 +146,20 @@ class Output(Mapping[str, Tensor]):
         return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
 
     def _inverse(self, bank: int, column: int) -> np.ndarray | None:
-        shared = self._ids[bank].shared
-        return None if shared is None else shared.inverse[column]
+        return self._ids[bank].inverse[column]
 
     def _offsets_of_bags(self, bank: int, column: int) -> np.ndarray:
         """Return where each bag of a feature begins, among the ids of its bank."""
         ids = self._ids[bank]
-        low, high = column * ids.batch, (column + 1) * ids.batch
-        if ids.shared is not None:
-            low, high = ids.shared.first[column : column + 2]
-        return ids.offsets[low : high + 1]
+        return ids.offsets[ids.first[column] : ids.first[column + 1] + 1]
 
     def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
         """Return the rows of distinct bags, by column: of all features if nothing is pooled, else of those that share."""
         if bank not in self._once:
             ids, rows = self._ids[bank], self._banks[bank] if self._unpooled else self._bags[bank]
-            sizes, columns = np.diff(ids.first).tolist(), [*range(len(ids.first) - 1)]
-            if ids.folded is not None:
-                sizes, columns = np.diff(ids.folded.begins).tolist(), ids.folded.columns.tolist()
+            sizes, columns = np.diff(ids.offsets[ids.first]).tolist(), [*range(ids.features)]
+            if ids.shares:
+                sizes, columns = np.diff(ids.begins).tolist(), ids.columns.tolist()
             assert rows is not None
             parts = Cut.apply(rows, self._tickets[bank], columns, sizes) if self._tickets else rows.split(sizes)
             self._once[bank] = dict(zip(columns, parts, strict=True))
@@ -255,10 +251,10 @@ def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tenso
     """Return a bank's output, [batch, features, dim] or unpooled [ids, dim], and its shared bags, [bags, dim]."""
     if not engine.pooled:
         return flat, None
-    shape, shared = (ids.batch, len(engine.schema.banks[bank].features), flat.shape[-1]), ids.folded
-    if shared is None:
+    shape = ids.batch, ids.features, flat.shape[-1]
+    if not ids.shares:
         return flat.view(shape), None
-    return flat[: shared.samples].view(shape), flat[shared.samples :]
+    return flat[: ids.samples].view(shape), flat[ids.samples :]
 
 
 class Lookup(torch.autograd.Function):
@@ -310,7 +306,7 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     grads = work.grads.get((ticket.bank, ticket.micro))
     if grads is None or not engine.pooled:
         return
-    live = ticket.live if ticket.ids.folded is None else ticket.ids.by_bag(ticket.live)
+    live = ticket.live if not ticket.ids.shares else ticket.ids.by_bag(ticket.live)
     dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, live)
     micro = work.micros[ticket.micro]
     ids = micro.weighted or micro

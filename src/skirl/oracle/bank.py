@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.keys import Positions, key_of, table_of
+from skirl.core.ids import BankIds
+from skirl.core.keys import key_of, table_of
 from skirl.core.tables import Schema
 from skirl.oracle import loops, policies
 from skirl.oracle.distinct import BatchRows, Finder
@@ -91,11 +92,11 @@ class BankPlanner:
         """New rows of each step that is planned and not known to be executed, for a rollback."""
         self._resident = resident, resident_next
 
-    def enter(self, batch: Positions | np.ndarray, next_uses: np.ndarray | None = None) -> None:
+    def enter(self, batch: BankIds | np.ndarray, next_uses: np.ndarray | None = None) -> None:
         """Let the next batch enter the window. After an error only `rollback` may be called. `next_uses`, if the whole
         future is known: for each distinct row, in the order of `Step.keys`, the next batch that uses it (`NEVER` for
         none)."""
-        batch = Positions.of(batch)
+        batch = BankIds.of(batch)
         distinct = self._finder.find(batch)
         first, total = distinct.first, distinct.total
         if total > self.capacity:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.keys import Positions, key_of
+from skirl.core.ids import BankIds
+from skirl.core.keys import key_of
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.loops import NEVER
@@ -28,7 +29,7 @@ class Epoch:
         self._next = 0
 
     def add(self, batch: Sequence[Batch]) -> None:
-        banks = [Positions.of(part) for part in batch]
+        banks = [BankIds.of(part) for part in batch]
         with _spooling():
             for spool, part in zip(self._banks, banks, strict=True):
                 spool.add(part)
@@ -61,7 +62,7 @@ class _BankSpool:
         self._starts = [0]
         self.file: Any = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
 
-    def add(self, batch: Positions) -> None:
+    def add(self, batch: BankIds) -> None:
         assert self._rows is not None
         distinct = self._finder.find(batch)
         parts = zip(self._finder.tables, distinct.low, np.diff(distinct.first))

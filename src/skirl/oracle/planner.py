@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from skirl.core.keys import Positions
+from skirl.core.ids import BankIds
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.loops import NEVER
@@ -16,7 +16,7 @@ from skirl.oracle.options import AUTO_ROWS, Plan, Vote, is_full
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
-Batch = Positions | np.ndarray
+Batch = BankIds | np.ndarray
 
 
 def bank_planners(

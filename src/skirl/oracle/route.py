@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.keys import ROW_BITS, Positions
+from skirl.core.ids import BankIds
+from skirl.core.keys import ROW_BITS
 from skirl.core.placement import Placement, site_in
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
@@ -52,7 +53,7 @@ class Asking:
         self._placement = placement
         self._type = row_type(schema, bank)
 
-    def of(self, batch: Positions) -> tuple[Reads, list[Requests]]:
+    def of(self, batch: BankIds) -> tuple[Reads, list[Requests]]:
         """Return what the ids of one batch read, and what is asked of each owner."""
         tables, sites = self._finder.tables, self._placement.sites
         distinct = self._finder.find(batch)
@@ -69,12 +70,12 @@ class Asking:
         return Reads(place, start, pos, ask), asked
 
 
-def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
+def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[BankIds, np.ndarray]:
     """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's
     begins, int32 [trainers + 1]. `Step.slots` has one slot for each request."""
     parts, serve = np.empty((len(asked) * len(tables), 4), np.int64), np.empty(len(asked) + 1, np.int32)
     count = _parts(tables, np.concatenate([part.counts for part in asked]), parts, serve)
-    return Positions(np.concatenate([part.rows for part in asked]), parts[:count]), serve
+    return BankIds(np.concatenate([part.rows for part in asked]), parts[:count]), serve
 
 
 @kernel
@@ -212,7 +213,7 @@ class FailedElsewhere(RuntimeError): ...
 
 @dataclass(slots=True)
 class Joined:
-    banks: list[Positions]
+    banks: list[BankIds]
     """By bank: what all ranks ask of this one; this is planned."""
     serve: list[np.ndarray]
     """By bank: int32 [ranks + 1], where each rank's requests begin."""
@@ -240,7 +241,7 @@ class Route:
         self.failure: BaseException | None = None
         """Why this rank cannot go on. All hear of it at the next exchange, and end."""
 
-    def batch(self, banks: Sequence[Positions], vote: Vote) -> Joined | None:
+    def batch(self, banks: Sequence[BankIds], vote: Vote) -> Joined | None:
         """Exchange this rank's ids of the next batch, by bank. Return None if another rank had no more, which ends the
         pass. `vote` is this owner's vote on its window, which the batch has not entered."""
         return Joined(list(banks), [], [], [])
@@ -279,7 +280,7 @@ class SharedRoute(Route):
         self._letters = Letters(banks)
         self._reads: list[Reads] = []
 
-    def batch(self, banks: Sequence[Positions], vote: Vote) -> Joined | None:
+    def batch(self, banks: Sequence[BankIds], vote: Vote) -> Joined | None:
         if self.ended:
             self.dropped += 1
             return None
@@ -300,7 +301,7 @@ class SharedRoute(Route):
             raise error
         self.end(Vote(0, 0))
 
-    def ask(self, banks: Sequence[Positions] | None, vote: Vote) -> list[np.ndarray]:
+    def ask(self, banks: Sequence[BankIds] | None, vote: Vote) -> list[np.ndarray]:
         """Return what to give each rank, the first half of an exchange. If `banks` is None, there is no batch."""
         self._reads = []
         if self.failure is not None:

@@ -18,8 +18,7 @@ import torch
 
 from skirl.core.batch import Sparse
 from skirl.core.id_hash import hashes_of
-from skirl.core.ids import BadIds, Ids, Resolver, capture
-from skirl.core.keys import Positions
+from skirl.core.ids import BadIds, BankIds, Ids, Resolver, capture
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Vote
 from skirl.oracle.route import Route
@@ -352,10 +351,10 @@ class Reader:
         return epochs
 
     @staticmethod
-    def _joined(resolver: Resolver, step: list[Ids], route: Route) -> list[Positions]:
+    def _joined(resolver: Resolver, step: list[Ids], route: Route) -> list[BankIds]:
         try:
-            banks = zip(*(resolver.check(ids).positions for ids in step))
-            return [Positions.joined(list(parts)) for parts in banks]
+            banks = zip(*(resolver.check(ids).banks for ids in step))
+            return [BankIds.joined(parts) for parts in banks]
         except BadIds as error:
             route.fail(error)  # the other trainers end as well
             raise

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import InitialTable
-from skirl.core.inverse import Shared
 from skirl.core.optim import Rule
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
@@ -125,7 +124,7 @@ class BankRows(ABC):
         """Return the same from rows on the host, which begin with a weight. `place` is the index of each id's row."""
 
     @abstractmethod
-    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+    def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         """Write the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0."""
 
     @abstractmethod

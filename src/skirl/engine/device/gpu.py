@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.core.inverse import Shared
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
 from skirl.engine.device.transfers import (
     Arrival,
@@ -264,8 +263,8 @@ class GpuRows(BankRows):
         rows, places = self._read_from(work, views)
 
         def pool() -> None:
-            if ids.folded is not None:
-                self._pool_shared(rows, places[at], ids.folded, of_micro(views, micro), scale, out)
+            if ids.shares:
+                self._pool_shared(rows, places[at], ids, of_micro(views, micro), scale, out)
                 return
             offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
             self._kernels.pool(rows, dim, places[at], offsets, self.facts.features, scale, out)
@@ -280,9 +279,9 @@ class GpuRows(BankRows):
         def pool() -> None:
             up = self._gpu.up
             scale = up(ids.scale) if len(ids.scale) else self._no_scale
-            if ids.folded is not None:
+            if ids.shares:
                 laid = {name: up(array) for name, array in laid_out(ids).items()}
-                self._pool_shared(up(rows), up(place), ids.folded, laid, scale, out)
+                self._pool_shared(up(rows), up(place), ids, laid, scale, out)
                 return
             offsets = self._nothing if ids.one_each else up(ids.offsets)
             self._kernels.pool(up(rows), dim, up(place), offsets, self.facts.features, scale, out)
@@ -290,25 +289,25 @@ class GpuRows(BankRows):
         self._streams.compute.now(pool)
         return out
 
-    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+    def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         self._streams.begin()  # autograd's thread has the stream of the forward
         if grad is None:
             self._streams.compute.now(into.zero_)
             return
         assert self._now is not None
-        mine = [m.banks[self.facts.number].folded is shared for m in self._now.work.micros]
+        mine = [m.banks[self.facts.number].bag is ids.bag for m in self._now.work.micros]
         laid = of_micro(self._now.views, mine.index(True))
         # A bag's gradient is a sum of rows, as the bag itself is.
         arguments = grad, grad.shape[1], laid["fold"], laid["fold_begin"], 1, self._no_scale, into
         self._streams.compute.now(lambda: self._kernels.pool(*arguments))
 
     def _pool_shared(
-        self, rows: torch.Tensor, places: torch.Tensor, shared: Shared, laid: dict[str, torch.Tensor],
+        self, rows: torch.Tensor, places: torch.Tensor, ids: BankIds, laid: dict[str, torch.Tensor],
         scale: torch.Tensor, out: torch.Tensor,
     ) -> None:  # fmt: skip
         """Pool plain features and shared bags, and copy the latter to their samples."""
         self._kernels.pool(rows, out.shape[1], places, laid["begin"], 1, scale, out, laid["end"])
-        self._kernels.move(out[shared.samples :], laid["copy"], out[: shared.samples], laid["copy_to"])
+        self._kernels.move(out[ids.samples :], laid["copy"], out[: ids.samples], laid["copy_to"])
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         arrival, number = self._current(work), self.facts.number

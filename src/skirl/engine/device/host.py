@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
-from skirl.core.inverse import Shared, taken
+from skirl.core.inverse import taken
 from skirl.engine import kernels
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales, rounded
 from skirl.engine.kernels import cpu
@@ -159,17 +159,16 @@ class HostRows(BankRows):
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         out = self._buffers.take(ids.bags, dim)
-        shared = ids.folded
-        if shared is None:
+        if not ids.shares:
             offsets = ids.offsets[:0] if ids.one_each else ids.offsets
             self._pool(rows, place, offsets, self.facts.features, ids.scale, out.numpy())
             return out
-        (plain, of_plain), (once, of_once) = shared.parts
-        samples, bags = out[: shared.samples].numpy(), out[shared.samples :].numpy()
+        (plain, of_plain), (once, of_once) = ids.pieces
+        samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
         if plain:
-            self._pool(rows, taken(place, plain), of_plain, shared.features, taken(ids.scale, plain), samples)
+            self._pool(rows, taken(place, plain), of_plain, ids.features, taken(ids.scale, plain), samples)
         self._pool(rows, taken(place, once), of_once, 1, taken(ids.scale, once), bags)
-        self._run(cpu.expand, shared.batch, bags, shared.bag, shared.columns, shared.features, samples)
+        self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
         return out
 
     def _pool(
@@ -185,12 +184,12 @@ class HostRows(BankRows):
         kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(offsets))
         self._run(kernel, len(into), rows, dim, place, offsets, features, scale, into)
 
-    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+    def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         if grad is None:
             into.zero_()
             return
         bags = into.numpy()
-        self._run(cpu.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
+        self._run(cpu.fold, len(bags), grad.numpy(), ids.bag, ids.columns, ids.features, bags)
 
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:

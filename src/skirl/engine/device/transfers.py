@@ -234,16 +234,14 @@ def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
     the bag and the row of each sample and shared feature. `fold`: the rows of each bag's samples, ascending;
     `fold_begin`, [bags + 1]: where they begin.
     """
-    shared = ids.folded
-    assert shared is not None
-    begin, end = np.zeros((2, shared.rows), np.int32)
-    for first, row, step, bags in zip(shared.first, *shared.rows_of_bags()):
+    begin, end = np.zeros((2, ids.bags), np.int32)
+    for first, row, step, bags in zip(ids.first, *ids.rows_of_bags()):
         at = row + step * np.arange(bags)
         begin[at], end[at] = ids.offsets[first : first + bags], ids.offsets[first + 1 : first + bags + 1]
-    copy = shared.bag.reshape(-1)
-    copy_to = (shared.features * np.arange(shared.batch)[:, None] + shared.columns).astype(np.int32).reshape(-1)
+    copy = ids.bag.reshape(-1)
+    copy_to = (ids.features * np.arange(ids.batch)[:, None] + ids.columns).astype(np.int32).reshape(-1)
     fold = copy_to[np.argsort(copy, kind="stable")]
-    fold_begin = np.concatenate([[0], np.cumsum(np.bincount(copy, minlength=shared.bags))]).astype(np.int32)
+    fold_begin = np.concatenate([[0], np.cumsum(np.bincount(copy, minlength=ids.begins[-1]))]).astype(np.int32)
     return dict(zip(LAID, (begin, end, copy, copy_to, fold, fold_begin), strict=True))
 
 
@@ -321,7 +319,7 @@ def plan_of(
     if tree is not None:
         arrays["runs"] = tree.runs
     for micro, one in enumerate(ids):
-        if one.folded is not None:
+        if one.shares:
             arrays |= {f"{name} {micro}": array for name, array in laid_out(one).items()}
         elif not one.one_each:
             arrays[f"offsets {micro}"] = one.offsets
