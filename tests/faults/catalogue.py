@@ -87,7 +87,7 @@ MOVES = [
     Fault("the fetcher does not wait for the writer", "pipeline.pipeline:Pipeline._may_read",
           "self._written >= after and self._fits(self._fetched_rows, rows)", "self._fits(self._fetched_rows, rows)"),
     Fault("the fetcher waits for one bank of two", "pipeline.pipeline:Pipeline._fetch_all",
-          "max((step.fetch_after for step in flight.steps))", "flight.steps[0].fetch_after"),
+          "max((step.fetch_after for step in steps))", "steps[0].fetch_after"),
     Fault("the writer says so before it has written", "pipeline.pipeline:Pipeline._written",
           "[*self._writing, *(number for number, _ in self._writes), self.done]", "[*(number for number, _ in self._writes), self.done]"),
     Fault("writes that wait are dropped at the end", "pipeline.pipeline:Pipeline._write_all",
@@ -97,7 +97,7 @@ MOVES = [
     Fault("a rollback forgets one step", "pipeline.pipeline:Pipeline.close",
           "self.done", "self.done + 1"),
     Fault("a rollback reaches one step too far", "pipeline.pipeline:Pipeline.next",
-          "flight.number + 1", "flight.number"),
+          "number + 1", "number"),
     Fault("rows go under the keys of another bank's order", "engine.cache:Cache.record",
           "_fill(self.key_of, keys, slots)", "_fill(self.key_of, keys[::-1], slots)"),
     Fault("a slot that a row left is still found", "engine.cache:Cache.record",
@@ -277,8 +277,8 @@ TRAINERS = [
     Fault("requests are taken for those of another rank", "oracle.route:joined",
           "[part.rows for part in asked]", "[part.rows for part in asked[::-1]]"),
     Fault("one owner writes nothing back", "engine.window:Window._next",
-          "flight, steps = planned",
-          "flight, steps = planned\n"
+          "works, steps = planned",
+          "works, steps = planned\n"
           "for step in steps if self._route.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("rows are trained with gradients of another trainer that are not finite", "engine.rows:SharedRows.apply",

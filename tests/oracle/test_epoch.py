@@ -38,7 +38,7 @@ def test_next_uses(trace, residents):
         keys = keys_of(residents)
         assert epoch.first_uses(0, keys).tolist() == [following(0, key, 0) for key in keys.tolist()]
         for number in range(len(trace)):
-            found = epoch.next_uses()
+            found = epoch.next_uses(number)
             for bank in (0, 1):
                 rows = brute.distinct(sides[bank][number])
                 assert found[bank].tolist() == [following(bank, key, number + 1) for key in rows]

@@ -25,7 +25,7 @@ TABLES = (("a", 40, 4), ("b", 50, 8), ("c", 1_000_000_000, 4), ("d", 7, 4), ("e"
 SCHEMA = Schema.of([Table(name, rows, dim) for name, rows, dim in TABLES])
 BANKS = [bank.tables for bank in SCHEMA.banks]
 
-NextUses = Callable[[list[BankIds]], list[np.ndarray]]
+NextUses = Callable[[int], list[np.ndarray]]
 """By bank, for each request of the next batch: the number of the next batch that uses its row."""
 Ids = list[list[int]]
 """One trainer's keys in one batch, by bank."""
@@ -166,7 +166,7 @@ class Trainers:
             for rank, (owner, given) in enumerate(zip(self.owners, self.swap(batch), strict=True)):
                 joined = owner.together.answer(given)
                 assert joined is not None
-                known = self._next_uses[rank]() if self._next_uses else None
+                known = self._next_uses[rank](number) if self._next_uses else None
                 owner.add(number, joined, nbytes[rank][number], known)
             yield from self.ready()
         for owner, given in zip(self.owners, self.swap(None), strict=True):

@@ -28,7 +28,7 @@ def test_planning_starts_when_the_first_window_has_decided_the_split():
     assert window.next() is None  # not full yet
     assert len(window) == FIRST_WINDOW
     window.end()
-    assert [window.next().number for _ in range(FIRST_WINDOW)] == list(range(FIRST_WINDOW))
+    assert [window.next()[0].number for _ in range(FIRST_WINDOW)] == list(range(FIRST_WINDOW))
     assert window.next() is None
     assert window.next_number == FIRST_WINDOW
 
@@ -43,7 +43,7 @@ def test_a_short_depth_or_a_short_stream_starts_earlier():
         if depth > count:
             assert window.next() is None
             window.end()
-        assert window.next().number == 0
+        assert window.next()[0].number == 0
 
 
 def test_heavy_batches_end_the_first_window_and_every_other():
@@ -74,7 +74,7 @@ def test_micro_batches_of_a_step_are_planned_as_one():
     window = Window([embeddings.engine], Plan(depth=1))
     parts = micros(embeddings, stream(3)[0])
     window.enter(parts)
-    (work,) = window.next().works
+    (work,) = window.next()
     for bank in range(2):
         ids = np.concatenate([micro.banks[bank].keys() for micro in work.micros])
         assert sorted(work.steps[bank].keys) == sorted(set(ids))

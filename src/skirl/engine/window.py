@@ -11,7 +11,7 @@ import numpy as np
 from skirl.core.ids import BadIds, BankIds, Ids
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
-from skirl.engine.work import Flight, Work
+from skirl.engine.work import Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan, Vote
@@ -53,10 +53,10 @@ class Window:
         """True if errors name the number of a batch."""
         self._epochs = epochs
         self._shards, self._mine = shards, mine
-        self._planner: Planner[Flight] | None = None
+        self._planner: Planner[list[Work]] | None = None
         self._fits_anew = False
         """True if the planner stopped at a batch that is known to fit with another split."""
-        self._first: list[Flight] = []
+        self._first: list[list[Work]] = []
         """Batches that wait for a planner to be made."""
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
         """Number of them that are needed to make one."""
@@ -76,13 +76,15 @@ class Window:
             self._route.dropped += 1
             return
         try:
-            micros = [[engine.resolver.check(ids) for ids in batches] for engine in self._engines]
+            works = [
+                Work([engine.resolver.check(ids) for ids in batches], shards=self._shards, mine=self._mine)
+                for engine in self._engines
+            ]
         except BadIds as error:
             named = BadIds(f"batch {self.entered}, {error}") if self._numbered else error
             self._route.fail(named)
             raise named from None
-        banks = [BankIds.joined(parts) for part in micros for parts in zip(*(micro.banks for micro in part))]
-        works = [Work(of, shards=self._shards, mine=self._mine) for of in micros]
+        banks = [BankIds.joined(parts) for work in works for parts in zip(*(micro.banks for micro in work.micros))]
         joined = self._route.batch(banks, self._vote())
         if joined is None:
             self._over()
@@ -90,21 +92,20 @@ class Window:
         self._route.decide(self._plan, joined)
         tell_of_same_data(self._route)
         for work, part in zip(works, self._banks, strict=True):
-            work.reads, work.serve = joined.reads[part], joined.serve[part]
-        flight = Flight(works, joined.banks)
+            work.asked, work.reads, work.serve = joined.banks[part], joined.reads[part], joined.serve[part]
         self.entered += 1
         with self._told():
-            self._take(flight)
+            self._take(works)
 
-    def _take(self, flight: Flight) -> None:
+    def _take(self, works: list[Work]) -> None:
         """Give a batch to the planner, or keep it until there is one."""
         if self._route.due and self._planner is None:
             self._begin()
         if self._planner is not None:
-            self._add(self._planner, flight)
+            self._add(self._planner, works, self.entered - 1)
             return
-        self._first.append(flight)
-        if len(self._first) >= self._wanted or sum(flight.nbytes for flight in self._first) >= self._plan.most_bytes:
+        self._first.append(works)
+        if len(self._first) >= self._wanted or sum(map(nbytes_of, self._first)) >= self._plan.most_bytes:
             self._begin()
 
     def end(self) -> None:
@@ -127,12 +128,12 @@ class Window:
         if self._planner is not None:
             self._planner.end()
 
-    def next(self) -> Flight | None:
-        """Plan the next step and return it. Return None until the window is full, when it stops, or if all is planned."""
-        flight = None
+    def next(self) -> list[Work] | None:
+        """Plan the next step and return it, by collection. Return None until the window is full, when it stops, or if all is
+        planned."""
         with self._told():
-            flight = self._next()
-        return flight
+            return self._next()
+        return None
 
     @property
     def stopped(self) -> bool:
@@ -154,7 +155,7 @@ class Window:
             elif len(self._first) >= (1 if self._ended else self._wanted):
                 self._begin()
 
-    def _next(self) -> Flight | None:
+    def _next(self) -> list[Work] | None:
         planner = self._planner
         if planner is None or self._route.failure is not None:
             return None
@@ -166,14 +167,13 @@ class Window:
         if planned is None:
             return None
         self._route.step_planned()
-        flight, steps = planned
-        flight.number, flight.banks, flight.next_uses = self.next_number, [], None
-        for engine, work, part in zip(self._engines, flight.works, self._banks, strict=True):
+        works, steps = planned
+        for engine, work, part in zip(self._engines, works, self._banks, strict=True):
             for micro in work.micros:  # only now: in the window, bags would take more memory than the user's ids
                 engine.resolver.resolve(micro)
-            work.number, work.steps = self.next_number, steps[part]
+            work.asked, work.number, work.steps = (), self.next_number, steps[part]
         self.next_number += 1
-        return flight
+        return works
 
     def executed(self, number: int) -> None:
         if self._planner is not None:
@@ -217,8 +217,8 @@ class Window:
                 resident_next=self._first_uses(i, residents),
             )
         self._planner = Planner(banks, self._plan, first=self.next_number, may_stop=True)
-        for flight in self._first:
-            self._add(self._planner, flight)
+        for number, works in enumerate(self._first, self.next_number):
+            self._add(self._planner, works, number)
         self._first.clear()
         if self._route.due:  # these were in the window before: they enter before any is planned
             self._planner.due = 0
@@ -229,7 +229,7 @@ class Window:
     def _split(self, i: int) -> CacheSplit:
         """Return how the cache of an engine is split for the first batches."""
         first = self._first[: self._first_window]
-        rows = [[distinct(part.keys())[0] for part in flight.banks[self._banks[i]]] for flight in first]
+        rows = [[distinct(part.keys())[0] for part in works[i].asked] for works in first]
         try:
             return self._engines[i].capacity.decide(
                 [[len(part) for part in parts] for parts in rows],
@@ -240,7 +240,7 @@ class Window:
         except DoesNotFit:
             raise self._refusal(i, self._first, self.next_number) from None
 
-    def _check_fits(self, planner: Planner[Flight], error: BatchTooLarge) -> None:
+    def _check_fits(self, planner: Planner[list[Work]], error: BatchTooLarge) -> None:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
         rest = planner.rest
@@ -252,14 +252,14 @@ class Window:
         except DoesNotFit:
             raise self._refusal(i, rest, error.number) from None
 
-    def _refusal(self, i: int, flights: list[Flight], number: int) -> DoesNotFit:
+    def _refusal(self, i: int, batches: list[list[Work]], number: int) -> DoesNotFit:
         """Return the error for the first of these batches, number `number`. It also says what all the others need."""
         capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
-        needs = [self._needs(i, flight) for flight in flights]
+        needs = [self._needs(i, works) for works in batches]
         return capacity.refusal(needs, in_flight=in_flight, number=number if self._numbered else None)
 
-    def _needs(self, i: int, flight: Flight) -> list[int]:
-        return [len(distinct(part.keys())[0]) for part in flight.banks[self._banks[i]]]
+    def _needs(self, i: int, works: list[Work]) -> list[int]:
+        return [len(distinct(part.keys())[0]) for part in works[i].asked]
 
     def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
         """Return the first batch that uses each resident row, if the epoch is known."""
@@ -267,10 +267,15 @@ class Window:
             return None
         return [self._epochs[i].first_uses(bank, resident.keys) for bank, resident in enumerate(residents)]
 
-    def _add(self, planner: Planner[Flight], flight: Flight) -> None:
-        if self._epochs and flight.next_uses is None:
-            flight.next_uses = [uses for epoch in self._epochs for uses in epoch.next_uses()]
-        planner.add(flight, flight.banks, flight.nbytes, flight.next_uses)
+    def _add(self, planner: Planner[list[Work]], works: list[Work], number: int) -> None:
+        next_uses = [uses for epoch in self._epochs for uses in epoch.next_uses(number)] or None
+        planner.add(works, [part for work in works for part in work.asked], nbytes_of(works), next_uses)
+
+
+def nbytes_of(works: list[Work]) -> int:
+    """Return the memory of a batch in the window: the user's batch, and at most 16 bytes per id in the planner."""
+    asked = sum(part.count for work in works for part in work.asked)
+    return sum(ids.nbytes for ids in works[0].micros) + 16 * asked
 
 
 def tell_of_same_data(route: Route) -> None:

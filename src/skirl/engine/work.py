@@ -39,11 +39,13 @@ AFTER = {
 
 @dataclass(slots=True)
 class Work:
-    """One step of one collection."""
+    """One step of one collection. A step of a model has one for each of its collections."""
 
     micros: list[Ids]
     number: int = -1
     steps: Sequence[Step] = ()
+    asked: Sequence[BankIds] = ()
+    """By bank, until it is planned: the ids of all micro-batches. If rows have owners, what all trainers ask of this one."""
     fetched: list[Any] = field(default_factory=list)
     """By bank: its handle for the records of `step.fetch_keys`."""
     found: list[int] = field(default_factory=list)
@@ -138,40 +140,6 @@ class Work:
     def positions(self, bank: int, micro: int) -> slice:
         begin = sum(m.banks[bank].count for m in self.micros[:micro])
         return slice(begin, begin + self.micros[micro].banks[bank].count)
-
-
-@dataclass(slots=True)
-class Flight:
-    """One step of all collections of a model."""
-
-    works: list[Work]
-    banks: list[BankIds]
-    """Until it is planned: the ids of all banks of all collections, joined over the micro-batches. If rows have owners,
-    what all trainers ask of this one."""
-    next_uses: list[np.ndarray] | None = None
-    """By bank, until it is planned, if the epoch is known."""
-    number: int = -1
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it holds in the window: the user's batch, and at most 16 bytes per id in the planner."""
-        return sum(ids.nbytes for ids in self.micros) + 16 * sum(of.count for of in self.banks)
-
-    @property
-    def micros(self) -> list[Ids]:
-        return self.works[0].micros
-
-    @property
-    def steps(self) -> list[Step]:
-        return [step for work in self.works for step in work.steps]
-
-    @property
-    def begun(self) -> bool:
-        return any(work.begun for work in self.works)
-
-    @property
-    def applied(self) -> bool:
-        return any(work.applied for work in self.works)
 
 
 @dataclass

@@ -283,12 +283,12 @@ class StepByStep:
         by_one = capacity.by_one or capacity.split is None  # a lookahead will split by its window
         try:
             window.enter([ids])
-            flight = window.next()
-            if flight is None:  # it fits if the cache is split anew among banks
+            works = window.next()
+            if works is None:  # it fits if the cache is split anew among banks
                 self._engine.drop_caches()
                 window.begin_anew()
-                flight = window.next()
-                assert flight is not None
+                works = window.next()
+                assert works is not None
         finally:
             capacity.by_one = by_one
-        return flight.works[0]
+        return works[0]

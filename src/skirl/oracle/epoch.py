@@ -26,7 +26,6 @@ class Epoch:
 
     def __init__(self, schema: Schema) -> None:
         self._banks = [_BankSpool(schema, bank) for bank in range(len(schema.banks))]
-        self._next = 0
 
     def add(self, batch: Sequence[Batch]) -> None:
         banks = [BankIds.of(part) for part in batch]
@@ -43,9 +42,9 @@ class Epoch:
         """Return the first batch that uses each row resident at the start. Call this before the second pass begins."""
         return self._banks[bank].first_uses(keys)
 
-    def next_uses(self) -> list[np.ndarray]:
-        self._next += 1
-        return [spool.next_uses(self._next - 1) for spool in self._banks]
+    def next_uses(self, number: int) -> list[np.ndarray]:
+        """Return, by bank, the next uses of the rows of a batch."""
+        return [spool.next_uses(number) for spool in self._banks]
 
     def close(self) -> None:
         for spool in self._banks:
@@ -134,8 +133,8 @@ def planned(
             for keys in batches:
                 epoch.add(keys)
             epoch.scan()
-        for keys in batches:
-            next_uses = None if epoch is None else epoch.next_uses()
+        for number, keys in enumerate(batches):
+            next_uses = None if epoch is None else epoch.next_uses(number)
             planner.add(None, keys, sum(part.nbytes for part in keys), next_uses)
             yield from _ready(planner)
         planner.end()

@@ -14,7 +14,7 @@ from torch import nn
 from skirl.core.batch import Sparse
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
-from skirl.engine.work import Flight, State
+from skirl.engine.work import State, Work
 from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Depth, Plan
@@ -111,7 +111,8 @@ class InLoop:
     step: int = 0
     here: DataPosition = field(default_factory=DataPosition)
     before: DataPosition = field(default_factory=DataPosition)
-    flight: Flight | None = None
+    works: Sequence[Work] = ()
+    """By collection; none if no step is in the loop."""
     micro: int = 0
     updates: list[bool] | None = None
     """By collection: whether the last whole step updated its rows. None before the first."""
@@ -119,21 +120,25 @@ class InLoop:
     """True if the step ended when it had updated the rows of only some collections: see `tears`."""
 
     @property
+    def applied(self) -> bool:
+        return any(work.applied for work in self.works)
+
+    @property
     def begun(self) -> bool:
-        return self.flight is not None and self.flight.begun
+        return any(work.begun for work in self.works)
 
     @property
     def ends_step(self) -> bool:
-        return self.flight is None or self.micro + 1 == len(self.flight.micros)
+        return not self.works or self.micro + 1 == len(self.works[0].micros)
 
     def tears(self, collections: Sequence[Collection]) -> bool:
         """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all that
         the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not count.
         """
-        if self.flight is None or not self.flight.applied:
+        if not self.applied:
             return False
-        needed = [work.begun for work in self.flight.works] if self.updates is None else self.updates
-        each = zip(needed, self.flight.works, collections, strict=True)
+        needed = [work.begun for work in self.works] if self.updates is None else self.updates
+        each = zip(needed, self.works, collections, strict=True)
         return any(need and not work.applied and one.current.trains for need, work, one in each)
 
 
@@ -167,7 +172,7 @@ class Pass:
         self._computed()
         if self._ahead._in_shards is not None:
             self._ahead._in_shards.leave()
-        if self._ahead._in_loop.flight is not None and not self._ahead._in_loop.ends_step:
+        if not self._ahead._in_loop.ends_step:
             self._ahead._in_loop.micro += 1
         else:
             with uninterrupted() as hold:
@@ -190,7 +195,7 @@ class Pass:
         if self._ahead._in_shards is not None:
             apply = apply and now.ends_step  # a step counts only if all its shards are there
             self._ahead._in_shards.close()
-        if now.flight is not None and not (now.begun if apply else now.flight.applied):
+        if now.works and not (now.begun if apply else now.applied):
             now.here = now.before  # the step never happened
         now.torn = not apply and now.tears(self._ahead.collections)
         try:
@@ -198,7 +203,7 @@ class Pass:
             if whole and self._ahead._in_shards is not None:
                 self._ahead._in_shards.left(now.step, None if now.ends_step else now.micro + 1)
         finally:
-            now.flight = None
+            now.works = ()
             self._ahead._reader.end()
             try:
                 self.pipeline.close()
@@ -210,25 +215,25 @@ class Pass:
         now, pipeline = self._ahead._in_loop, self.pipeline
         self._say_forgotten()
         self._finish()
-        now.flight = None
+        now.works = ()
         pipeline.check()
         for collection in self._ahead.collections:
             collection.engine.check()
         if self._ahead._in_shards is not None:
             self._ahead._in_shards.peers.comes(now.step + 1)
-        flight = pipeline.next(hold, self._ahead._reader)
-        if flight is None:
+        works = pipeline.next(hold, self._ahead._reader)
+        if works is None:
             now.here = DataPosition(now.step, now.here.epochs + 1, loader=self._ahead._reader.state_at_end)
             self.close()
             return False
         now.step += 1
         now.before = now.here
-        now.flight, now.micro = flight, 0
+        now.works, now.micro = works, 0
         return True
 
     def _say_forgotten(self) -> None:
         """Warn once of a step that looked up rows to train, and had no backward."""
-        works = () if self._ahead._in_loop.flight is None else self._ahead._in_loop.flight.works
+        works = self._ahead._in_loop.works
         looked = [one.current for one, work in zip(self._ahead.collections, works) if work.state == State.FORWARD]
         returned = any(work.returned for work in works)  # then the loop means to leave the others out
         if not (self._ahead._told_forgotten or returned) and any(current.trains for current in looked):
@@ -242,16 +247,15 @@ class Pass:
     def _finish(self, apply: bool = True) -> None:
         for collection in self._ahead.collections:
             collection.current.finish(apply)
-        flight = self._ahead._in_loop.flight
-        if apply and flight is not None and flight.applied:
-            self._ahead._in_loop.updates = [work.applied for work in flight.works]
+        now = self._ahead._in_loop
+        if apply and now.applied:
+            now.updates = [work.applied for work in now.works]
 
     def _yielded(self) -> Any:
         now = self._ahead._in_loop
-        assert now.flight is not None
-        ids = now.flight.micros[now.micro]
+        ids = now.works[0].micros[now.micro]
         now.here = replace(now.here, step=now.step, batches=now.here.batches + 1, loader=ids.loader_state)
-        for collection, work in zip(self._ahead.collections, now.flight.works, strict=True):
+        for collection, work in zip(self._ahead.collections, now.works, strict=True):
             collection.current.expect(work, now.micro)
         if self._ahead._in_shards is not None:
             self._ahead._in_shards.begin(now.step, now.micro)
@@ -261,9 +265,9 @@ class Pass:
 
     def _computed(self) -> None:
         since, self._computing = self._computing, None
-        flight = self._ahead._in_loop.flight
-        if since is not None and flight is not None:
-            self._ahead.times.tell(LOOP, "compute", flight.number, since, time.monotonic())
+        works = self._ahead._in_loop.works
+        if since is not None and works:
+            self._ahead.times.tell(LOOP, "compute", works[0].number, since, time.monotonic())
 
 
 class Lookahead:
@@ -515,9 +519,8 @@ class Lookahead:
         if not now.begun:
             return
         if not now.ends_step:
-            assert now.flight is not None
             raise RuntimeError(
-                f"micro-batch {now.micro + 1} of {len(now.flight.micros)} is in the loop, and rows are updated after the "
+                f"micro-batch {now.micro + 1} of {len(now.works[0].micros)} is in the loop, and rows are updated after the "
                 "last: save when batches.ends_step is true"
             )
         for collection in self.collections:
@@ -526,7 +529,7 @@ class Lookahead:
     def state_dict(self) -> dict[str, Any]:
         """Return where in the data the run is: after the batch in the loop, or before it if it was not looked up yet."""
         now = self._in_loop
-        place = now.before if now.flight is not None and not now.begun else now.here
+        place = now.before if now.works and not now.begun else now.here
         return {
             "step": place.step,
             "epochs": place.epochs,

@@ -8,10 +8,11 @@ from collections.abc import Container, Sequence
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.window import Window
-from skirl.engine.work import Flight
+from skirl.engine.work import Work
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan
 from skirl.oracle.route import Route
+from skirl.oracle.step import Step
 from skirl.pipeline.reader import Reader
 from skirl.pipeline.stages import StageHook, Stages, StageStuck, Times
 from skirl.pipeline.timeline import LOOP
@@ -53,10 +54,10 @@ class Pipeline:
         self._lock = self._stages.lock
         self._inbox: deque[list[Ids]] = deque()
         self._ended = False
-        self._planned: deque[Flight] = deque()
+        self._planned: deque[list[Work]] = deque()
         self._all_planned = False
         self._credits = plan.prefetch
-        self._ready: deque[Flight] = deque()
+        self._ready: deque[list[Work]] = deque()
         self._all_ready = False
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
@@ -85,7 +86,7 @@ class Pipeline:
     def check(self) -> None:
         self._stages.check()
 
-    def next(self, hold: Hold, reader: Reader) -> Flight | None:
+    def next(self, hold: Hold, reader: Reader) -> list[Work] | None:
         """Return the next step, with its rows resident; None if all steps are done. Read what the planner needs for it."""
         with self._lock:
             self._credits += 1
@@ -105,29 +106,30 @@ class Pipeline:
                 self._pull(hold, reader)
         if not self._ready:
             return None
-        flight = self._ready[0]
-        leaving = [len(step.evict_keys) for step in flight.steps]
+        works = self._ready[0]
+        number, steps = works[0].number, _steps(works)
+        leaving = [len(step.evict_keys) for step in steps]
         self._stages.wait(hold, lambda: self._fits(self._unwritten_rows, leaving), "write-backs", self.done)
-        self._stages.call_hook("load", flight.number)
+        self._stages.call_hook("load", number)
         started = time.monotonic()
         with self._lock:
             self._ready.popleft()
-            _add(self._fetched_rows, [-len(step.fetch_keys) for step in flight.steps])
+            _add(self._fetched_rows, [-len(step.fetch_keys) for step in steps])
             self._stages.wake("fetch")
-        left = self._load(flight)
+        left = self._load(works)
         with self._lock:
-            self.done = flight.number + 1
-            self._writes.append((flight.number, left))
+            self.done = number + 1
+            self._writes.append((number, left))
             _add(self._unwritten_rows, leaving)
             self._stages.wake("write", "write 2")
-        for engine, work in zip(self._engines, flight.works, strict=True):
+        for engine, work in zip(self._engines, works, strict=True):
             engine.gather(work)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
-        self.times.tell(LOOP, "load", flight.number, started, ended)
+        self.times.tell(LOOP, "load", number, started, ended)
         while self._hungry():  # the planner has work while this step computes
             self._pull(hold, reader)
-        return flight
+        return works
 
     def _hungry(self) -> bool:
         with self._lock:
@@ -143,11 +145,11 @@ class Pipeline:
             self._ended = self._ended or len(batches) < reader.micros
             self._stages.wake("plan")
 
-    def _load(self, flight: Flight) -> list[Leaving]:
+    def _load(self, works: list[Work]) -> list[Leaving]:
         try:
-            return [engine.load(work) for engine, work in zip(self._engines, flight.works, strict=True)]
+            return [engine.load(work) for engine, work in zip(self._engines, works, strict=True)]
         except BaseException as error:
-            self._lose(f"step {flight.number} failed while its rows were being moved: {why(error)}", error)
+            self._lose(f"step {works[0].number} failed while its rows were being moved: {why(error)}", error)
             raise
 
     def _lose(self, what: str, error: BaseException | None = None) -> None:
@@ -258,16 +260,16 @@ class Pipeline:
                     window.end()
             while True:
                 with stages.working("plan", window.next_number) as note:
-                    flight = window.next()
-                    note.what, note.facts = (None, {}) if flight is None else ("plan", _moves(flight))
-                if flight is None and window.stopped:
+                    works = window.next()
+                    note.what, note.facts = (None, {}) if works is None else ("plan", _moves(_steps(works)))
+                if works is None and window.stopped:
                     if not self._begins_anew():
                         return
                     continue
-                if flight is None:
+                if works is None:
                     break
                 with self._lock:
-                    self._planned.append(flight)
+                    self._planned.append(works)
                     stages.wake("fetch", LOOP)
                     stages.pause("plan", self._may_plan_more)
                     if stages.stopping:
@@ -312,20 +314,21 @@ class Pipeline:
                     stages.wake(LOOP)
                     return
                 self._credits -= 1
-                flight = self._planned.popleft()
+                works = self._planned.popleft()
                 stages.wake("plan", LOOP)
-                rows = [len(step.fetch_keys) for step in flight.steps]
-                after = max(step.fetch_after for step in flight.steps)
+                steps = _steps(works)
+                rows = [len(step.fetch_keys) for step in steps]
+                after = max(step.fetch_after for step in steps)
                 stages.pause("fetch", lambda r=rows, a=after: stages.stopping or self._may_read(r, a))
                 if stages.stopping:
                     return
                 _add(self._fetched_rows, rows)
-            with stages.working("fetch", flight.number) as note:
+            with stages.working("fetch", works[0].number) as note:
                 note.facts["rows"] = sum(rows)
-                for engine, work in zip(self._engines, flight.works, strict=True):
+                for engine, work in zip(self._engines, works, strict=True):
                     engine.fetch(work)
             with self._lock:
-                self._ready.append(flight)
+                self._ready.append(works)
                 stages.wake(LOOP)
 
     def _may_fetch(self) -> bool:
@@ -371,11 +374,15 @@ class Pipeline:
         return all(number == self._writes[0][0] - 1 for number in self._writing)
 
 
-def _moves(flight: Flight) -> dict[str, int]:
+def _steps(works: list[Work]) -> list[Step]:
+    return [step for work in works for step in work.steps]
+
+
+def _moves(steps: list[Step]) -> dict[str, int]:
     return {
-        "fetched": sum(step.fetches for step in flight.steps),
-        "new": sum(len(step.new_keys) for step in flight.steps),
-        "leaving": sum(len(step.evict_keys) for step in flight.steps),
+        "fetched": sum(step.fetches for step in steps),
+        "new": sum(len(step.new_keys) for step in steps),
+        "leaving": sum(len(step.evict_keys) for step in steps),
     }
 
 
