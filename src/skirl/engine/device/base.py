@@ -12,6 +12,7 @@ from skirl.core.initial import InitialTable
 from skirl.core.optim import Rule
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
+from skirl.oracle.step import Step
 from skirl.store.changes import Records
 
 
@@ -47,16 +48,6 @@ class BankFacts:
     dtype: np.dtype
     half: torch.dtype | None = None
     """Dtype that rows are held in, if not `dtype`."""
-
-
-@dataclass(slots=True)
-class Sums:
-    """Gradients of a step, or of a part of it, summed by row."""
-
-    values: torch.Tensor
-    """[rows, dim]; zeros where nothing counted."""
-    counted: torch.Tensor
-    """bool [rows]: whether any position of the row had a gradient. A row without one is not updated."""
 
 
 def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
@@ -134,23 +125,24 @@ class BankRows(ABC):
         `scalars`: the numbers of each table's optimizer, [tables, k]. `step` is part of the seed for rounding.
         """
 
-    # The two halves of an update. The sums of other trainers come in between.
+    # The two halves of an update. The sums of other trainers come in between. Sums are values, [rows, dim], and bool
+    # [rows], whether any position of the row had a gradient. A row without one has zeros, and is not updated.
 
     @abstractmethod
     def values(self, work: Work) -> torch.Tensor:
         """Return the weights of the current step's rows, one for each position: [positions, dim]."""
 
     @abstractmethod
-    def sums(self, work: Work, block: range | None = None) -> Sums:
+    def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the gradients of every row: within each micro-batch, then along the tree. `block`: only these leaves."""
 
     @abstractmethod
-    def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        """Sum every row from partial sums: `given` has one for each position, and `parts` says of which subtree."""
-
-    @abstractmethod
-    def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        """Give every row's sum, multiplied by `times`, to the optimizer. `scalars` and `step` are as in `update`."""
+    def apply(
+        self, work: Work, plan: Step, parts: Parts, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray,
+        step: int,
+    ) -> None:  # fmt: skip
+        """Sum every row from partial sums, and give the mean over shards to the optimizer. There is a partial sum for each
+        position of `plan`; `parts` says of which subtree. `scalars` and `step` are as in `update`."""
 
     @abstractmethod
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
+from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
 from skirl.engine.device.transfers import (
     Arrival,
     Block,
@@ -338,7 +338,7 @@ class GpuRows(BankRows):
 
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:
-            self.apply(work, self.sums(work), scalars, step, 1 / work.shards)
+            self._apply_sums(work, *self.sums(work), scalars, step)
             return
         arrival, gpu, grads = self._current(work), self._gpu, work.gradient(self.facts.number)
         views, scales, mask = arrival.views, self._scales(arrival, work), work.live_rows(self.facts.number)
@@ -362,7 +362,7 @@ class GpuRows(BankRows):
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
-    def sums(self, work: Work, block: range | None = None) -> Sums:
+    def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         bank = self.facts.number
         arrival, tree, grads, mask = self._current(work), None, work.gradient(bank), work.live_rows(bank)
         views, scales = arrival.views, self._scales(arrival, work)
@@ -372,7 +372,7 @@ class GpuRows(BankRows):
         starts = ("read_start", "read_pos") if work.reads else ("group_start", "group_pos")
         groups_of = views[starts[0]], views[starts[1]]
 
-        def sums() -> Sums:
+        def sums() -> tuple[torch.Tensor, torch.Tensor]:
             live = self._nothing if mask.all() else self._gpu.up(mask)
             groups = views["bag_of"], self._sent(views, scales), grads, live
             if tree is not None:
@@ -383,31 +383,35 @@ class GpuRows(BankRows):
         self._streams.begin()
         return self._streams.compute.now(sums)
 
-    def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        step, arrival = work.steps[self.facts.number], self._current(work)
-        tree = TreePlan.of(step.group_start, step.group_pos, parts)
+    def apply(
+        self, work: Work, plan: Step, parts: Parts, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray,
+        step: int,
+    ) -> None:  # fmt: skip
+        arrival, tree = self._current(work), TreePlan.of(plan.group_start, plan.group_pos, parts)
 
-        def sums() -> Sums:
-            each = torch.arange(len(given.values), dtype=torch.int32, device=self._gpu.at)
-            groups = each, self._no_scale, given.values, given.counted
-            if step is arrival.work.steps[self.facts.number]:
+        def sums() -> tuple[torch.Tensor, torch.Tensor]:
+            each = torch.arange(len(values), dtype=torch.int32, device=self._gpu.at)
+            groups = each, self._no_scale, values, counted
+            if plan is arrival.work.steps[self.facts.number]:
                 starts = arrival.views["group_start"], arrival.views["group_pos"]
             else:
-                starts = self._gpu.up(step.group_start), self._gpu.up(step.group_pos)
+                starts = self._gpu.up(plan.group_start), self._gpu.up(plan.group_pos)
             return self._summed(starts, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
 
         self._streams.begin()
-        return self._streams.compute.now(sums)
+        self._apply_sums(work, *self._streams.compute.now(sums), scalars, step)
 
-    def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        rows, views, at = len(sums.values), self._current(work).views, self._gpu.at
+    def _apply_sums(
+        self, work: Work, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray, step: int
+    ) -> None:
+        rows, times, views, at = len(values), 1 / work.shards, self._current(work).views, self._gpu.at
 
         def apply() -> None:
             # The sums are applied as the gradients of rows with one position each.
             each = torch.arange(rows + 1, dtype=torch.int32, device=at)
             scale = self._no_scale if times == 1 else torch.full((rows,), times, dtype=self._gpu.dtype, device=at)
-            groups = each, each[:-1], each[:-1], scale, sums.values, sums.counted
-            none = self._nothing.view(0, 3), self._gpu.empty(0, sums.values.shape[1]), self._nothing
+            groups = each, each[:-1], each[:-1], scale, values, counted
+            none = self._nothing.view(0, 3), self._gpu.empty(0, values.shape[1]), self._nothing
             self._apply(work, views, groups, scalars, step, none)
 
         self._streams.begin()
@@ -416,12 +420,12 @@ class GpuRows(BankRows):
     def _summed(
         self, starts: tuple[torch.Tensor, torch.Tensor], groups: tuple[torch.Tensor, ...], tree: TreePlan,
         stretches: torch.Tensor, runs: torch.Tensor,
-    ) -> Sums:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         m, rows = len(stretches), len(starts[0]) - 1
         partial = self._gpu.empty(m, groups[2].shape[1])
         marks = torch.empty(m + rows, dtype=torch.int32, device=self._gpu.at)
         self._gpu.kernels.sums(*starts, *groups, stretches, runs, tree.rounds, partial, marks)
-        return Sums(partial[:rows], marks[:rows] > 0)
+        return partial[:rows], marks[:rows] > 0
 
     def _apply(
         self, work: Work, views: dict[str, torch.Tensor], groups: tuple[torch.Tensor, ...], scalars: np.ndarray,
