@@ -237,9 +237,6 @@ class Engine:
         self.counters.steps += 1
         return leaving
 
-    def gather(self, work: Work) -> None:
-        self.rows.gather(self, work)
-
     @contextmanager
     def _losing(self, what: str) -> Iterator[None]:
         try:
@@ -268,9 +265,8 @@ class Engine:
 
     def fetch(self, work: Work) -> None:
         for bank, step in zip(self.banks, work.steps, strict=True):
-            arrival, count = bank.arriving(work), 0
+            (arrival, room), count = bank.arriving(work), 0
             if len(step.fetch_keys):
-                room = bank.room(arrival)
                 found = self.store.read(step.fetch_keys, room)
                 count = int(np.count_nonzero(found))
                 if count < len(found):  # rows of arrays

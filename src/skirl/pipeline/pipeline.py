@@ -123,7 +123,7 @@ class Pipeline:
             _add(self._unwritten_rows, leaving)
             self._stages.wake("write", "write 2")
         for engine, work in zip(self._engines, works, strict=True):
-            engine.gather(work)
+            engine.rows.gather(engine, work)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
         self.times.tell(LOOP, "load", number, started, ended)

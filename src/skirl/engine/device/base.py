@@ -86,10 +86,8 @@ class BankRows(ABC):
     # A step's way. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, the rest in the loop.
 
     @abstractmethod
-    def arriving(self, work: Work) -> Any: ...
-
-    @abstractmethod
-    def room(self, arrival: Any) -> np.ndarray: ...
+    def arriving(self, work: Work) -> tuple[Any, np.ndarray]:
+        """Return a handle for a step's fetched rows, and the memory that the store reads them into."""
 
     @abstractmethod
     def shipped(self, arrival: Any, work: Work) -> None: ...

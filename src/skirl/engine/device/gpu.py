@@ -148,7 +148,7 @@ class GpuRows(BankRows):
 
     # A step's way.
 
-    def arriving(self, work: Work) -> Arrival:
+    def arriving(self, work: Work) -> tuple[Arrival, np.ndarray]:
         step, ids = work.steps[self.facts.number], [m.banks[self.facts.number] for m in work.micros]
         rows = self.blocks.take(len(step.fetch_keys) * self._record_bytes)
         order, forwards = by_step(step.forward_step)
@@ -161,11 +161,8 @@ class GpuRows(BankRows):
         for block in (rows, plan):
             if block.copied is not None:
                 block.copied.synchronize()  # before the host's side is written to; mostly passed long ago
-        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, tree)
-
-    def room(self, arrival: Arrival) -> np.ndarray:
-        step = arrival.work.steps[self.facts.number]
-        return arrival.rows.on_host(len(step.fetch_keys), self.facts.width, self.facts.dtype)
+        room = rows.on_host(len(step.fetch_keys), self.facts.width, self.facts.dtype)
+        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, tree), room
 
     def shipped(self, arrival: Arrival, work: Work) -> None:
         inward = self._streams.inward
@@ -258,18 +255,9 @@ class GpuRows(BankRows):
         scale = self._no_scale
         if len(ids.scale):
             scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
-        dim = self.columns(work).dim
-        out = self._gpu.empty(ids.bags, dim)
+        out = self._gpu.empty(ids.bags, self.columns(work).dim)
         rows, places = self._read_from(work, views)
-
-        def pool() -> None:
-            if ids.shares:
-                self._pool_shared(rows, places[at], ids, of_micro(views, micro), scale, out)
-                return
-            offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
-            self._kernels.pool(rows, dim, places[at], offsets, self.facts.features, scale, out)
-
-        self._streams.compute.now(pool)
+        self._streams.compute.now(lambda: self._pool(rows, places[at], ids, of_micro(views, micro), scale, out))
         return out
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
@@ -279,12 +267,8 @@ class GpuRows(BankRows):
         def pool() -> None:
             up = self._gpu.up
             scale = up(ids.scale) if len(ids.scale) else self._no_scale
-            if ids.shares:
-                laid = {name: up(array) for name, array in laid_out(ids).items()}
-                self._pool_shared(up(rows), up(place), ids, laid, scale, out)
-                return
-            offsets = self._nothing if ids.one_each else up(ids.offsets)
-            self._kernels.pool(up(rows), dim, up(place), offsets, self.facts.features, scale, out)
+            laid = {name: up(array) for name, array in laid_out(ids).items()}
+            self._pool(up(rows), up(place), ids, laid, scale, out)
 
         self._streams.compute.now(pool)
         return out
@@ -301,11 +285,15 @@ class GpuRows(BankRows):
         arguments = grad, grad.shape[1], laid["fold"], laid["fold_begin"], 1, self._no_scale, into
         self._streams.compute.now(lambda: self._kernels.pool(*arguments))
 
-    def _pool_shared(
+    def _pool(
         self, rows: torch.Tensor, places: torch.Tensor, ids: BankIds, laid: dict[str, torch.Tensor],
         scale: torch.Tensor, out: torch.Tensor,
     ) -> None:  # fmt: skip
         """Pool plain features and shared bags, and copy the latter to their samples."""
+        if not ids.shares:
+            offsets = laid.get("offsets", self._nothing)
+            self._kernels.pool(rows, out.shape[1], places, offsets, self.facts.features, scale, out)
+            return
         self._kernels.pool(rows, out.shape[1], places, laid["begin"], 1, scale, out, laid["end"])
         self._kernels.move(out[ids.samples :], laid["copy"], out[: ids.samples], laid["copy_to"])
 

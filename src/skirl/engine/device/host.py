@@ -119,11 +119,9 @@ class HostRows(BankRows):
     def forget_moves(self) -> None:
         self._pending.clear()
 
-    def arriving(self, work: Work) -> torch.Tensor:
-        return self._staging.take(len(work.steps[self.facts.number].fetch_keys), self.facts.width)
-
-    def room(self, arrival: torch.Tensor) -> np.ndarray:
-        return arrival.numpy()
+    def arriving(self, work: Work) -> tuple[torch.Tensor, np.ndarray]:
+        arrival = self._staging.take(len(work.steps[self.facts.number].fetch_keys), self.facts.width)
+        return arrival, arrival.numpy()
 
     def shipped(self, arrival: torch.Tensor, work: Work) -> None:
         pass
