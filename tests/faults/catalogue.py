@@ -62,7 +62,7 @@ ORACLE = [
     Fault("next uses of an epoch are off by one", "oracle.epoch:_scan",
           "dense[handle] = number + 1", "dense[handle] = number + 1 + number % 2"),
     Fault("a warm cache does not know the epoch's first uses", "engine.window:Window._first_uses",
-          "residents is None or not self._epochs", "True"),
+          "residents is None or self._epoch is None", "True"),
 ]  # fmt: skip
 
 MOVES = [

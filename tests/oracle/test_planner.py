@@ -48,7 +48,7 @@ def plan_one(trace: list[list[int]], capacity: int, plan: Plan) -> list[Step]:
 
 def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents: list[Resident] | None = None):
     """Return the Steps of a stream whose next uses come from a spool."""
-    with closing(Epoch(SCHEMA)) as epoch:
+    with closing(Epoch([SCHEMA])) as epoch:
         for batch in batches:
             epoch.add(batch)
         epoch.scan()

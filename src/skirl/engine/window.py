@@ -39,7 +39,7 @@ class Window:
         self,
         engines: Sequence[Engine],
         plan: Plan,
-        epochs: Sequence[Epoch] = (),
+        epoch: Epoch | None = None,
         shards: int = 1,
         route: Route | None = None,
         mine: range | None = None,
@@ -51,7 +51,7 @@ class Window:
         self._plan = plan
         self._numbered = numbered
         """True if errors name the number of a batch."""
-        self._epochs = epochs
+        self._epoch = epoch
         self._shards, self._mine = shards, mine
         self._planner: Planner[list[Work]] | None = None
         self._fits_anew = False
@@ -215,8 +215,9 @@ class Window:
                 hold_rows=[rows // 2 for rows in split.staging_rows],
                 residents=residents,
                 resident_next=self._first_uses(i, residents),
+                first=self.next_number,
             )
-        self._planner = Planner(banks, self._plan, first=self.next_number, may_stop=True)
+        self._planner = Planner(banks, self._plan, may_stop=True)
         for number, works in enumerate(self._first, self.next_number):
             self._add(self._planner, works, number)
         self._first.clear()
@@ -263,12 +264,12 @@ class Window:
 
     def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
         """Return the first batch that uses each resident row, if the epoch is known."""
-        if residents is None or not self._epochs:
+        if residents is None or self._epoch is None:
             return None
-        return [self._epochs[i].first_uses(bank, resident.keys) for bank, resident in enumerate(residents)]
+        return [self._epoch.first_uses(bank, of.keys) for bank, of in enumerate(residents, self._banks[i].start)]
 
     def _add(self, planner: Planner[list[Work]], works: list[Work], number: int) -> None:
-        next_uses = [uses for epoch in self._epochs for uses in epoch.next_uses(number)] or None
+        next_uses = None if self._epoch is None else self._epoch.next_uses(number)
         planner.add(works, [part for work in works for part in work.asked], nbytes_of(works), next_uses)
 
 

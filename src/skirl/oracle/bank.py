@@ -55,12 +55,12 @@ class BankPlanner:
         hold_rows: int | None = None,
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
+        first: int = 0,
     ) -> None:
         """Evicted rows can be forwarded for `hold` steps (4 is right for a `prefetch` of 2), `hold_rows` of them at a
-        time. `depth` sizes arrays and changes no Step."""
+        time. `depth` sizes arrays and changes no Step. `first`: number of the first batch."""
         self.capacity = capacity
-        self.entered = 0
-        self.planned = 0
+        self.entered = self.planned = first
         self.window_rows = 0
         self.dim = schema.banks[bank].dim
         self._schema = schema
@@ -87,10 +87,10 @@ class BankPlanner:
         """(step, number of its first eviction, keys)."""
         self._evictions = 0
         self._held_rows = 0
-        self._hold_from = 0
+        self._hold_from = first
         self._first_uses: deque[tuple[int, np.ndarray]] = deque()
         """New rows of each step that is planned and not known to be executed, for a rollback."""
-        self._resident = resident, resident_next
+        self._resident = resident or Resident(_NO_ROWS, _NO_ROWS), resident_next
 
     def enter(self, batch: BankIds | np.ndarray, next_uses: np.ndarray | None = None) -> None:
         """Let the next batch enter the window. After an error only `rollback` may be called. `next_uses`, if the whole
@@ -217,10 +217,8 @@ class BankPlanner:
         """Make the row states. The first batch says how large the window will be; the array of states may take as much."""
         room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
         self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room)
-        resident, next_uses = self._resident
-        if resident is not None and len(resident.keys):
-            self._adopt(resident, next_uses)
-        self._resident = None, None
+        self._adopt(*self._resident)
+        del self._resident
 
     def _existed(self, batch: BatchRows, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return whether missing rows exist, for those that `Seen` keeps in its set and that have no known eviction."""
@@ -248,7 +246,7 @@ class BankPlanner:
         if next_uses is None:
             next_uses = np.full(len(keys), loops.NEVER, np.int32)
         # As if one batch before the first had used them all.
-        self._policy.used(slots, next_uses, -1, np.full(len(keys), -1, np.int32))
+        self._policy.used(slots, next_uses, self.planned - 1, np.full(len(keys), -1, np.int32))
 
     def _held(self) -> loops.Held:
         lines, begin = [], 0

@@ -24,14 +24,13 @@ from skirl.tools.os_errors import NotWritten, why
 class Epoch:
     """The next uses in a whole epoch, of each batch's distinct rows by last position."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._banks = [_BankSpool(schema, bank) for bank in range(len(schema.banks))]
+    def __init__(self, schemas: Sequence[Schema]) -> None:
+        self._banks = [_BankSpool(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
 
     def add(self, batch: Sequence[Batch]) -> None:
-        banks = [BankIds.of(part) for part in batch]
         with _spooling():
-            for spool, part in zip(self._banks, banks, strict=True):
-                spool.add(part)
+            for spool, part in zip(self._banks, batch, strict=True):
+                spool.add(BankIds.of(part))
 
     def scan(self) -> None:
         with _spooling():
@@ -126,7 +125,7 @@ def planned(
     forwards and changes no other count.
     """
     planner = Planner[None](bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
-    with closing(Epoch(schema)) if plan.depth == "epoch" else nullcontext() as epoch:
+    with closing(Epoch([schema])) if plan.depth == "epoch" else nullcontext() as epoch:
         if epoch is not None:
             if iter(batches) is batches:
                 raise ValueError('depth="epoch" reads the batches twice, and this is an iterator: pass a list')

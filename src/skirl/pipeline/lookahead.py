@@ -208,7 +208,7 @@ class Pass:
             try:
                 self.pipeline.close()
             finally:
-                self._ahead._close_epochs()
+                self._ahead._close_epoch()
 
     def _next_step(self, hold: Hold) -> bool:
         """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, save in the loader."""
@@ -327,8 +327,7 @@ class Lookahead:
             )
         weakref.finalize(self, self._watch.abandon)
         self._pass: Pass | None = None
-        self._epochs: list[Epoch] = []
-        """For each engine, what the pass knows of the whole epoch."""
+        self._epoch: Epoch | None = None
         self._entered = False
         self._in_loop = InLoop()
         self._told_forgotten = False
@@ -468,14 +467,14 @@ class Lookahead:
             now.here = replace(now.here, start=start)
         now.before = now.here
         if self._plan.depth == "epoch":
-            self._epochs = self._reader.spool(now.here, self._route())
+            self._epoch = self._reader.spool(now.here, self._route())
             rng_state.restore(start)  # as if the first pass never happened: same draws as with any other depth
         if self.times.timeline is not None:
             self.times.timeline.first = now.here.step
         self._reader.begin(now.here)
         with uninterrupted():
             pipeline = Pipeline(
-                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs,
+                self.engines, self._plan, patience=self._patience, hook=self.hook, epoch=self._epoch,
                 times=self.times, shards=self._shards, mine=self._mine, route=self._route(),
             )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)
@@ -591,12 +590,12 @@ class Lookahead:
             if one is not None:
                 one.close(apply)
         finally:
-            self._close_epochs()  # also if something failed between reading them and the pass
+            self._close_epoch()  # also if something failed between reading them and the pass
 
-    def _close_epochs(self) -> None:
-        for epoch in self._epochs:
-            epoch.close()
-        self._epochs = []
+    def _close_epoch(self) -> None:
+        if self._epoch is not None:
+            self._epoch.close()
+        self._epoch = None
 
 
 def _collections(model: nn.Module | OnePlan) -> list[Collection]:

@@ -39,7 +39,7 @@ class Pipeline:
         *,
         patience: float = 600.0,
         hook: StageHook | None = None,
-        epochs: Sequence[Epoch] = (),
+        epoch: Epoch | None = None,
         times: Times | None = None,
         shards: int = 1,
         route: Route | None = None,
@@ -49,7 +49,7 @@ class Pipeline:
         self.done = 0
         self._engines = engines
         self._plan = plan
-        self._window = Window(engines, plan, epochs, shards, route, mine)
+        self._window = Window(engines, plan, epoch, shards, route, mine)
         self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Ids]] = deque()
