@@ -23,7 +23,7 @@ from skirl.engine.packs import Pack
 from skirl.engine.work import Counters, State
 from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
 from skirl.nn.optimizers import Anchor
-from skirl.nn.output import FoundRows, Lookup, Output, shaped, uncompiled
+from skirl.nn.output import Lookup, Output, shaped, uncompiled
 from skirl.nn.same_batch import SameBatch
 from skirl.store import Store
 from skirl.tools.hash_index import distinct
@@ -166,29 +166,23 @@ class Collection(nn.Module):
         both = Lookup.apply(self.anchor, micro.learned, tickets)
         return Output(self.pack.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
 
-    def looked_up(self, sparse: Sparse) -> list[FoundRows]:
-        """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running."""
-        with self._looking:
-            resolver, found = self.engine.resolver, []
-            for bank, part in enumerate(resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks):
-                keys, place = distinct(part.keys())
-                found.append(FoundRows(part, weights_of_all(self.engine, keys, bank, self.pack.number), place))
-            return found
-
     def _peek(self, sparse: Sparse) -> Output:
-        """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident."""
+        """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident. Any thread may
+        call it while no step is running."""
         if not self.engine.store.ready:
             raise RuntimeError("no checkpoint is loaded: call skirl.load(FOLDER, model=...) before rows are looked up")
         self.current.drain()
-        engine, outputs, bags = self.engine, list[Tensor](), list[Tensor | None]()
-        found = self.looked_up(sparse)
-        for bank, part in enumerate(found):
-            dim = self.pack.schema.banks[bank].dim
-            flat = engine.banks[bank].pool_rows(part.rows, dim, part.ids, part.place)
-            out, shared = shaped(flat, engine, bank, part.ids)
+        engine, resolver, outputs, bags = self.engine, self.engine.resolver, list[Tensor](), list[Tensor | None]()
+        with self._looking:
+            ids = resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks
+            found = [distinct(part.keys()) for part in ids]
+            rows = [weights_of_all(engine, keys, bank, self.pack.number) for bank, (keys, _) in enumerate(found)]
+        for bank, (part, (_, place)) in enumerate(zip(ids, found, strict=True)):
+            flat = engine.banks[bank].pool_rows(rows[bank], self.pack.schema.banks[bank].dim, part, place)
+            out, shared = shaped(flat, part)
             outputs.append(out)
             bags.append(shared)
-        return Output(self.pack.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
+        return Output(self.pack.schema, outputs, None, ids, bags).only(sparse.keys())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import wraps
 from math import prod
 from typing import Any, Self, TypeVar, cast
@@ -14,7 +13,6 @@ from torch import Tensor
 from skirl.core.ids import BadIds, BankIds
 from skirl.core.once import Distinct, expand, padded
 from skirl.core.tables import Pooling, Schema
-from skirl.engine.engine import Engine
 from skirl.nn.current_step import Ticket
 
 
@@ -238,18 +236,9 @@ class Output(Mapping[str, Tensor]):
         return expand(rows, torch.from_numpy(at).to(rows.device))
 
 
-@dataclass(slots=True)
-class FoundRows:
-    ids: BankIds
-    rows: np.ndarray
-    """Records, or only their weights."""
-    place: np.ndarray
-    """The index in `rows` of each id's row."""
-
-
-def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tensor, Tensor | None]:
+def shaped(flat: Tensor, ids: BankIds) -> tuple[Tensor, Tensor | None]:
     """Return a bank's output, [batch, features, dim] or unpooled [ids, dim], and its shared bags, [bags, dim]."""
-    if not engine.pooled:
+    if not ids.pooled:
         return flat, None
     shape = ids.batch, ids.features, flat.shape[-1]
     if not ids.shares:
@@ -269,7 +258,7 @@ class Lookup(torch.autograd.Function):
         stopped: list[Tensor | None] = []
         for ticket in tickets:
             flat = ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
-            both = shaped(flat, ticket.engine, ticket.bank, ticket.ids)
+            both = shaped(flat, ticket.ids)
             out += both
             if weights is not None:
                 ticket.passes[:] = True

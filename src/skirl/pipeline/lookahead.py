@@ -20,9 +20,9 @@ from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.route import Route
 from skirl.peers.base import said_of
-from skirl.pipeline.agree import ShardsInLoop
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import DataPosition, Reader, Watch
+from skirl.pipeline.shards import Shards
 from skirl.pipeline.stages import StageHook, Times, keep_rows
 from skirl.pipeline.timeline import LOOP, Timeline
 from skirl.tools import rng_state
@@ -317,9 +317,7 @@ class Lookahead:
         if shards > 1:
             if not isinstance(model, nn.Module):
                 raise ValueError(f"shards is {shards}, but steps of a sweep have one shard: leave shards out")
-            self._in_shards = ShardsInLoop(
-                model, shards, accumulate, self.engines[0].packs[0].seed, self._mine, self._peers
-            )
+            self._in_shards = Shards(model, shards, accumulate, self.engines[0].packs[0].seed, self._mine, self._peers)
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '
@@ -480,7 +478,7 @@ class Lookahead:
             weakref.finalize(self, pipeline.abandon)
             self._pass = Pass(self, pipeline)
             if self._in_shards is not None:
-                self._in_shards.dense.open()
+                self._in_shards.open()
         self._loaded = False
         return self._pass
 
@@ -510,7 +508,7 @@ class Lookahead:
         The last shard's backward does so by itself. Before the last shard, and without shards, this does nothing.
         """
         if self._in_shards is not None:
-            self._in_shards.dense.complete()
+            self._in_shards.complete()
 
     def settle(self) -> None:
         """Finish the step in the loop, so that rows are as after it. Do nothing if its batch was not looked up yet."""
