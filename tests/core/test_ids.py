@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import KeyedJagged, Table
-from skirl.core.ids import BadIds, Resolver, capture, resolve
+from skirl.core.ids import BadIds, Resolver, capture
 from skirl.core.tables import ROW_BITS, Schema
 from tests.cases import cases
 
@@ -68,8 +68,8 @@ def jagged(draw: st.DrawFn) -> tuple[KeyedJagged, dict[str, list[list[tuple[int,
 
 def resolved(sparse, schema, bank, dtype, copy=True):
     captured = capture(sparse, schema.features, copy=copy)
-    checked = Resolver(schema, dtype, pooled=True).check(captured)
-    return resolve(checked, schema, bank, dtype)
+    pools = Resolver(schema, dtype, pooled=True)
+    return pools.resolve(pools.check(captured)).banks[bank]
 
 
 @cases(200)

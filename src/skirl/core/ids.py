@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Sparse
-from skirl.core.inverse import INTS, Inverse, array_of, fill_bags, inverse_of
+from skirl.core.inverse import INTS, array_of, fill_bags, inverse_of, without_unused
 from skirl.core.inverse import BadIds as BadIds
 from skirl.core.keys import ROW_BITS
-from skirl.core.tables import Schema
+from skirl.core.tables import Feature, Schema
 from skirl.tools.jit import kernel
 
 NO_SCALE = np.empty(0, np.float32)
@@ -26,8 +26,13 @@ class Ids:
     keys: tuple[str, ...]
     values: np.ndarray
     offsets: np.ndarray
+    samples: int
+    first: np.ndarray
+    """int64 [features + 1]: each feature's first bag."""
+    inverse: tuple[np.ndarray | None, ...]
+    """By feature: int32 [samples], the bag of each sample, the same array for features that share it; None if each sample
+    has its own bag."""
     weights: np.ndarray | None = None
-    inverse: Inverse | None = None
     left: np.ndarray | None = None
     """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
     hashes: Any = None
@@ -47,14 +52,12 @@ class Ids:
     """The ids with these weights. Features may be in another order."""
 
     @property
-    def samples(self) -> int:
-        return (len(self.offsets) - 1) // len(self.keys) if self.inverse is None else self.inverse.batch
+    def shares(self) -> bool:
+        return any(each is not None for each in self.inverse)
 
     def bags(self, place: int) -> slice:
         """Return the range of the feature at index `place` among all bags of the batch."""
-        if self.inverse is None:
-            return slice(place * self.samples, (place + 1) * self.samples)
-        return slice(int(self.inverse.first[place]), int(self.inverse.first[place + 1]))
+        return slice(int(self.first[place]), int(self.first[place + 1]))
 
     def starts(self, place: int) -> np.ndarray:
         bags = self.bags(place)
@@ -214,12 +217,14 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
         )
     if not keys:
         raise BadIds("the batch has no features: pass ids of at least one")
-    inverse = inverse_of(sparse, keys, len(offsets) - 1)
-    if inverse is None and ((len(offsets) - 1) % len(keys) or not len(offsets)):
+    found = inverse_of(sparse, keys, len(offsets) - 1)
+    if found is None and ((len(offsets) - 1) % len(keys) or not len(offsets)):
         raise BadIds(
             f"offsets has {len(offsets)} entries, but {len(keys)} features need a multiple of {len(keys)} plus 1: pass a "
             "start for each feature and sample, and the end"
         )
+    samples = (len(offsets) - 1) // len(keys)
+    shape = found or (samples, samples * np.arange(len(keys) + 1), (None,) * len(keys))
     array = None
     if weights is not None:
         floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -231,21 +236,23 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
             f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}: "
             "pass offsets that never fall, or lengths of 0 or more whose sum is the number of ids"
         )
-    return _of_samples(Ids(keys, values, offsets, array, inverse))
+    return _of_samples(Ids(keys, values, offsets, *shape, array))
 
 
 def _of_samples(ids: Ids) -> Ids:
     """Drop the ids of bags that no sample uses: the expanded batch would not have them and so would not train them."""
-    if ids.inverse is None or (left_in := ids.inverse.without_unused()) is None:
+    if not ids.shares:
         return ids
-    used, inverse = left_in
+    used, first, inverse = without_unused(ids.samples, ids.first, ids.inverse)
+    if used.all():
+        return ids
     lengths = np.diff(ids.offsets)
     offsets = np.zeros(int(used.sum()) + 1, ids.offsets.dtype)
     np.cumsum(lengths[used], out=offsets[1:])
     kept = np.repeat(used, lengths)
     weights = None if ids.weights is None else ids.weights[kept]
     values, left = ids.values[kept], np.flatnonzero(kept)
-    return Ids(ids.keys, values, offsets, weights, inverse, left)
+    return Ids(ids.keys, values, offsets, ids.samples, first, inverse, weights, left)
 
 
 def positions_of(ids: Ids, schema: Schema, bank: int) -> BankIds:
@@ -261,31 +268,6 @@ def positions_of(ids: Ids, schema: Schema, bank: int) -> BankIds:
     if bad >= 0:
         raise BadIds(_complaint(ids, schema, int(bad)))
     return positions
-
-
-def resolve(ids: Ids, schema: Schema, bank: int, dtype: np.dtype, pooled: bool = True) -> BankIds:
-    """Add bags and scales to the positions of a bank's features."""
-    of, features = ids.banks[bank], schema.banks[bank].features
-    place = [ids.keys.index(f.name) for f in features]
-    bags, weighted = [ids.bags(p) for p in place], ids.weights is not None
-    of.batch, of.pooled = ids.samples, pooled
-    of.first = np.cumsum([0, *(each.stop - each.start for each in bags)])
-    of.inverse = [None if ids.inverse is None else ids.inverse.of[p] for p in place]
-    of.share()
-    mean = np.array([schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
-    of.offsets, of.bag_of = np.empty(of.first[-1] + 1, np.int32), np.empty(of.count, np.int32)
-    scale = np.empty(of.count if weighted or mean.any() else 0, dtype)
-    weights = ids.weights.astype(dtype, copy=False) if ids.weights is not None else NO_SCALE.astype(dtype)
-    begins = np.array([each.start for each in bags], np.int64)
-    one_each = fill_bags(ids.offsets, weights, begins, *of.rows_of_bags(), mean, of.offsets, of.bag_of, scale)
-    # If each bag has one id, also a mean has no factors.
-    of.scale = scale[:0] if not pooled or (one_each and not weighted) else scale
-    of.one_each = not pooled or (one_each and not of.shares)
-    if not pooled:
-        of.bag_of = np.arange(of.count, dtype=np.int32)
-    elif of.shares:
-        of.divide()
-    return of
 
 
 @dataclass(frozen=True)
@@ -313,24 +295,46 @@ class Resolver:
             return ids
         none = np.full(len(missing) * ids.samples, ids.offsets[-1], ids.offsets.dtype)
         offsets = np.concatenate([ids.offsets, none])
-        inverse = None if ids.inverse is None else ids.inverse.with_empty(len(missing))
-        return Ids(ids.keys + missing, ids.values, offsets, ids.weights, inverse)
+        first = np.concatenate([ids.first, ids.first[-1] + ids.samples * np.arange(1, len(missing) + 1)])
+        inverse = ids.inverse + (None,) * len(missing)
+        return Ids(ids.keys + missing, ids.values, offsets, ids.samples, first, inverse, ids.weights)
 
     def check(self, ids: Ids) -> Ids:
         """Check every id. Return the ids as this collection has them, with the positions of each bank."""
         return replace(ids, banks=[positions_of(ids, self.schema, bank) for bank in range(len(self.schema.banks))])
 
     def resolve(self, ids: Ids) -> Ids:
-        for bank in range(len(ids.banks)):
-            resolve(ids, self.schema, bank, self.dtype, self.pooled)
+        """Add bags and scales to the positions of each bank."""
+        for of, bank in zip(ids.banks, self.schema.banks, strict=True):
+            self._resolve(ids, of, bank.features)
         return ids
+
+    def _resolve(self, ids: Ids, of: BankIds, features: Sequence[Feature]) -> None:
+        place = [ids.keys.index(f.name) for f in features]
+        begins, sizes = ids.first[place], np.diff(ids.first)[place]
+        of.batch, of.pooled = ids.samples, self.pooled
+        of.first, of.inverse = np.concatenate([[0], np.cumsum(sizes)]), [ids.inverse[p] for p in place]
+        of.share()
+        weighted, none = ids.weights is not None, NO_SCALE.astype(self.dtype)
+        mean = np.array([self.schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
+        of.offsets, of.bag_of = np.empty(of.first[-1] + 1, np.int32), np.empty(of.count, np.int32)
+        scale = np.empty(of.count if weighted or mean.any() else 0, self.dtype)
+        weights = none if ids.weights is None else ids.weights.astype(self.dtype, copy=False)
+        one_each = fill_bags(ids.offsets, weights, begins, *of.rows_of_bags(), mean, of.offsets, of.bag_of, scale)
+        # If each bag has one id, also a mean has no factors.
+        of.scale = scale[:0] if not self.pooled or (one_each and not weighted) else scale
+        of.one_each = not self.pooled or (one_each and not of.shares)
+        if not self.pooled:
+            of.bag_of = np.arange(of.count, dtype=np.int32)
+        elif of.shares:
+            of.divide()
 
 
 def _complaint(ids: Ids, schema: Schema, position: int) -> str:
     bag = int(np.searchsorted(ids.offsets, position, side="right")) - 1
     place = next(p for p in range(len(ids.keys)) if bag < ids.bags(p).stop)
     name, sample = ids.keys[place], bag - ids.bags(place).start
-    inverse = None if ids.inverse is None else ids.inverse.of[place]
+    inverse = ids.inverse[place]
     if inverse is not None and (inverse == sample).any():
         sample = int(np.argmax(inverse == sample))
     table = next(t for t in schema.tables if name in t.features)

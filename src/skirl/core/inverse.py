@@ -1,7 +1,6 @@
 """Bags that samples share: the inverse from samples to bags, and how shared bags are found."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,48 +50,34 @@ def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, s
 class BadIds(ValueError): ...
 
 
-@dataclass(slots=True)
-class Inverse:
-    """The bag of each sample, by feature. A plain batch has no inverse: each sample has a bag of its own."""
-
-    batch: int
-    first: np.ndarray
-    """int64 [features + 1]: each feature's first bag."""
-    of: tuple[np.ndarray | None, ...]
-    """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
-
-    def without_unused(self) -> "tuple[np.ndarray, Inverse | None] | None":
-        """Return a mask, bool [bags], of the bags that some sample uses, and the inverse over these; its None means a plain
-        batch. None if all are used."""
-        used = np.ones(int(self.first[-1]), np.bool_)
-        for place, array in enumerate(self.of):
-            if array is not None:
-                own = used[self.first[place] : self.first[place + 1]]
-                own[:] = False
-                own[array] = True
-        if used.all():
-            return None
-        ends = np.concatenate([[0], np.cumsum(used)])
-        first = ends[self.first]
-        of: list[np.ndarray | None] = []
-        for place, array in enumerate(self.of):
-            if array is not None:
-                array = (ends[self.first[place] + array.astype(np.int64)] - first[place]).astype(np.int32)
-                bags = int(first[place + 1] - first[place])
-                array = None if bags == self.batch and _look(array, bags)[1] else array
-            of.append(array)
-        return used, None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
-
-    def with_empty(self, features: int) -> "Inverse":
-        """Append features whose samples each have a bag of their own."""
-        more = self.first[-1] + self.batch * np.arange(1, features + 1)
-        none = (None,) * features
-        return Inverse(self.batch, np.concatenate([self.first, more]), self.of + none)
+Inverse = tuple[np.ndarray | None, ...]
 
 
-def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
-    """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain
-    batch."""
+def without_unused(samples: int, first: np.ndarray, inverse: Inverse) -> tuple[np.ndarray, np.ndarray, Inverse]:
+    """Return a mask, bool [bags], of the bags that some sample uses, and first bags and inverse over these."""
+    used = np.ones(int(first[-1]), np.bool_)
+    for place, array in enumerate(inverse):
+        if array is not None:
+            own = used[first[place] : first[place + 1]]
+            own[:] = False
+            own[array] = True
+    if used.all():
+        return used, first, inverse
+    ends = np.concatenate([[0], np.cumsum(used)])
+    left = ends[first]
+    of: list[np.ndarray | None] = []
+    for place, array in enumerate(inverse):
+        if array is not None:
+            array = (ends[first[place] + array.astype(np.int64)] - left[place]).astype(np.int32)
+            bags = int(left[place + 1] - left[place])
+            array = None if bags == samples and _look(array, bags)[1] else array
+        of.append(array)
+    return used, left, tuple(of)
+
+
+def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> tuple[int, np.ndarray, Inverse] | None:
+    """Check and return the number of samples, first bags and inverse of a KeyedJagged, or of a TorchRec batch of variable
+    stride, as in `Ids`. None for a plain batch."""
     given = given_inverse(sparse)
     if given is None:
         return None
@@ -127,7 +112,7 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         of.append(None if own and stride == batch else arrays[key])
     if all(each is None for each in of):
         return None
-    return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
+    return batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of)
 
 
 def grouped(inverses: Mapping[str, np.ndarray | None]) -> dict[tuple[str, ...], torch.Tensor]:

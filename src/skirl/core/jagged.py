@@ -85,7 +85,7 @@ class KeyedJagged:
         found = inverse_of(sparse, keys, offsets.numel() - 1)
         options: dict[str, Any] = {}
         if found is not None:
-            named = {name: torch.from_numpy(i) for name, i in zip(keys, found.of, strict=True) if i is not None}
+            named = {name: torch.from_numpy(i) for name, i in zip(keys, found[2], strict=True) if i is not None}
             options = {"strides": sparse.stride_per_key(), "inverse": named}
         return cls(keys, sparse.values(), offsets=offsets, weights=sparse.weights_or_none(), **options)
 
