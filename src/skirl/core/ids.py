@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from skirl.core.tables import Feature, Schema
 from skirl.tools.jit import kernel
 
 NO_SCALE = np.empty(0, np.float32)
+_NONE, _NO_BAGS = np.empty(0, np.int32), np.zeros(1, np.int32)
 
 
 @dataclass(slots=True)
@@ -161,12 +162,16 @@ class BankIds:
     def rows_of_bags(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return, by feature: the output row of its first bag, the distance from one bag's row to the next, its bags."""
         row, step = np.arange(self.features), np.full(self.features, self.features)
-        row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
+        if self.shares:
+            row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
         return row, step, np.diff(self.first)
 
     def share(self) -> None:
         """Find which bags are pooled once for several samples."""
         columns = [f for f, each in enumerate(self.inverse) if each is not None and self.pooled]
+        if not columns:
+            self.columns, self.bag, self.begins = _NONE, _NONE, _NO_BAGS
+            return
         self.columns, self.bag = np.array(columns, np.int32), np.empty((self.batch, len(columns)), np.int32)
         self.begins = np.zeros(len(columns) + 1, np.int32)
         np.cumsum(np.diff(self.first)[columns], out=self.begins[1:])
@@ -311,14 +316,16 @@ class Resolver:
 
     def _resolve(self, ids: Ids, of: BankIds, features: Sequence[Feature]) -> None:
         place = [ids.keys.index(f.name) for f in features]
-        begins, sizes = ids.first[place], np.diff(ids.first)[place]
+        bags = [ids.bags(p) for p in place]
         of.batch, of.pooled = ids.samples, self.pooled
-        of.first, of.inverse = np.concatenate([[0], np.cumsum(sizes)]), [ids.inverse[p] for p in place]
+        of.first = np.array([0, *accumulate(each.stop - each.start for each in bags)])
+        of.inverse = [ids.inverse[p] for p in place]
         of.share()
         weighted, none = ids.weights is not None, NO_SCALE.astype(self.dtype)
         mean = np.array([self.schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
         of.offsets, of.bag_of = np.empty(of.first[-1] + 1, np.int32), np.empty(of.count, np.int32)
         scale = np.empty(of.count if weighted or mean.any() else 0, self.dtype)
+        begins = np.array([each.start for each in bags])
         weights = none if ids.weights is None else ids.weights.astype(self.dtype, copy=False)
         one_each = fill_bags(ids.offsets, weights, begins, *of.rows_of_bags(), mean, of.offsets, of.bag_of, scale)
         # If each bag has one id, also a mean has no factors.
