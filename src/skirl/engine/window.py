@@ -63,7 +63,7 @@ class Window:
         ends = np.cumsum([len(engine.schema.banks) for engine in engines])
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """For each engine, which of all banks are its own."""
-        self._ended = self._anew = False
+        self.over = self._anew = False
         self._route = route or Route()
 
     def __len__(self) -> int:
@@ -117,12 +117,8 @@ class Window:
         if self._route.failure is None:
             self._route.end(self._vote())
 
-    @property
-    def over(self) -> bool:
-        return self._ended
-
     def _over(self) -> None:
-        self._ended = True
+        self.over = True
         if self._planner is None and self._first:
             self._begin()
         if self._planner is not None:
@@ -152,7 +148,7 @@ class Window:
             if self._route.due:
                 last = self._first.pop()
                 self._take(last)
-            elif len(self._first) >= (1 if self._ended else self._wanted):
+            elif len(self._first) >= (1 if self.over else self._wanted):
                 self._begin()
 
     def _next(self) -> list[Work] | None:
@@ -224,7 +220,7 @@ class Window:
         if self._route.due:  # these were in the window before: they enter before any is planned
             self._planner.due = 0
             self._planner.next()
-        if self._ended:
+        if self.over:
             self._planner.end()
 
     def _split(self, i: int) -> CacheSplit:

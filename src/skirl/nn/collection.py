@@ -24,7 +24,6 @@ from skirl.engine.work import Counters, State
 from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
 from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Lookup, Output, shaped, uncompiled
-from skirl.nn.same_batch import SameBatch
 from skirl.store import Store
 from skirl.tools.hash_index import distinct
 
@@ -67,8 +66,7 @@ class Collection(nn.Module):
         nothing = torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at)
         self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.pack.optimizers))
         self.optimizer = TorchHandle(self.pack.optimizers, self.engine.device.at)
-        self.same = SameBatch(self.engine.schema.features)
-        self.current = CurrentStep(self.engine, self.pack, self.optimizer, self.anchor, self.same, grad_scaler)
+        self.current = CurrentStep(self.engine, self.pack, self.optimizer, self.anchor, grad_scaler)
         self.alone = StepByStep(self.engine)
         self._looking = threading.Lock()
 
@@ -134,7 +132,7 @@ class Collection(nn.Module):
             micro, same_weights = current.enter(), True
         else:
             micro = current.enter()
-            same_weights = self.same.check(sparse, micro)
+            same_weights = current.same.check(sparse, micro)
         out = current.out
         if out is not None:
             if not same_weights or _wants_grad(sparse):

@@ -41,16 +41,14 @@ class Loop(Protocol):
 class CurrentStep:
     """The current step of one collection. A ticket of each bank goes through autograd and comes back here."""
 
-    def __init__(
-        self, engine: Engine, pack: Pack, optimizer: TorchHandle, anchor: Tensor, same: SameBatch, grad_scaler: Any
-    ) -> None:
+    def __init__(self, engine: Engine, pack: Pack, optimizer: TorchHandle, anchor: Tensor, grad_scaler: Any) -> None:
         self.engine = engine
         self.pack = pack
         self.loop: Loop | None = None
         self.work: Work | None = None
         self.micro = 0
         self.out: Any = None
-        self._same = same
+        self.same = SameBatch(engine.schema.features)
         self.dense = DenseGradients()
         self._optimizer = optimizer
         self.anchor = anchor
@@ -68,7 +66,7 @@ class CurrentStep:
         self.loop = loop
         if loop is None:
             unscaled.discard(self)
-            self._same.settle(wait=True)
+            self.same.settle(wait=True)
 
     def expect(self, work: Work, micro: int) -> None:
         self.out = None  # it holds the graph of its lookup
@@ -115,7 +113,7 @@ class CurrentStep:
 
     def settle(self) -> None:
         """Bring rows to the state after the step in the loop, in the cache or in the store."""
-        self._same.settle(wait=True)  # a checkpoint of wrong rows would be the newest
+        self.same.settle(wait=True)  # a checkpoint of wrong rows would be the newest
         if self.loop is not None:
             self.loop.settle()
             self.loop.drain()

@@ -129,7 +129,7 @@ class Output(Mapping[str, Tensor]):
         if name not in self._names:
             raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
         bank, column = self._all[name]
-        inverse, at = self._inverse(bank, column), self._banks[bank].device
+        inverse, at = self._ids[bank].inverse[column], self._banks[bank].device
         if inverse is None:
             rows, bags = self[name], self._ids[bank].batch
             inverse = np.arange(bags, dtype=np.int64)
@@ -142,9 +142,6 @@ class Output(Mapping[str, Tensor]):
 
     def _passing(self, bank: int, column: int, out: Tensor) -> Tensor:
         return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
-
-    def _inverse(self, bank: int, column: int) -> np.ndarray | None:
-        return self._ids[bank].inverse[column]
 
     def _offsets_of_bags(self, bank: int, column: int) -> np.ndarray:
         """Return where each bag of a feature begins, among the ids of its bank."""
@@ -220,13 +217,13 @@ class Output(Mapping[str, Tensor]):
                 f"feature {name!r} is pooled: make an EmbeddingCollection, which returns a row for each id"
             )
         bank, column = self._all[name]
-        inverse = self._inverse(bank, column)
+        inverse = self._ids[bank].inverse[column]
         if inverse is None:
             return self._offsets_of_bags(bank, column)
         return np.concatenate([[0], np.cumsum(np.diff(self._offsets_of_bags(bank, column))[inverse])])
 
     def _expanded(self, bank: int, column: int, rows: Tensor) -> Tensor:
-        inverse = self._inverse(bank, column)
+        inverse = self._ids[bank].inverse[column]
         if inverse is None:
             return rows
         starts = self._offsets_of_bags(bank, column).astype(np.int64)

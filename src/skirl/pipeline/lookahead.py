@@ -14,6 +14,7 @@ from torch import nn
 from skirl.core.batch import Sparse
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
+from skirl.engine.window import Window
 from skirl.engine.work import State, Work
 from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.epoch import Epoch
@@ -216,7 +217,7 @@ class Pass:
         self._say_forgotten()
         self._finish()
         now.works = ()
-        pipeline.check()
+        pipeline.stages.check()
         for collection in self._ahead.collections:
             collection.engine.check()
         if self._ahead._in_shards is not None:
@@ -383,7 +384,7 @@ class Lookahead:
     @property
     def window(self) -> int:
         """Number of batches that the planner knows now, beyond the one in the loop."""
-        return self._pipeline.window if self._pipeline else 0
+        return len(self._pipeline.window) if self._pipeline else 0
 
     def __enter__(self) -> "Lookahead":
         try:
@@ -471,11 +472,11 @@ class Lookahead:
             self.times.timeline.first = now.here.step
         self._reader.begin(now.here)
         with uninterrupted():
+            window = Window(self.engines, self._plan, self._epoch, self._shards, self._route(), self._mine)
             pipeline = Pipeline(
-                self.engines, self._plan, patience=self._patience, hook=self.hook, epoch=self._epoch,
-                times=self.times, shards=self._shards, mine=self._mine, route=self._route(),
-            )  # fmt: skip
-            weakref.finalize(self, pipeline.abandon)
+                self.engines, window, self._plan.prefetch, patience=self._patience, hook=self.hook, times=self.times
+            )
+            weakref.finalize(self, pipeline.stages.abandon)
             self._pass = Pass(self, pipeline)
             if self._in_shards is not None:
                 self._in_shards.open()
@@ -492,7 +493,7 @@ class Lookahead:
 
     def all_wait(self, but: Container[str]) -> bool:
         """Return whether the loop ("load") and all stages but these have gone as far as they can."""
-        return self._pipeline is None or self._pipeline.all_wait(but)
+        return self._pipeline is None or self._pipeline.stages.all_wait(but)
 
     def renew(self) -> None:
         """Drop the caches as soon as no step needs them as they are, and split them anew."""

@@ -254,7 +254,8 @@ class GpuRows(BankRows):
         self._streams.begin()
         scale = self._no_scale
         if len(ids.scale):
-            scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
+            sent = ids.scale is arrival.scales[micro]
+            scale = views["scale"][at] if sent else self._streams.compute.now(lambda: self._gpu.up(ids.scale))
         out = self._gpu.empty(ids.bags, self.columns(work).dim)
         rows, places = self._read_from(work, views)
         self._streams.compute.now(lambda: self._pool(rows, places[at], ids, of_micro(views, micro), scale, out))
@@ -318,9 +319,6 @@ class GpuRows(BankRows):
         if work.reads:
             return work.values[self.facts.number], views["place"]
         return self.rows[work.pack], views["slots"]
-
-    def _up(self, array: np.ndarray) -> torch.Tensor:
-        return self._streams.compute.now(lambda: self._gpu.up(array))
 
     # The backward and the update. Work on a stream may run later, so it holds all that it needs.
 
