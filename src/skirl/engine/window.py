@@ -2,7 +2,6 @@
 
 It belongs to the planner's thread."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,11 +18,6 @@ from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.route import Route
 from skirl.tools.hash_index import distinct
 
-log = logging.getLogger("skirl")
-LOOKED_AT = 4
-"""Batches after which trainers that all read the same data are warned."""
-FEWEST = 64
-"""Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 FIRST_WINDOW = 8
 """Steps whose demand decides how the caches are split."""
 
@@ -90,7 +84,6 @@ class Window:
             self._over()
             return
         self._route.decide(self._plan, joined)
-        tell_of_same_data(self._route)
         for work, part in zip(works, self._banks, strict=True):
             work.asked, work.reads, work.serve = joined.banks[part], joined.reads[part], joined.serve[part]
         self.entered += 1
@@ -273,13 +266,3 @@ def nbytes_of(works: list[Work]) -> int:
     """Return the memory of a batch in the window: the user's batch, and at most 16 bytes per id in the planner."""
     asked = sum(part.count for work in works for part in work.asked)
     return sum(ids.nbytes for ids in works[0].micros) + 16 * asked
-
-
-def tell_of_same_data(route: Route) -> None:
-    """Warn once if all trainers read the same data. Call this after each batch."""
-    if route.alike and route.number == LOOKED_AT and route.requests >= FEWEST and route.rank == 0:
-        log.warning(
-            "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
-            "skirl.ShardSampler or stream.sharded",
-            LOOKED_AT,
-        )

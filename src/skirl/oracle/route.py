@@ -1,6 +1,7 @@
 """Planning divided by key over several trainers: what each reads and what each owner is asked for, and the letters that they
 exchange about it. An owner joins the requests of all, in rank order, into a batch to plan, whose positions are requests."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,11 @@ from skirl.oracle.distinct import Finder
 from skirl.oracle.options import Plan, Vote, due
 from skirl.tools.jit import kernel
 
+log = logging.getLogger("skirl")
+LOOKED_AT = 4
+"""Batches after which trainers that all read the same data are warned."""
+FEWEST = 64
+"""Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 NARROW = 1 << 31
 """Tables of at most this many rows have 32-bit row numbers."""
 
@@ -228,16 +234,12 @@ class Route:
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
-        self.number = 0
         self.due: int | None = None
         """Number of steps that all owners plan before the last batch to come enters, as `decide` has found. None: each
         planner decides for itself."""
         self.ended = False
         """True once the pass is over and no rank exchanges any more."""
         self.dropped = 0
-        self.alike = False
-        """True if all ranks have asked this one for the same rows in the same order, in every batch so far."""
-        self.requests = 0
         self.failure: BaseException | None = None
         """Why this rank cannot go on. All hear of it at the next exchange, and end."""
 
@@ -270,9 +272,10 @@ class SharedRoute(Route):
     def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
         super().__init__(rank)
         banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
-        self.planned = 0
+        self.number = self.planned = 0
         self.due = 0
-        self.alike = placement.sites > 1
+        self._alike, self._requests = placement.sites > 1, 0
+        """Whether all ranks have asked this one for the same rows in the same order, in every batch so far; how many."""
         self._size = placement.sites
         self._exchange = exchange
         self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
@@ -334,8 +337,14 @@ class SharedRoute(Route):
         asked = list(zip(*(letter.banks for letter in letters), strict=True))
         both = [joined(tables, parts) for tables, parts in zip(self._tables, asked, strict=True)]
         self.number += 1
-        self.alike = self.alike and all(np.array_equal(words[HEAD:], given[0][HEAD:]) for words in given[1:])
-        self.requests += sum(int(part[-1]) for _, part in both)
+        self._alike = self._alike and all(np.array_equal(words[HEAD:], given[0][HEAD:]) for words in given[1:])
+        self._requests += sum(int(part[-1]) for _, part in both)
+        if self._alike and self.number == LOOKED_AT and self._requests >= FEWEST and self.rank == 0:
+            log.warning(
+                "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
+                "skirl.ShardSampler or stream.sharded",
+                LOOKED_AT,
+            )
         return Joined(
             [part for part, _ in both], [serve for _, serve in both], self._reads, [letter.vote for letter in letters]
         )

@@ -3,40 +3,29 @@ for the optimizers after the last one."""
 
 import hashlib
 import threading
-from functools import cache
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from skirl.core.groups import TorchHandle
 from skirl.core.tree import BlockSum, add_lists, leaves, tree_sum
 from skirl.nn.collection import collections_of
+from skirl.nn.optimizers import hearing
 from skirl.peers.base import Peers
 from skirl.peers.dense import OfAllTrainers
 from skirl.tools import rng_state
 
-_open: "WeakSet[Shards]" = WeakSet()
-
 
 class Shards:
-    """Takes what the backward of each micro-batch leaves in `weight.grad` until the step is complete, so that a loop
-    may call `step()` and `zero_grad()` for each micro-batch: only after the last one is there anything to step by."""
+    """The random numbers of each shard, and its dense gradients: what the backward of each micro-batch leaves in
+    `weight.grad` is taken until the step is complete, so that a loop may call `step()` and `zero_grad()` for each
+    micro-batch. Only after the last one is there anything to step by."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        shards: int,
-        accumulate: int,
-        seed: int,
-        mine: range,
-        peers: Peers,
-    ) -> None:
+    def __init__(self, model: nn.Module, shards: int, accumulate: int, seed: int, mine: range, peers: Peers) -> None:
         self.peers = peers
         self._seed = seed
         self._first = mine.start * accumulate
@@ -67,12 +56,11 @@ class Shards:
 
     def open(self) -> None:
         self._thread = threading.get_ident()
-        _hear_of_steps()
-        _open.add(self)
+        hearing.add(self)
 
     def close(self) -> None:
         rng_state.swap_out()
-        _open.discard(self)
+        hearing.discard(self)
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -210,7 +198,7 @@ class Shards:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before each step of an optimizer: without a complete step there is nothing that it could step by."""
         here = self._thread == threading.get_ident()  # one of another thread is of another loop
-        if not here or self._micro is None or isinstance(optimizer, TorchHandle):
+        if not here or self._micro is None:
             return
         known = set(self._weights)
         for group in optimizer.param_groups:
@@ -222,15 +210,6 @@ class Shards:
             self.complete()
         else:
             self._take()
-
-
-@cache
-def _hear_of_steps() -> None:
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for sums in list(_open):
-            sums.before_step(optimizer)
-
-    register_optimizer_step_pre_hook(before)
 
 
 def check_sharded(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,11 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
 
 class Gpu(Device):
     def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
-        from skirl.engine.kernels import gpu, gpu_update
+        from skirl.engine.kernels import gpu
 
         self.at = at
         self.streams = streams
         self.kernels: Any = gpu
-        self.update: Callable[..., None] = gpu_update.update
         self.dtype = _TORCH[dtype]
 
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
@@ -410,7 +409,7 @@ class GpuRows(BankRows):
         m, rows = len(stretches), len(starts[0]) - 1
         partial = self._gpu.empty(m, groups[2].shape[1])
         marks = torch.empty(m + rows, dtype=torch.int32, device=self._gpu.at)
-        self._gpu.kernels.sums(*starts, *groups, stretches, runs, tree.rounds, partial, marks)
+        self._kernels.sums(*starts, *groups, stretches, runs, tree.rounds, partial, marks)
         return partial[:rows], marks[:rows] > 0
 
     def _apply(
@@ -418,7 +417,7 @@ class GpuRows(BankRows):
         step: int, scratch: tuple[torch.Tensor, ...],
     ) -> None:  # fmt: skip
         pack = self.columns(work)
-        self._gpu.update(
+        self._kernels.update(
             self.rows[work.pack], pack.dim, pack.rule, views["rows"], views["keys"], *groups, self._gpu.up(scalars),
             pack.clips, *scratch, rounding=(pack.seed, step) if self.facts.half else None,
         )  # fmt: skip
