@@ -63,10 +63,8 @@ class KeyedJagged:
         self._weights = weights
         self.groups: dict[tuple[str, ...], torch.Tensor] = {}
         self._strides: list[int] | None = None
-        if inverse or strides is not None:
-            self._share(strides, inverse or {})
-
-    def _share(self, strides: Sequence[int] | None, inverse: Mapping[Any, torch.Tensor]) -> None:
+        if not inverse and strides is None:
+            return
         if strides is None or not inverse:
             raise ValueError(
                 f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "

@@ -62,10 +62,6 @@ class Rows:
         """Return some rows as their owners have them now. `read` returns records of rows that this trainer owns."""
         return read(keys)
 
-    def check_alone(self, what: str) -> None: ...
-
-    def check_lookahead(self) -> None: ...
-
     def patience(self, seconds: float) -> float:
         return seconds
 
@@ -138,8 +134,7 @@ class SharedRows(Rows):
         return [marked(*engine.banks[bank].sums(work, block)) for block in blocks]
 
     def _trees(self, work: Work) -> list[list[range]]:
-        mine = range(work.shards) if work.mine is None else work.mine
-        return trees_of(self.peers.size, work.shards, len(work.micros) // len(mine))
+        return trees_of(self.peers.size, work.shards, len(work.micros) // len(work.mine))
 
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the weights of some rows as their owners have them now. All trainers call this together."""
@@ -151,18 +146,6 @@ class SharedRows(Rows):
         for rank, part in enumerate(come):
             out[owner == rank] = part.reshape(-1, dim)
         return out
-
-    def check_alone(self, what: str) -> None:
-        raise ValueError(
-            f"{what} works with one trainer only, and {self.peers.size} trainers share these rows: call skirl.save on all "
-            "of them, then load the checkpoint in a single process"
-        )
-
-    def check_lookahead(self) -> None:
-        raise RuntimeError(
-            f"{self.peers.size} trainers share these rows, and each step takes all of them: train inside `with "
-            "skirl.lookahead(loader, model) as batches`, or call model.eval() to look rows up"
-        )
 
     def patience(self, seconds: float) -> float:
         return max(seconds, self.peers.patience + NAMED_WITHIN)

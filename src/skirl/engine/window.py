@@ -36,7 +36,7 @@ class Window:
         epoch: Epoch | None = None,
         shards: int = 1,
         route: Route | None = None,
-        mine: range | None = None,
+        mine: range = range(1),
         numbered: bool = True,
     ) -> None:
         self.entered = 0

@@ -65,8 +65,8 @@ class Work:
     state: State = State.PLANNED
     shards: int = 1
     """Shards of the step. Its gradient is the mean over them."""
-    mine: range | None = None
-    """The shards that these micro-batches belong to; None: all."""
+    mine: range = range(1)
+    """The shards that these micro-batches belong to."""
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where rows have owners: the weights of the rows that this trainer reads."""
     pack: int = 0
@@ -100,9 +100,8 @@ class Work:
 
     @property
     def leaves(self) -> list[int]:
-        mine = range(self.shards) if self.mine is None else self.mine
-        each = len(self.micros) // len(mine)
-        return leaves(each * self.shards, self.shards)[mine.start * each : mine.stop * each]
+        each = len(self.micros) // len(self.mine)
+        return leaves(each * self.shards, self.shards)[self.mine.start * each : self.mine.stop * each]
 
     def gradient(self, bank: int) -> torch.Tensor:
         return self.joint[bank] if bank in self.joint else self.grads[bank, 0]

@@ -126,7 +126,11 @@ class Collection(nn.Module):
             return self._peek(sparse)
         current = self.current
         if current.loop is None:
-            self.engine.rows.check_lookahead()
+            if not self.engine.rows.local:
+                raise RuntimeError(
+                    f"{self.engine.rows.peers.size} trainers share these rows, and each step takes all of them: train "
+                    "inside `with skirl.lookahead(loader, model) as batches`, or call model.eval() to look rows up"
+                )
             current.finish()
             current.expect(self.alone.step(self.engine.resolver.capture(sparse)), 0)
             micro, same_weights = current.enter(), True
