@@ -243,7 +243,15 @@ class Collection(nn.Module):
         self.forget()
 
     def extra_repr(self) -> str:
-        return described(self.engine, self.pack)
+        engine, pack, lines, rules = self.engine, self.pack, [], self.pack.optimizers
+        for number, table in enumerate(pack.tables):
+            features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
+            pooling = f", {table.pooling}" if engine.pooled else ""
+            rule = f", {rules[number]}" if len(rules.all) > 1 else ""
+            frozen = ", frozen" if pack.frozen[number] else ""
+            lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
+        last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
+        return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={rules[0]}, {last}"])
 
     def flush(self) -> None:
         self.engine.check()
@@ -321,18 +329,6 @@ class Part(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join([*map(repr, self.features), *([] if self.pooled is None else [f"pooled={self.pooled!r}"])])
-
-
-def described(engine: Engine, pack: Pack) -> str:
-    lines, rules = [], pack.optimizers
-    for number, table in enumerate(pack.tables):
-        features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
-        pooling = f", {table.pooling}" if engine.pooled else ""
-        rule = f", {rules[number]}" if len(rules.all) > 1 else ""
-        frozen = ", frozen" if pack.frozen[number] else ""
-        lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
-    last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
-    return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={rules[0]}, {last}"])
 
 
 def _wants_grad(sparse: Sparse) -> bool:

@@ -79,9 +79,12 @@ class Asking:
 def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[BankIds, np.ndarray]:
     """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's
     begins, int32 [trainers + 1]. `Step.slots` has one slot for each request."""
-    parts, serve = np.empty((len(asked) * len(tables), 4), np.int64), np.empty(len(asked) + 1, np.int32)
-    count = _parts(tables, np.concatenate([part.counts for part in asked]), parts, serve)
-    return BankIds(np.concatenate([part.rows for part in asked]), parts[:count]), serve
+    counts = np.concatenate([part.counts for part in asked])
+    parts, serve = np.zeros((len(counts), 4), np.int64), np.zeros(len(asked) + 1, np.int32)
+    parts[:, 0], parts[:, 2] = np.tile(tables, len(asked)), np.cumsum(counts)
+    parts[:, 1] = parts[:, 2] - counts
+    serve[1:] = parts[len(tables) - 1 :: len(tables), 2]
+    return BankIds(np.concatenate([part.rows for part in asked]), parts), serve
 
 
 @kernel
@@ -114,22 +117,6 @@ def _by_owner(tables, found, low, first, salt, guess, lasts, counts, ask, rows, 
             to[of[i]] = n + 1
             rows[n] = mine[i]
             place[i] = n
-
-
-@kernel
-def _parts(tables, counts, parts, serve):
-    """Write a part for each table of each trainer that asks for its rows, and each trainer's begin. Return how many."""
-    used = n = i = 0
-    serve[0] = 0
-    for trainer in range(len(serve) - 1):
-        for table in tables:
-            if counts[i] > 0:
-                parts[used, 0], parts[used, 1], parts[used, 2], parts[used, 3] = table, n, n + counts[i], 0
-                used += 1
-            n += counts[i]
-            i += 1
-        serve[trainer + 1] = n
-    return used
 
 
 @kernel

@@ -402,16 +402,14 @@ class Lookahead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._peers.fail(self._said(error))  # others wait for this trainer, and its stages wait for them
+            said = f"{said_of(error)} (in step {self.step:,})" if self.iterating and self.step else error
+            self._peers.fail(said)  # others wait for this trainer, and its stages wait for them
         try:
             self.close(apply=error is None)
         except Exception as late:
             if error is None or late is error:
                 raise
             error.add_note(f"and while closing the lookahead: {late}")
-
-    def _said(self, error: BaseException) -> BaseException | str:
-        return f"{said_of(error)} (in step {self.step:,})" if self.iterating and self.step else error
 
     def close(self, apply: bool = True) -> None:
         """End the pass and release the embeddings; the with-block does this.
