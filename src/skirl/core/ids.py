@@ -15,7 +15,6 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.tables import Feature, Schema
 from skirl.tools.jit import kernel
 
-NO_SCALE = np.empty(0, np.float32)
 _NONE, _NO_BAGS = np.empty(0, np.int32), np.zeros(1, np.int32)
 
 
@@ -321,12 +320,12 @@ class Resolver:
         of.first = np.array([0, *accumulate(each.stop - each.start for each in bags)])
         of.inverse = [ids.inverse[p] for p in place]
         of.share()
-        weighted, none = ids.weights is not None, NO_SCALE.astype(self.dtype)
         mean = np.array([self.schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
         of.offsets, of.bag_of = np.empty(of.first[-1] + 1, np.int32), np.empty(of.count, np.int32)
+        weighted = ids.weights is not None
         scale = np.empty(of.count if weighted or mean.any() else 0, self.dtype)
         begins = np.array([each.start for each in bags])
-        weights = none if ids.weights is None else ids.weights.astype(self.dtype, copy=False)
+        weights = (_NONE if ids.weights is None else ids.weights).astype(self.dtype, copy=False)
         one_each = fill_bags(ids.offsets, weights, begins, *of.rows_of_bags(), mean, of.offsets, of.bag_of, scale)
         # If each bag has one id, also a mean has no factors.
         of.scale = scale[:0] if not self.pooled or (one_each and not weighted) else scale
