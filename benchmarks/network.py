@@ -20,9 +20,9 @@ from skirl.core.tables import Table
 from skirl.core.tree import block_of
 from skirl.data.synthetic import Synthetic
 from skirl.nn.collection import EmbeddingBagCollection
-from skirl.nn.dense_sums import DenseSums
 from skirl.peers.job import join, trainers, using
 from skirl.pipeline.lookahead import lookahead
+from skirl.pipeline.shards import Shards
 
 CHANNELS = ("rows", "ids")
 """Channels that training rows needs: of values and gradients, and of the ids of the batches ahead."""
@@ -82,7 +82,7 @@ def dense(numbers: int, rounds: int) -> float:
         weights = torch.nn.ParameterList(torch.zeros(size) for size in sizes)
         rows = EmbeddingBagCollection([Table("none", 1, 1)], optimizer=SGD(lr=1.0), cache=1)  # a model has some
         model = torch.nn.ModuleList([weights, rows])
-        sums = DenseSums(model, peers.size, 1, block_of(peers.rank, peers.size, peers.size), peers)
+        sums = Shards(model, peers.size, 1, 0, block_of(peers.rank, peers.size, peers.size), peers)
         parts = [
             [torch.randn(size, generator=torch.Generator().manual_seed(97 * rank + n)) for n, size in enumerate(sizes)]
             for rank in range(peers.size)
@@ -90,7 +90,7 @@ def dense(numbers: int, rounds: int) -> float:
         flat = torch.zeros(numbers)
 
         def ours() -> None:
-            sums.begin(0)
+            sums.begin(0, 0)
             sums.complete()
 
         def backends() -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from common import main, result
-from skirl.core.keys import MAX_ROWS, Positions
+from skirl.core.ids import BankIds
+from skirl.core.keys import MAX_ROWS
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table
 from skirl.data.synthetic import Synthetic
@@ -107,7 +108,7 @@ class Oracle:
             "cpu_vs_one": round(busiest / alone.ms, 4),
         }
 
-    def _positions(self, data: Synthetic) -> Iterator[Positions]:
+    def _positions(self, data: Synthetic) -> Iterator[BankIds]:
         """Yield each batch's ids, in the order of features."""
         tables = np.arange(len(data.rows))
         parts = np.stack([tables, tables * self.batch, (tables + 1) * self.batch, 0 * tables], axis=1)
@@ -115,7 +116,7 @@ class Oracle:
             values = batch.sparse.values().numpy()
             if self.ids == "hashed64":
                 values = hashed(values.astype(np.uint64) | np.repeat(tables.astype(np.uint64) << 48, self.batch))
-            yield Positions(values, parts)
+            yield BankIds(values, parts)
 
 
 class Timed:
@@ -142,7 +143,7 @@ class Owner:
         self._planner.due = 0
         self.end = self._planner.end
 
-    def ask(self, part: Positions) -> Sequence[np.ndarray]:
+    def ask(self, part: BankIds) -> Sequence[np.ndarray]:
         """Return what it asks of each owner for its part of the next batch, with its vote on the window."""
         return self.together.ask([part], self._planner.vote())
 
@@ -162,13 +163,13 @@ class Owner:
         return joined, step
 
 
-def parts_of(batch: Positions, ranks: int) -> list[Positions]:
+def parts_of(batch: BankIds, ranks: int) -> list[BankIds]:
     """Split a batch's ids by rank: each part into equal contiguous stretches."""
     begin, length, out = batch.parts[:, 1], batch.parts[:, 2] - batch.parts[:, 1], []
     for rank in range(ranks):
         mine = batch.parts.copy()
         mine[:, 1], mine[:, 2] = begin + length * rank // ranks, begin + length * (rank + 1) // ranks
-        out.append(Positions(batch.values, mine))
+        out.append(BankIds(batch.values, mine))
     return out
 
 

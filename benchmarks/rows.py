@@ -198,7 +198,7 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> SidesBatch:
     resolver = Resolver(schema, np.dtype(np.float32), pooled=True)
     micro = resolver.resolve(resolver.check(resolver.capture(sparse)))
     planner = BankPlanner(schema, 0, capacity=micro.banks[0].count, depth=1, seen=Seen(schema))
-    planner.enter(micro.positions[0])
+    planner.enter(micro.banks[0])
     step = planner.plan()
     base = np.cumsum([0, *(table.rows for table in tables)])
     step.rows = (base[table_of(step.keys)] + row_of(step.keys)).astype(np.int32)
@@ -210,9 +210,9 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> SidesBatch:
 def _grouping(given: SidesBatch, tables: list[Table]) -> Callable[[], Any]:
     """Return a call of what the planner does instead of FBGEMM's sort: find the distinct rows, group positions by them."""
 
-    batch = given.micro.banks[0].positions
+    batch = given.micro.banks[0]
     finder = Finder(Schema.of(tables), 0)
-    rows, ids = given.step.rows, len(batch)
+    rows, ids = given.step.rows, batch.count
 
     def group() -> None:
         distinct = finder.find(batch)

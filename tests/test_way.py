@@ -54,9 +54,9 @@ def arrays(value: Any, seen: set[int]) -> Iterator[np.ndarray]:
         return
     if isinstance(value, list | tuple):
         parts = list(value)
-    elif type(value).__name__ in ("Ids", "Work", "Flight", "Step", "KeyedJagged", "Positions"):
+    elif type(value).__name__ in ("Ids", "Work", "Step", "KeyedJagged", "BankIds"):
         names = getattr(type(value), "__slots__", None) or vars(value)
-        parts = [getattr(value, name) for name in names if name not in ("batch", "evict_keys")]
+        parts = [getattr(value, name) for name in names if name not in ("batch", "evict_keys") and hasattr(value, name)]
     else:
         return
     for part in parts:

@@ -7,6 +7,7 @@ import torch
 from skirl.core.groups import Groups, Setting
 from skirl.core.optim import SGD, Adagrad, Adam, padded
 from skirl.core.tables import Table
+from skirl.engine.packs import Pack
 
 TABLES = [Table(name, 9, 4) for name in ("user_id", "item", "user_city", "a[b]")]
 
@@ -40,7 +41,8 @@ def test_scalars_are_those_of_each_tables_rule_and_settings():
         Adam().numbers(0.2, 0.25, 1), Adam(clip=2.0).numbers(0.1, 0.0, 2), Adam().numbers(0.2, 0.25, 3), (),
     ]  # fmt: skip
     np.testing.assert_array_equal(found, padded(expected, np.float64))
-    assert groups.records[0] == groups.records[1] != groups.records[3]
+    kinds = [(optimizer.rule, optimizer.initial_state) for optimizer in groups]
+    assert kinds[0] == kinds[1] != kinds[3]
 
 
 def test_two_rules_of_one_name_do_not_share_rows():
@@ -50,5 +52,5 @@ def test_two_rules_of_one_name_do_not_share_rows():
     class Other(Adagrad):
         update = staticmethod(adagrad)
 
-    first, second = Groups(TABLES, {"item": Other(), "*": Adagrad()}).records[:2]
+    first, second = Pack(TABLES, {"item": Other(), "*": Adagrad()}, 0).kinds[:2]
     assert first != second

@@ -55,7 +55,9 @@ def test_batches_that_differ_in_one_id_differ():
     for id in range(1, 201):
         for place in range(1000 // id):
             values[place] = id
-            found.add(hashes_of(Ids(("a",), values, ends, None))["a"][0])
+            found.add(
+                hashes_of(Ids(("a",), values, ends, len(ends) - 1, np.array([0, len(ends) - 1]), (None,)))["a"][0]
+            )
             values[place] = 0
             tried += 1
     assert len(found) == tried

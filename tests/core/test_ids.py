@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import KeyedJagged, Table
-from skirl.core.ids import BadIds, capture, positions_of, resolve
+from skirl.core.ids import BadIds, Resolver, capture
 from skirl.core.tables import ROW_BITS, Schema
 from tests.cases import cases
 
@@ -68,7 +68,8 @@ def jagged(draw: st.DrawFn) -> tuple[KeyedJagged, dict[str, list[list[tuple[int,
 
 def resolved(sparse, schema, bank, dtype, copy=True):
     captured = capture(sparse, schema.features, copy=copy)
-    return resolve(captured, positions_of(captured, schema, bank), schema, bank, dtype)
+    pools = Resolver(schema, dtype, pooled=True)
+    return pools.resolve(pools.check(captured)).banks[bank]
 
 
 @cases(200)
@@ -76,27 +77,27 @@ def resolved(sparse, schema, bank, dtype, copy=True):
 def test_keys_and_bags(given, double):
     sparse, bags = given
     dtype = np.dtype(np.float64 if double else np.float32)
-    captured = capture(sparse, SCHEMA.features)
-    for number, bank in enumerate(SCHEMA.banks):
-        ids = resolve(captured, positions_of(captured, SCHEMA, number), SCHEMA, number, dtype)
+    pools = Resolver(SCHEMA, dtype, pooled=True)
+    captured = pools.capture(sparse)
+    rows = Resolver(SCHEMA, dtype, pooled=False).resolve(pools.check(captured)).banks
+    for bank, ids, single in zip(SCHEMA.banks, pools.resolve(pools.check(captured)).banks, rows, strict=True):
         assert ids.batch == captured.samples == len(bags["a"])
         n = 0
         for f, feature in enumerate(bank.features):
             for b, bag in enumerate(bags[feature.name]):
                 assert ids.offsets[f * ids.batch + b] == n
                 for value, weight in bag:
-                    assert ids.positions.keys()[n] == feature.table << ROW_BITS | value
+                    assert ids.keys()[n] == feature.table << ROW_BITS | value
                     assert ids.bag_of[n] == b * len(bank.features) + f
                     mean = SCHEMA.tables[feature.table].pooling == "mean"
                     factor = dtype.type(weight) / dtype.type(len(bag)) if mean else dtype.type(weight)
                     assert (ids.scale[n] if len(ids.scale) else 1.0) == factor
                     n += 1
-        assert ids.offsets[-1] == n == len(ids.positions) == len(ids.bag_of)
+        assert ids.offsets[-1] == n == ids.count == len(ids.bag_of)
         assert len(ids.scale) in (0, n) and ids.scale.dtype == dtype
         assert ids.bags == len(bank.features) * ids.batch
         mask = np.arange(len(bank.features)) % 2 == 0
         assert ids.by_bag(mask).tolist() == mask.tolist() * ids.batch
-        single = ids.unpooled()
         assert (single.bags, len(single.scale)) == (n, 0)
         counts = [sum(map(len, bags[feature.name])) for feature in bank.features]
         assert single.by_bag(mask).tolist() == np.repeat(mask, counts).tolist()
@@ -129,5 +130,5 @@ def test_strided_ids_and_half_weights():
     values = torch.tensor([[3, 0], [4, 0]])[:, 0]
     weights = torch.tensor([0.5, 2.0], dtype=torch.bfloat16, requires_grad=True)
     ids = resolved(Given(values=values, weights=weights), ONE, 0, np.dtype(np.float64), copy=False)
-    assert ids.positions.keys().tolist() == [3, 4]
+    assert ids.keys().tolist() == [3, 4]
     assert ids.scale.tolist() == [0.5, 2.0]

@@ -90,7 +90,7 @@ def test_a_batch_size_of_each_feature_is_refused_by_name():
 def test_ids_on_a_device_are_refused_at_a_later_step_or_save(save, monkeypatch, tmp_path):
     """Where comparing would wait for a GPU, the error comes later, and says that wrong rows were trained."""
     tower = Tower()
-    same = tower.rows.same
+    same = tower.rows.current.same
     monkeypatch.setattr(same, "check", lambda sparse, captured: same._compare_later(sparse, captured) or True)
     data = batches(3)
     with looped(tower, data) as ahead, pytest.raises(ValueError, match=r"other ids.*has trained wrong rows: resume"):

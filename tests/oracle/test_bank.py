@@ -124,8 +124,8 @@ def test_memory_follows_cache_and_window_however_long_the_stream(policy):
         wanted = {key for key, _ in cache.slots.values()}
         wanted |= {key for batch in batches[number + 1 : ends[number]] for key in batch.tolist()}
         wanted |= {key for n in range(max(0, number - hold), number + 1) for key, _ in cache.left[n]}
-        assert planner._rows is not None and planner._rows.hashed_rows == len(wanted)
-        rows, uses = planner._known, planner._uses
+        assert planner._rows.hashed_rows == len(wanted)
+        rows, uses = planner._rows, planner._uses
         sizes.append((len(rows.key), len(rows.index.keys), len(uses.batch) << uses.bits))
     assert len(cache.uses) > 4500
     assert sizes[-1] == (1024, 1024, 6 * 32)
@@ -165,7 +165,7 @@ def test_an_old_eviction_is_not_taken_for_a_late_one_when_numbers_come_round():
     for number, batch in enumerate(batches):
         planner.enter(batch)
         if number == 6:  # row 0 left long ago: pretend that its number equals that of the row which left last
-            states = planner._known.dense
+            states = planner._rows.dense
             handle = planner._uses.handle[planner._window[0].place]
             assert states[handle] > 0
             place = planner._window[0].place

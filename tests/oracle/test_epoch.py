@@ -19,7 +19,7 @@ def both(ids: list[int]) -> list[np.ndarray]:
 
 
 def first_pass(trace: list[list[int]]) -> Epoch:
-    epoch = Epoch(SCHEMA)
+    epoch = Epoch([SCHEMA])
     for ids in trace:
         epoch.add(both(ids))
     epoch.scan()
@@ -38,7 +38,7 @@ def test_next_uses(trace, residents):
         keys = keys_of(residents)
         assert epoch.first_uses(0, keys).tolist() == [following(0, key, 0) for key in keys.tolist()]
         for number in range(len(trace)):
-            found = epoch.next_uses()
+            found = epoch.next_uses(number)
             for bank in (0, 1):
                 rows = brute.distinct(sides[bank][number])
                 assert found[bank].tolist() == [following(bank, key, number + 1) for key in rows]
@@ -47,7 +47,7 @@ def test_next_uses(trace, residents):
 def test_first_uses_of_a_bank_with_a_table_in_the_array_and_one_that_is_hashed():
     schema = Schema.of([Table("a", 5000, 4), Table("b", 10**9, 4)])
     a, b = np.array([7, 4999]), np.int64(1) << 48 | np.array([999_999_999, 3])
-    with closing(Epoch(schema)) as epoch:
+    with closing(Epoch([schema])) as epoch:
         for keys in (a[:1], np.concatenate([a[1:], b[1:]]), b[:1]):
             epoch.add([keys])
         epoch.scan()

@@ -48,14 +48,14 @@ def plan_one(trace: list[list[int]], capacity: int, plan: Plan) -> list[Step]:
 
 def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents: list[Resident] | None = None):
     """Return the Steps of a stream whose next uses come from a spool."""
-    with closing(Epoch(SCHEMA)) as epoch:
+    with closing(Epoch([SCHEMA])) as epoch:
         for batch in batches:
             epoch.add(batch)
         epoch.scan()
         first = None if residents is None else [epoch.first_uses(bank, r.keys) for bank, r in enumerate(residents)]
         planner = made(SCHEMA, capacities, Plan("epoch"), Seen(SCHEMA), residents=residents, resident_next=first)
-        for batch in batches:
-            planner.add(None, batch, 0, epoch.next_uses())
+        for number, batch in enumerate(batches):
+            planner.add(None, batch, 0, epoch.next_uses(number))
         planner.end()
         return [steps for _, steps in iter(planner.next, None)]
 

@@ -75,7 +75,7 @@ def check_victims(run: Run, planned, ends: list[int]) -> None:
 def test_an_epoch_is_known_to_every_owner(run):
     plan = Plan("epoch")
     first = Trainers(run.placement, run.capacities, plan)
-    epochs = [Epoch(SCHEMA) for _ in run.capacities]
+    epochs = [Epoch([SCHEMA]) for _ in run.capacities]
     try:
         for batch in run.batches:
             for owner, epoch, letters in zip(first.owners, epochs, first.swap(batch), strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from skirl import Table
-from skirl.core.keys import Positions
+from skirl.core.ids import BankIds
 from skirl.core.placement import Placement
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.options import Plan
@@ -25,7 +25,7 @@ TABLES = (("a", 40, 4), ("b", 50, 8), ("c", 1_000_000_000, 4), ("d", 7, 4), ("e"
 SCHEMA = Schema.of([Table(name, rows, dim) for name, rows, dim in TABLES])
 BANKS = [bank.tables for bank in SCHEMA.banks]
 
-NextUses = Callable[[list[Positions]], list[np.ndarray]]
+NextUses = Callable[[int], list[np.ndarray]]
 """By bank, for each request of the next batch: the number of the next batch that uses its row."""
 Ids = list[list[int]]
 """One trainer's keys in one batch, by bank."""
@@ -81,8 +81,8 @@ def random_ids(rng: np.random.Generator, most: int = 8, rows: int = 12) -> Ids:
     return out
 
 
-def positions(part: Sequence[int]) -> Positions:
-    return Positions.of(np.array(part, np.int64))
+def positions(part: Sequence[int]) -> BankIds:
+    return BankIds.of(np.array(part, np.int64))
 
 
 def asked(part: Sequence[int], owner: int, placement: Placement) -> list[int]:
@@ -166,7 +166,7 @@ class Trainers:
             for rank, (owner, given) in enumerate(zip(self.owners, self.swap(batch), strict=True)):
                 joined = owner.together.answer(given)
                 assert joined is not None
-                known = self._next_uses[rank]() if self._next_uses else None
+                known = self._next_uses[rank](number) if self._next_uses else None
                 owner.add(number, joined, nbytes[rank][number], known)
             yield from self.ready()
         for owner, given in zip(self.owners, self.swap(None), strict=True):

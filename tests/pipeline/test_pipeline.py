@@ -106,7 +106,7 @@ def test_no_buffer_is_held_by_a_step_that_is_done():
     with skirl.lookahead(stream(20)[0], embeddings) as batches:
         for batch in batches:
             train(embeddings, batch)
-            works += batches._in_loop.flight.works
+            works += batches._in_loop.works
             assert sum(len(leaving) for bank in embeddings.engine.banks for leaving in bank._pending.values()) <= sum(
                 embeddings.engine.capacity.split.staging_rows
             )

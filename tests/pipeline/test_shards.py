@@ -14,7 +14,7 @@ from skirl import FTRL, SGD, Adagrad, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.core.find import find
 from skirl.core.reference import Reference
 from skirl.peers.base import Alone
-from skirl.pipeline.agree import ShardsInLoop
+from skirl.pipeline.shards import Shards
 from skirl.tools import rng_state
 from skirl.train.verify import _bags
 from tests.cases import cases
@@ -331,7 +331,7 @@ def test_random_numbers_do_not_depend_on_the_trainer():
     """Shards 2 and 3 draw the same if a trainer has only these."""
     drawn = []
     for mine, micros in ((range(4), (2, 3)), (range(2, 4), (0, 1))):
-        loop = ShardsInLoop(made()[0], 4, 1, 7, mine, Alone())
+        loop = Shards(made()[0], 4, 1, 7, mine, Alone())
         drawn.append([])
         for micro in micros:
             loop.begin(5, micro)

@@ -28,7 +28,7 @@ def test_planning_starts_when_the_first_window_has_decided_the_split():
     assert window.next() is None  # not full yet
     assert len(window) == FIRST_WINDOW
     window.end()
-    assert [window.next().number for _ in range(FIRST_WINDOW)] == list(range(FIRST_WINDOW))
+    assert [window.next()[0].number for _ in range(FIRST_WINDOW)] == list(range(FIRST_WINDOW))
     assert window.next() is None
     assert window.next_number == FIRST_WINDOW
 
@@ -43,7 +43,7 @@ def test_a_short_depth_or_a_short_stream_starts_earlier():
         if depth > count:
             assert window.next() is None
             window.end()
-        assert window.next().number == 0
+        assert window.next()[0].number == 0
 
 
 def test_heavy_batches_end_the_first_window_and_every_other():
@@ -74,9 +74,9 @@ def test_micro_batches_of_a_step_are_planned_as_one():
     window = Window([embeddings.engine], Plan(depth=1))
     parts = micros(embeddings, stream(3)[0])
     window.enter(parts)
-    (work,) = window.next().works
+    (work,) = window.next()
     for bank in range(2):
-        ids = np.concatenate([micro.banks[bank].positions.keys() for micro in work.micros])
+        ids = np.concatenate([micro.banks[bank].keys() for micro in work.micros])
         assert sorted(work.steps[bank].keys) == sorted(set(ids))
         assert len(work.steps[bank].slots) == len(ids)
         assert work.positions(bank, 1) == slice(
@@ -101,5 +101,5 @@ def test_what_waits_in_the_window_is_ids_and_not_keys_and_bags(monkeypatch):
         window.enter([part])
         while window.next() is not None:
             planned += 1
-        assert [bool(one.banks) for one in seen] == [number < planned for number in range(len(seen))]
+        assert [hasattr(one.banks[0], "offsets") for one in seen] == [number < planned for number in range(len(seen))]
     assert planned == 7

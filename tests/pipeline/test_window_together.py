@@ -12,7 +12,7 @@ from skirl.core.ids import BadIds, Ids, capture
 from skirl.core.placement import Placement
 from skirl.engine.capacity import DoesNotFit
 from skirl.engine.window import Window
-from skirl.engine.work import Flight
+from skirl.engine.work import Work
 from skirl.oracle.options import Plan
 from skirl.oracle.route import FailedElsewhere, SharedRoute
 from tests.loops import FEATURES, collection
@@ -33,7 +33,7 @@ def item(ids: ByFeature) -> Ids:
 
 def run(
     batches: list[list[ByFeature]], plan: Plan, cache: int
-) -> tuple[list[list[Flight]], list[BaseException | None], list[Window], list[set[int]]]:
+) -> tuple[list[list[Work]], list[BaseException | None], list[Window], list[set[int]]]:
     """Run each rank's window. Return what it gives for its batches, how it ends, the window, and where caches are split."""
     ranks = len(batches)
     placement = Placement.even(ranks)
@@ -41,7 +41,7 @@ def run(
     meet = [peers.channel("ids").exchange for peers in InProcess.job(ranks, patience=60)]
     together = [SharedRoute([engine.schema], r, placement, meet[r]) for r, engine in enumerate(engines)]
     windows = [Window([engine], plan, route=each) for engine, each in zip(engines, together, strict=True)]
-    flights: list[list[Flight]] = [[] for _ in batches]
+    works: list[list[Work]] = [[] for _ in batches]
     errors: list[BaseException | None] = [None] * ranks
     splits: list[set[int]] = [set() for _ in batches]
 
@@ -50,14 +50,14 @@ def run(
         try:
             for ids in [*batches[rank], None]:
                 window.end() if ids is None else window.enter([item(ids)])
-                while (flight := window.next()) is not None or window.stopped:
-                    if flight is None:
+                while (step := window.next()) is not None or window.stopped:
+                    if step is None:
                         splits[rank].add(window.next_number)
                         engines[rank].drop_caches()
                         window.begin_anew()
                         continue
-                    flights[rank].append(flight)
-                    window.executed(flight.number)
+                    works[rank] += step
+                    window.executed(step[0].number)
         except Exception as error:
             errors[rank] = error
 
@@ -67,22 +67,21 @@ def run(
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
-    return flights, errors, windows, splits
+    return works, errors, windows, splits
 
 
-def check(flights: list[list[Flight]], splits: list[set[int]]) -> None:
+def check(works: list[list[Work]], splits: list[set[int]]) -> None:
     """Check that every id leads to a slot with its row, at the owner that serves it."""
-    count = len(flights[0])
-    assert [[flight.number for flight in of] for of in flights] == [list(range(count))] * len(flights)
-    caches: list[list[dict[int, int]]] = [[{}, {}] for _ in flights]
-    for step in zip(*flights, strict=True):
+    count = len(works[0])
+    assert [[work.number for work in of] for of in works] == [list(range(count))] * len(works)
+    caches: list[list[dict[int, int]]] = [[{}, {}] for _ in works]
+    for step in zip(*works, strict=True):
         served: list[list[np.ndarray]] = []
-        for flight, cache, split in zip(step, caches, splits, strict=True):
-            (work,) = flight.works
+        for work, cache, split in zip(step, caches, splits, strict=True):
             keys_of = []
             for bank, planned in enumerate(work.steps):
                 held = cache[bank]
-                if flight.number in split:
+                if work.number in split:
                     held.clear()
                 for slot in planned.evict_slots.tolist():
                     del held[slot]
@@ -94,16 +93,15 @@ def check(flights: list[list[Flight]], splits: list[set[int]]) -> None:
                 assert len(planned.slots) == work.serve[bank][-1]
                 keys_of.append(np.array([held[slot] for slot in planned.slots.tolist()], np.int64))
             served.append(keys_of)
-        for rank, flight in enumerate(step):
-            (work,) = flight.works
+        for rank, work in enumerate(step):
             for bank, reads in enumerate(work.reads):
                 parts = [
-                    keys_of[bank][slice(*other.works[0].serve[bank][rank : rank + 2])]
+                    keys_of[bank][slice(*other.serve[bank][rank : rank + 2])]
                     for keys_of, other in zip(served, step, strict=True)
                 ]
                 assert [len(part) for part in parts] == np.diff(reads.ask).tolist()
                 read = np.concatenate(parts)[reads.place]
-                assert read.tolist() == work.micros[0].banks[bank].positions.keys().tolist()
+                assert read.tolist() == work.micros[0].banks[bank].keys().tolist()
 
 
 def random_batches(rng: np.random.Generator, ranks: int, count: int) -> list[list[ByFeature]]:
@@ -124,20 +122,20 @@ def random_batches(rng: np.random.Generator, ranks: int, count: int) -> list[lis
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_all_plan_the_same_batches_also_where_caches_are_split_anew(ranks, depth):
     batches = random_batches(np.random.default_rng(ranks), ranks, 40)
-    flights, errors, _, splits = run(batches, Plan(depth), cache=16)
+    works, errors, _, splits = run(batches, Plan(depth), cache=16)
     assert errors == [None] * ranks
-    check(flights, splits)
+    check(works, splits)
     assert any(splits)
-    assert len(flights[0]) == 40
+    assert len(works[0]) == 40
 
 
 def test_they_end_with_the_first_that_has_no_more():
     batches = random_batches(np.random.default_rng(0), 2, 12)
     del batches[1][9:]
-    flights, errors, windows, splits = run(batches, Plan(4), cache=40)
+    works, errors, windows, splits = run(batches, Plan(4), cache=40)
     assert errors == [None, None]
-    check(flights, splits)
-    assert len(flights[0]) == 9 and windows[0].over and windows[1].over
+    check(works, splits)
+    assert len(works[0]) == 9 and windows[0].over and windows[1].over
 
 
 def test_an_id_out_of_range_ends_all():
@@ -155,8 +153,8 @@ def test_a_batch_that_no_split_holds_ends_all(depth):
     batches = random_batches(np.random.default_rng(0), 2, 14)
     mine = [row for row in range(40) if Placement.even(2).site_of(np.array([row]))[0] == 1]
     batches[0][10]["a1"] = mine
-    flights, errors, _, splits = run(batches, Plan(depth), cache=len(mine) - 1)
+    works, errors, _, splits = run(batches, Plan(depth), cache=len(mine) - 1)
     for rank, kind in enumerate((FailedElsewhere, DoesNotFit)):
         with pytest.raises(kind, match=r"^rank 1: cache \d+ is \d+ rows, batch 10 needs \d+"):
             raise errors[rank] or AssertionError
-    assert len(flights[0]) == len(flights[1]) <= 10
+    assert len(works[0]) == len(works[1]) <= 10

@@ -209,7 +209,11 @@ def _chosen(model: nn.Module, table: str | None) -> dict[str, TablePlace]:
         raise ValueError(f"there is no table {table!r}: name one of {', '.join(map(repr, tables))}")
     for collection in collections_of(model).values():
         collection.engine.check()
-        collection.engine.rows.check_alone("an export")
+        if not collection.engine.rows.local:
+            raise ValueError(
+                f"an export works with one trainer only, and {collection.engine.rows.peers.size} trainers share these rows: "
+                "call skirl.save on all of them, then load the checkpoint in a single process"
+            )
         collection.current.drain()
     return tables if table is None else {table: tables[table]}
 

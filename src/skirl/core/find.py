@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.ids import NO_SCALE, capture
+from skirl.core.ids import capture
 from skirl.core.inverse import grouped, pays
 from skirl.core.jagged import KeyedJagged
 from skirl.tools.jit import kernel
@@ -42,9 +42,8 @@ def _of_ids(ids: Any, features: Sequence[str] | None, mask: int = (1 << 64) - 1)
     if unknown := [name for name in features or () if name not in captured.keys]:
         raise ValueError(f"no feature {unknown[0]!r}: there are {', '.join(map(repr, captured.keys))}")
     samples = captured.samples
-    known = captured.inverse.of if captured.inverse is not None else (None,) * len(captured.keys)
-    inverses = dict(zip(captured.keys, known))
-    weights = NO_SCALE.view(np.int32) if captured.weights is None else captured.weights
+    inverses = dict(zip(captured.keys, captured.inverse))
+    weights = np.empty(0, np.int32) if captured.weights is None else captured.weights
     bits = weights.view(np.int32 if weights.itemsize == 4 else np.int64)
     table = np.empty(1 << max(1, (2 * samples - 1)).bit_length(), np.int32)
     hashes = np.empty(samples, np.uint64)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from skirl.core.optim import RowOptimizer, Rule, padded
+from skirl.core.optim import RowOptimizer, padded
 from skirl.core.tables import Table
 
 RowOptimizers = RowOptimizer | Mapping[str, RowOptimizer]
@@ -70,11 +70,6 @@ class Groups(Sequence[RowOptimizer]):
 
     def __getitem__(self, table: Any) -> Any:
         return self.all[self.of[table]].optimizer
-
-    @property
-    def records(self) -> list[tuple[Rule, float]]:
-        """Each table's rule and initial state. Two tables of one dim share a cache only if these are equal."""
-        return [(optimizer.rule, optimizer.initial_state) for optimizer in self]
 
     def scalars(
         self, tables: Sequence[int], settings: Sequence[Setting], steps: NDArray[np.int64], dtype: DTypeLike

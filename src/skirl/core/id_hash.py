@@ -23,7 +23,7 @@ def hashes_of(captured: Ids) -> Hashes:
     if captured.weights is not None:
         numbers.append(captured.weights.view(np.int32 if captured.weights.itemsize == 4 else np.int64))
     for out, of in zip(array, numbers):
-        if captured.inverse is None:
+        if not captured.shares:
             _hash(of, captured.offsets, captured.samples, _of_one_each(captured.samples), out)
         else:
             _hash_shared(of, captured, out)
@@ -31,8 +31,7 @@ def hashes_of(captured: Ids) -> Hashes:
 
 
 def _hash_shared(numbers: np.ndarray, captured: Ids, out: np.ndarray) -> None:
-    assert captured.inverse is not None
-    for f, inverse in enumerate(captured.inverse.of):
+    for f, inverse in enumerate(captured.inverse):
         starts = captured.starts(f)
         _hash(numbers, starts, len(starts) - 1, _of_one_each(len(starts) - 1), out[f : f + 1])
         if inverse is not None:

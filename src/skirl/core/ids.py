@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from skirl.core.batch import Sparse
-from skirl.core.inverse import INTS, Inverse, Shared, array_of, fill_bags, inverse_of
+from skirl.core.inverse import INTS, array_of, fill_bags, inverse_of, without_unused
 from skirl.core.inverse import BadIds as BadIds
-from skirl.core.keys import Positions
-from skirl.core.tables import Schema
+from skirl.core.keys import ROW_BITS
+from skirl.core.tables import Feature, Schema
 from skirl.tools.jit import kernel
 
-NO_SCALE = np.empty(0, np.float32)
+_NONE, _NO_BAGS = np.empty(0, np.int32), np.zeros(1, np.int32)
 
 
 @dataclass(slots=True)
@@ -25,8 +26,13 @@ class Ids:
     keys: tuple[str, ...]
     values: np.ndarray
     offsets: np.ndarray
+    samples: int
+    first: np.ndarray
+    """int64 [features + 1]: each feature's first bag."""
+    inverse: tuple[np.ndarray | None, ...]
+    """By feature: int32 [samples], the bag of each sample, the same array for features that share it; None if each sample
+    has its own bag."""
     weights: np.ndarray | None = None
-    inverse: Inverse | None = None
     left: np.ndarray | None = None
     """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
     hashes: Any = None
@@ -36,10 +42,8 @@ class Ids:
     loader_state: Any = None
 
     # What one collection knows of them.
-    positions: list[Positions] = field(default_factory=list)
-    """The ids of each bank, checked."""
     banks: list["BankIds"] = field(default_factory=list)
-    """The same with their bags, once the step is planned."""
+    """The ids of each bank: checked, and with their bags once the step is planned."""
     returned: bool = False
     """True once its backward has run."""
     learned: torch.Tensor | None = None
@@ -48,14 +52,12 @@ class Ids:
     """The ids with these weights. Features may be in another order."""
 
     @property
-    def samples(self) -> int:
-        return (len(self.offsets) - 1) // len(self.keys) if self.inverse is None else self.inverse.batch
+    def shares(self) -> bool:
+        return any(each is not None for each in self.inverse)
 
     def bags(self, place: int) -> slice:
         """Return the range of the feature at index `place` among all bags of the batch."""
-        if self.inverse is None:
-            return slice(place * self.samples, (place + 1) * self.samples)
-        return slice(int(self.inverse.first[place]), int(self.inverse.first[place + 1]))
+        return slice(int(self.first[place]), int(self.first[place + 1]))
 
     def starts(self, place: int) -> np.ndarray:
         bags = self.bags(place)
@@ -64,55 +66,130 @@ class Ids:
 
 @dataclass(slots=True)
 class BankIds:
-    """The ids of one micro-batch that belong to one bank."""
+    """The ids of one bank: those of a micro-batch with their bags, or all of a step, as a planner takes them. Positions are
+    numbered part after part: by feature, sample, and place in the bag."""
 
-    positions: Positions
-    """Ordered by (feature, sample, place in the bag)."""
-    offsets: np.ndarray
-    """int32 [bags + 1], feature after feature: where each bag starts. A plain batch has features * batch bags."""
-    bag_of: np.ndarray
-    """int32 [n]: each position's row in the output seen as [batch * features, dim], followed by the shared bags."""
-    scale: np.ndarray
-    """[n] in the rows' dtype: weight, or weight / count for a mean; empty if every factor is 1."""
-    batch: int
+    values: np.ndarray
+    """int64 or int32: rows or keys; values outside all parts belong to other banks."""
+    parts: np.ndarray
+    """int64 [parts, 4]: table, begin and end in `values`, and the number to subtract from a value to get its row."""
+    count: int = field(init=False)
+
+    # The bags of a micro-batch, from when its step is planned.
+    batch: int = 0
     pooled: bool = True
     one_each: bool = False
     """True if every row of the output comes from exactly one id, so that nothing has to be summed."""
-    shared: Shared | None = None
+    inverse: Sequence[np.ndarray | None] = ()
+    """By feature: int32 [batch], the bag of each sample among the feature's; None if each has its own."""
+    first: np.ndarray = field(init=False)
+    """int64 [features + 1]: each feature's first bag."""
+    offsets: np.ndarray = field(init=False)
+    """int32 [bags + 1], feature after feature: where each bag starts."""
+    bag_of: np.ndarray = field(init=False)
+    """int32 [n]: each position's row in the output seen as [batch * features, dim], followed by the shared bags."""
+    scale: np.ndarray = field(init=False)
+    """[n] in the rows' dtype: weight, or weight / count for a mean; empty if every factor is 1."""
+
+    # Features with an inverse, if bags are pooled: once for several samples.
+    columns: np.ndarray = field(init=False)
+    """int32 [shared]: these features, ascending."""
+    bag: np.ndarray = field(init=False)
+    """int32 [batch, shared]: the bag of each sample, as an index into all shared bags of the bank."""
+    begins: np.ndarray = field(init=False)
+    """int32 [shared + 1]: each shared feature's first bag among all shared bags."""
+    pieces: Sequence[tuple[list[slice], np.ndarray]] = ()
+    """Of plain features, and of shared bags: their positions, and where each bag starts among these, int32 [bags + 1]. The
+    first has a bag for every feature and sample, empty if the feature is shared."""
+
+    def __post_init__(self) -> None:
+        self.count = int((self.parts[:, 2] - self.parts[:, 1]).sum())
+
+    @classmethod
+    def of(cls, batch: "BankIds | np.ndarray") -> "BankIds":
+        """Build from an array of keys; a new part begins wherever the table changes."""
+        if isinstance(batch, BankIds):
+            return batch
+        keys = np.asarray(batch, np.int64)
+        tables = keys >> ROW_BITS
+        begin = np.flatnonzero(np.diff(tables, prepend=-1))
+        end = np.append(begin[1:], len(keys))[: len(begin)]
+        table = tables[begin]
+        return cls(keys, np.stack([table, begin, end, table << ROW_BITS], axis=1))
+
+    @classmethod
+    def joined(cls, batches: "Sequence[BankIds]") -> "BankIds":
+        """Join micro-batches into what a planner takes."""
+        if len(batches) == 1:
+            return batches[0]
+        parts, shift = [], 0
+        for batch in batches:
+            parts.append(batch.parts + np.array([0, shift, shift, 0]))
+            shift += len(batch.values)
+        return cls(np.concatenate([batch.values for batch in batches]), np.concatenate(parts))
+
+    def keys(self) -> np.ndarray:
+        keys = np.empty(self.count, np.int64)
+        _keys(self.values, self.parts, keys)
+        return keys
 
     @property
-    def count(self) -> int:
-        return len(self.bag_of)
+    def shares(self) -> bool:
+        return len(self.columns) > 0
+
+    @property
+    def features(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def samples(self) -> int:
+        """Number of output rows before those of shared bags."""
+        return self.batch * self.features
 
     @property
     def bags(self) -> int:
         """Number of output rows: one per bag, or one per id if nothing is pooled. Those of shared bags come last."""
-        if not self.pooled:
-            return self.count
-        return len(self.offsets) - 1 if self.folded is None else self.folded.rows
-
-    @property
-    def folded(self) -> Shared | None:
-        """The shared bags, if bags are pooled once for several samples."""
-        return self.shared if self.pooled else None
-
-    @property
-    def first(self) -> np.ndarray:
-        """[features + 1]: each feature's first position."""
-        if self.shared is not None:
-            return self.offsets[self.shared.first]
-        features = len(self.positions.parts)
-        return self.offsets[:: self.batch] if self.batch else np.zeros(features + 1, np.int32)
+        return self.samples + int(self.begins[-1]) if self.pooled else self.count
 
     def by_bag(self, mask: np.ndarray) -> np.ndarray:
-        """Repeat a value per feature for each of its rows in the output."""
+        """Spread a value per feature over its rows in the output. Rows that are copies of a shared bag get False."""
         if not self.pooled:
-            return np.repeat(mask, np.diff(self.first))
-        return np.tile(mask, self.batch) if self.shared is None else self.shared.by_bag(mask)
+            return np.repeat(mask, np.diff(self.offsets[self.first]))
+        plain = mask & np.array([each is None for each in self.inverse], np.bool_)
+        return np.concatenate([np.tile(plain, self.batch), np.repeat(mask[self.columns], np.diff(self.begins))])
 
-    def unpooled(self) -> "BankIds":
-        each = np.arange(self.count, dtype=np.int32)
-        return BankIds(self.positions, self.offsets, each, self.scale[:0], self.batch, False, True, self.shared)
+    def rows_of_bags(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return, by feature: the output row of its first bag, the distance from one bag's row to the next, its bags."""
+        row, step = np.arange(self.features), np.full(self.features, self.features)
+        if self.shares:
+            row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
+        return row, step, np.diff(self.first)
+
+    def share(self) -> None:
+        """Find which bags are pooled once for several samples."""
+        columns = [f for f, each in enumerate(self.inverse) if each is not None and self.pooled]
+        if not columns:
+            self.columns, self.bag, self.begins = _NONE, _NONE, _NO_BAGS
+            return
+        self.columns, self.bag = np.array(columns, np.int32), np.empty((self.batch, len(columns)), np.int32)
+        self.begins = np.zeros(len(columns) + 1, np.int32)
+        np.cumsum(np.diff(self.first)[columns], out=self.begins[1:])
+        for i, f in enumerate(columns):
+            self.bag[:, i] = self.inverse[f] + self.begins[i]
+
+    def divide(self) -> None:
+        lengths, none = np.split(np.diff(self.offsets), self.first[1:-1]), np.zeros(self.batch, np.int32)
+        plain = _starts([of if each is None else none for of, each in zip(lengths, self.inverse)])
+        once = _starts([of for of, each in zip(lengths, self.inverse) if each is not None])
+        at = [slice(low, high) for low, high in pairwise(self.offsets[self.first].tolist())]
+        self.pieces = (
+            ([of for of, each in zip(at, self.inverse) if each is None], plain),
+            ([of for of, each in zip(at, self.inverse) if each is not None], once),
+        )
+
+
+def _starts(lengths: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
 
 
 def check_form(sparse: Sparse) -> None:
@@ -144,12 +221,14 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
         )
     if not keys:
         raise BadIds("the batch has no features: pass ids of at least one")
-    inverse = inverse_of(sparse, keys, len(offsets) - 1)
-    if inverse is None and ((len(offsets) - 1) % len(keys) or not len(offsets)):
+    found = inverse_of(sparse, keys, len(offsets) - 1)
+    if found is None and ((len(offsets) - 1) % len(keys) or not len(offsets)):
         raise BadIds(
             f"offsets has {len(offsets)} entries, but {len(keys)} features need a multiple of {len(keys)} plus 1: pass a "
             "start for each feature and sample, and the end"
         )
+    samples = (len(offsets) - 1) // len(keys)
+    shape = found or (samples, samples * np.arange(len(keys) + 1), (None,) * len(keys))
     array = None
     if weights is not None:
         floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -161,63 +240,38 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
             f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}: "
             "pass offsets that never fall, or lengths of 0 or more whose sum is the number of ids"
         )
-    return _of_samples(Ids(keys, values, offsets, array, inverse))
+    return _of_samples(Ids(keys, values, offsets, *shape, array))
 
 
 def _of_samples(ids: Ids) -> Ids:
     """Drop the ids of bags that no sample uses: the expanded batch would not have them and so would not train them."""
-    if ids.inverse is None or (left_in := ids.inverse.without_unused()) is None:
+    if not ids.shares:
         return ids
-    used, inverse = left_in
+    used, first, inverse = without_unused(ids.samples, ids.first, ids.inverse)
+    if used.all():
+        return ids
     lengths = np.diff(ids.offsets)
     offsets = np.zeros(int(used.sum()) + 1, ids.offsets.dtype)
     np.cumsum(lengths[used], out=offsets[1:])
     kept = np.repeat(used, lengths)
     weights = None if ids.weights is None else ids.weights[kept]
     values, left = ids.values[kept], np.flatnonzero(kept)
-    return Ids(ids.keys, values, offsets, weights, inverse, left)
+    return Ids(ids.keys, values, offsets, ids.samples, first, inverse, weights, left)
 
 
-def positions_of(ids: Ids, schema: Schema, bank: int) -> Positions:
-    """Check every id of a bank's features, and return their positions in the order (feature, sample, place in the
-    bag)."""
+def positions_of(ids: Ids, schema: Schema, bank: int) -> BankIds:
+    """Check every id of a bank's features, and return their positions."""
     starts, features = ids.offsets, schema.banks[bank].features
     bags = [ids.bags(ids.keys.index(f.name)) for f in features]
     parts = [(f.table, starts[b.start], starts[b.stop], 0) for f, b in zip(features, bags)]
-    positions = Positions(ids.values, np.array(parts, np.int64).reshape(-1, 4))
-    total = len(positions)
-    if max(total, ids.samples * len(features) + sum(b.stop - b.start for b in bags)) >= 1 << 31:
-        raise BadIds(f"a batch of {total} ids is too large: split it below 2**31")
+    positions = BankIds(ids.values, np.array(parts, np.int64).reshape(-1, 4))
+    if max(positions.count, ids.samples * len(features) + sum(b.stop - b.start for b in bags)) >= 1 << 31:
+        raise BadIds(f"a batch of {positions.count} ids is too large: split it below 2**31")
     rows = np.array([schema.tables[f.table].rows for f in features], np.int64)
     bad = _check(positions.values, positions.parts, rows)
     if bad >= 0:
         raise BadIds(_complaint(ids, schema, int(bad)))
     return positions
-
-
-def resolve(ids: Ids, positions: Positions, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
-    """Add bags and scales to the positions of a bank's features."""
-    batch, features, total = ids.samples, schema.banks[bank].features, len(positions)
-    place = [ids.keys.index(f.name) for f in features]
-    weighted = ids.weights is not None
-    first = np.array([ids.bags(p).start for p in place], np.int64)
-    inverse = [] if ids.inverse is None else [ids.inverse.of[p] for p in place]
-    bags, shared = len(features) * batch, None
-    if any(each is not None for each in inverse):
-        shared = Shared.of(inverse, [ids.bags(p).stop - ids.bags(p).start for p in place], batch)
-        bags = int(shared.first[-1])
-    mean = np.array([schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
-    offsets, bag_of = np.empty(bags + 1, np.int32), np.empty(total, np.int32)
-    scale = np.empty(total if weighted or mean.any() else 0, dtype)
-    weights = ids.weights.astype(dtype, copy=False) if ids.weights is not None else NO_SCALE.astype(dtype)
-    of_plain = np.arange(len(features)), np.full(len(features), len(features)), np.full(len(features), batch)
-    rows = of_plain if shared is None else shared.rows_of_bags()
-    one_each = fill_bags(ids.offsets, weights, first, *rows, mean, offsets, bag_of, scale)
-    if one_each and not weighted:
-        scale = scale[:0]  # also for a mean
-    if shared is not None:
-        shared.divide(offsets)
-    return BankIds(positions, offsets, bag_of, scale, batch, one_each=one_each and shared is None, shared=shared)
 
 
 @dataclass(frozen=True)
@@ -245,24 +299,48 @@ class Resolver:
             return ids
         none = np.full(len(missing) * ids.samples, ids.offsets[-1], ids.offsets.dtype)
         offsets = np.concatenate([ids.offsets, none])
-        inverse = None if ids.inverse is None else ids.inverse.with_empty(len(missing))
-        return Ids(ids.keys + missing, ids.values, offsets, ids.weights, inverse)
+        first = np.concatenate([ids.first, ids.first[-1] + ids.samples * np.arange(1, len(missing) + 1)])
+        inverse = ids.inverse + (None,) * len(missing)
+        return Ids(ids.keys + missing, ids.values, offsets, ids.samples, first, inverse, ids.weights)
 
     def check(self, ids: Ids) -> Ids:
         """Check every id. Return the ids as this collection has them, with the positions of each bank."""
-        return replace(ids, positions=[positions_of(ids, self.schema, bank) for bank in range(len(self.schema.banks))])
+        return replace(ids, banks=[positions_of(ids, self.schema, bank) for bank in range(len(self.schema.banks))])
 
     def resolve(self, ids: Ids) -> Ids:
-        parts = [resolve(ids, part, self.schema, bank, self.dtype) for bank, part in enumerate(ids.positions)]
-        ids.banks = parts if self.pooled else [part.unpooled() for part in parts]
+        """Add bags and scales to the positions of each bank."""
+        for of, bank in zip(ids.banks, self.schema.banks, strict=True):
+            self._resolve(ids, of, bank.features)
         return ids
+
+    def _resolve(self, ids: Ids, of: BankIds, features: Sequence[Feature]) -> None:
+        place = [ids.keys.index(f.name) for f in features]
+        bags = [ids.bags(p) for p in place]
+        of.batch, of.pooled = ids.samples, self.pooled
+        of.first = np.array([0, *accumulate(each.stop - each.start for each in bags)])
+        of.inverse = [ids.inverse[p] for p in place]
+        of.share()
+        mean = np.array([self.schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
+        of.offsets, of.bag_of = np.empty(of.first[-1] + 1, np.int32), np.empty(of.count, np.int32)
+        weighted = ids.weights is not None
+        scale = np.empty(of.count if weighted or mean.any() else 0, self.dtype)
+        begins = np.array([each.start for each in bags])
+        weights = (_NONE if ids.weights is None else ids.weights).astype(self.dtype, copy=False)
+        one_each = fill_bags(ids.offsets, weights, begins, *of.rows_of_bags(), mean, of.offsets, of.bag_of, scale)
+        # If each bag has one id, also a mean has no factors.
+        of.scale = scale[:0] if not self.pooled or (one_each and not weighted) else scale
+        of.one_each = not self.pooled or (one_each and not of.shares)
+        if not self.pooled:
+            of.bag_of = np.arange(of.count, dtype=np.int32)
+        elif of.shares:
+            of.divide()
 
 
 def _complaint(ids: Ids, schema: Schema, position: int) -> str:
     bag = int(np.searchsorted(ids.offsets, position, side="right")) - 1
     place = next(p for p in range(len(ids.keys)) if bag < ids.bags(p).stop)
     name, sample = ids.keys[place], bag - ids.bags(place).start
-    inverse = None if ids.inverse is None else ids.inverse.of[place]
+    inverse = ids.inverse[place]
     if inverse is not None and (inverse == sample).any():
         sample = int(np.argmax(inverse == sample))
     table = next(t for t in schema.tables if name in t.features)
@@ -270,6 +348,16 @@ def _complaint(ids: Ids, schema: Schema, position: int) -> str:
         f"feature {name!r}, sample {sample}: id {ids.values[position]} is outside table {table.name!r}, "
         f"which has rows 0 to {table.rows - 1}: map ids to these, or make the table as large"
     )
+
+
+@kernel
+def _keys(values, parts, keys):
+    n = 0
+    for i in range(len(parts)):
+        shift = (parts[i, 0] << ROW_BITS) - parts[i, 3]
+        for v in range(parts[i, 1], parts[i, 2]):
+            keys[n] = values[v] + shift
+            n += 1
 
 
 @kernel

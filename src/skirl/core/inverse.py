@@ -1,8 +1,6 @@
 """Bags that samples share: the inverse from samples to bags, and how shared bags are found."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,79 +21,6 @@ def taken(array: np.ndarray, at: Sequence[slice]) -> np.ndarray:
     """Return the entries at some of a bank's positions, of an array that is empty or has an entry for each."""
     parts = [array[each] for each in at] if len(array) else [array]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-@dataclass(slots=True)
-class Shared:
-    """The features of a bank whose samples share bags, and its other features, which are plain."""
-
-    batch: int
-    features: int
-    columns: np.ndarray
-    """int32 [shared]: the features whose bags are shared, ascending."""
-    bag: np.ndarray
-    """int32 [batch, shared]: the bag of each sample, as an index into all shared bags of the bank."""
-    begins: np.ndarray
-    """int32 [shared + 1]: each shared feature's first bag among all shared bags."""
-    first: np.ndarray
-    """int64 [features + 1]: each feature's first bag among all of the bank's, as in `BankIds.offsets`."""
-    inverse: list[np.ndarray | None]
-    """By feature: int32 [batch], the bag of each sample among the feature's; None if it is plain."""
-    parts: Sequence[tuple[list[slice], np.ndarray]] = ()
-    """Of plain features, and of shared bags: their positions among the bank's, and where each bag starts among these, int32
-    [bags + 1]. The first part has a bag for every feature and sample, empty if the feature is shared."""
-
-    @classmethod
-    def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":
-        columns = [f for f, each in enumerate(inverse) if each is not None]
-        begins = np.concatenate([[0], np.cumsum([sizes[f] for f in columns])]).astype(np.int32)
-        bag = np.empty((batch, len(columns)), np.int32)
-        for i, f in enumerate(columns):
-            bag[:, i] = inverse[f] + begins[i]
-        first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return cls(batch, len(sizes), np.array(columns, np.int32), bag, begins, first, inverse)
-
-    @property
-    def bags(self) -> int:
-        return int(self.begins[-1])
-
-    @property
-    def samples(self) -> int:
-        return self.batch * self.features
-
-    @property
-    def rows(self) -> int:
-        return self.samples + self.bags
-
-    @property
-    def plain(self) -> np.ndarray:
-        return np.array([each is None for each in self.inverse], np.bool_)
-
-    def by_bag(self, mask: np.ndarray) -> np.ndarray:
-        """Spread a value per feature over all rows. Rows of samples that are copies of a shared bag get False."""
-        behind = np.repeat(mask[self.columns], np.diff(self.begins))
-        return np.concatenate([np.tile(mask & self.plain, self.batch), behind])
-
-    def rows_of_bags(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, by feature: the output row of its first bag, the distance from one bag's row to the next, its
-        bags."""
-        row, step = np.arange(self.features), np.full(self.features, self.features)
-        row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
-        return row, step, np.diff(self.first)
-
-    def divide(self, offsets: np.ndarray) -> None:
-        lengths, none = np.split(np.diff(offsets), self.first[1:-1]), np.zeros(self.batch, np.int32)
-        plain = _starts([of if each is None else none for of, each in zip(lengths, self.inverse)])
-        once = _starts([of for of, each in zip(lengths, self.inverse) if each is not None])
-        at = [slice(low, high) for low, high in pairwise(offsets[self.first].tolist())]
-        self.parts = (
-            ([of for of, each in zip(at, self.inverse) if each is None], plain),
-            ([of for of, each in zip(at, self.inverse) if each is not None], once),
-        )
-
-
-def _starts(lengths: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
 
 
 @kernel
@@ -125,48 +50,34 @@ def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, s
 class BadIds(ValueError): ...
 
 
-@dataclass(slots=True)
-class Inverse:
-    """The bag of each sample, by feature. A plain batch has no inverse: each sample has a bag of its own."""
-
-    batch: int
-    first: np.ndarray
-    """int64 [features + 1]: each feature's first bag."""
-    of: tuple[np.ndarray | None, ...]
-    """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
-
-    def without_unused(self) -> "tuple[np.ndarray, Inverse | None] | None":
-        """Return a mask, bool [bags], of the bags that some sample uses, and the inverse over these; its None means a plain
-        batch. None if all are used."""
-        used = np.ones(int(self.first[-1]), np.bool_)
-        for place, array in enumerate(self.of):
-            if array is not None:
-                own = used[self.first[place] : self.first[place + 1]]
-                own[:] = False
-                own[array] = True
-        if used.all():
-            return None
-        ends = np.concatenate([[0], np.cumsum(used)])
-        first = ends[self.first]
-        of: list[np.ndarray | None] = []
-        for place, array in enumerate(self.of):
-            if array is not None:
-                array = (ends[self.first[place] + array.astype(np.int64)] - first[place]).astype(np.int32)
-                bags = int(first[place + 1] - first[place])
-                array = None if bags == self.batch and _look(array, bags)[1] else array
-            of.append(array)
-        return used, None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
-
-    def with_empty(self, features: int) -> "Inverse":
-        """Append features whose samples each have a bag of their own."""
-        more = self.first[-1] + self.batch * np.arange(1, features + 1)
-        none = (None,) * features
-        return Inverse(self.batch, np.concatenate([self.first, more]), self.of + none)
+Inverse = tuple[np.ndarray | None, ...]
 
 
-def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
-    """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain
-    batch."""
+def without_unused(samples: int, first: np.ndarray, inverse: Inverse) -> tuple[np.ndarray, np.ndarray, Inverse]:
+    """Return a mask, bool [bags], of the bags that some sample uses, and first bags and inverse over these."""
+    used = np.ones(int(first[-1]), np.bool_)
+    for place, array in enumerate(inverse):
+        if array is not None:
+            own = used[first[place] : first[place + 1]]
+            own[:] = False
+            own[array] = True
+    if used.all():
+        return used, first, inverse
+    ends = np.concatenate([[0], np.cumsum(used)])
+    left = ends[first]
+    of: list[np.ndarray | None] = []
+    for place, array in enumerate(inverse):
+        if array is not None:
+            array = (ends[first[place] + array.astype(np.int64)] - left[place]).astype(np.int32)
+            bags = int(left[place + 1] - left[place])
+            array = None if bags == samples and _look(array, bags)[1] else array
+        of.append(array)
+    return used, left, tuple(of)
+
+
+def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> tuple[int, np.ndarray, Inverse] | None:
+    """Check and return the number of samples, first bags and inverse of a KeyedJagged, or of a TorchRec batch of variable
+    stride, as in `Ids`. None for a plain batch."""
     given = given_inverse(sparse)
     if given is None:
         return None
@@ -201,7 +112,7 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         of.append(None if own and stride == batch else arrays[key])
     if all(each is None for each in of):
         return None
-    return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
+    return batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of)
 
 
 def grouped(inverses: Mapping[str, np.ndarray | None]) -> dict[tuple[str, ...], torch.Tensor]:

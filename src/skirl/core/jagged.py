@@ -63,10 +63,8 @@ class KeyedJagged:
         self._weights = weights
         self.groups: dict[tuple[str, ...], torch.Tensor] = {}
         self._strides: list[int] | None = None
-        if inverse or strides is not None:
-            self._share(strides, inverse or {})
-
-    def _share(self, strides: Sequence[int] | None, inverse: Mapping[Any, torch.Tensor]) -> None:
+        if not inverse and strides is None:
+            return
         if strides is None or not inverse:
             raise ValueError(
                 f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "
@@ -85,7 +83,7 @@ class KeyedJagged:
         found = inverse_of(sparse, keys, offsets.numel() - 1)
         options: dict[str, Any] = {}
         if found is not None:
-            named = {name: torch.from_numpy(i) for name, i in zip(keys, found.of, strict=True) if i is not None}
+            named = {name: torch.from_numpy(i) for name, i in zip(keys, found[2], strict=True) if i is not None}
             options = {"strides": sparse.stride_per_key(), "inverse": named}
         return cls(keys, sparse.values(), offsets=offsets, weights=sparse.weights_or_none(), **options)
 

@@ -184,10 +184,12 @@ class Engine:
             self.flush()
             if any(pack.left for pack in self.packs):
                 self._narrow()
+        self._open_anew()
+
+    def _open_anew(self) -> None:
         self.forget_moves()
-        self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both
-        self.caches = []
-        self.capacity.forget()
+        self.release()  # the old caches go before the new ones are made: a device has no room for both
+        self.banks = self._open_banks()
 
     def _narrow(self) -> None:
         """Move all rows to a new store, without the columns of packs that have left."""
@@ -213,9 +215,7 @@ class Engine:
 
     def empty(self) -> None:
         """Drop all rows, of all packs: others are about to come."""
-        self.forget_moves()
-        self.banks, self.caches = self._open_banks(), []
-        self.capacity.forget()
+        self._open_anew()
         self.store.close(flush=False)
         self.store = self._opened()
         self.first_values.check_store(self.store, self.packs)
@@ -236,9 +236,6 @@ class Engine:
             work.packs = {pack.name: work.own(n) for n, pack in enumerate(self.packs) if not pack.left}
         self.counters.steps += 1
         return leaving
-
-    def gather(self, work: Work) -> None:
-        self.rows.gather(self, work)
 
     @contextmanager
     def _losing(self, what: str) -> Iterator[None]:
@@ -268,9 +265,8 @@ class Engine:
 
     def fetch(self, work: Work) -> None:
         for bank, step in zip(self.banks, work.steps, strict=True):
-            arrival, count = bank.arriving(work), 0
+            (arrival, room), count = bank.arriving(work), 0
             if len(step.fetch_keys):
-                room = bank.room(arrival)
                 found = self.store.read(step.fetch_keys, room)
                 count = int(np.count_nonzero(found))
                 if count < len(found):  # rows of arrays
@@ -352,10 +348,7 @@ class Engine:
         thaw()  # all or nothing; from here on nothing is expected to fail
         self._goes_on = False
         self.damage = "an error came while rows were being restored: load the checkpoint again"
-        self.forget_moves()
-        self.banks = self._open_banks()
-        self.caches = []
-        self.capacity.forget()
+        self._open_anew()
         if (saved := self.capacity.saved_split(split)) is not None:
             self.allocate(saved)
         self.first_values.begin(self.seen, self.store.held())

@@ -31,7 +31,8 @@ class Pack:
     @property
     def kinds(self) -> list[tuple[object, ...]]:
         """What a record of each table is made of. Two tables share a bank if these are equal in every pack."""
-        return [(table.dim, *record) for table, record in zip(self.tables, self.optimizers.records, strict=True)]
+        each = zip(self.tables, self.optimizers, strict=True)
+        return [(table.dim, optimizer.rule, optimizer.initial_state) for table, optimizer in each]
 
     def place(self, number: int, schema: Schema, dtype: torch.dtype, begins: Sequence[int]) -> None:
         """Take the columns of each bank's records from `begins` on."""

@@ -13,7 +13,7 @@ from skirl.core.groups import Setting
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
 from skirl.core.tree import block_of, leaves_of, subtrees
-from skirl.engine.device.base import BankRows, Sums
+from skirl.engine.device.base import BankRows
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.oracle.route import Route, SharedRoute
@@ -61,10 +61,6 @@ class Rows:
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return some rows as their owners have them now. `read` returns records of rows that this trainer owns."""
         return read(keys)
-
-    def check_alone(self, what: str) -> None: ...
-
-    def check_lookahead(self) -> None: ...
 
     def patience(self, seconds: float) -> float:
         return seconds
@@ -135,11 +131,10 @@ class SharedRows(Rows):
         if not any(of == bank for of, _ in work.grads):  # others have gradients for it
             none = engine.device.empty(len(work.groups(bank)[0]) - 1, engine.schema.banks[bank].dim).fill_(-0.0)
             return [none for _ in blocks]
-        return [marked(engine.banks[bank].sums(work, block)) for block in blocks]
+        return [marked(*engine.banks[bank].sums(work, block)) for block in blocks]
 
     def _trees(self, work: Work) -> list[list[range]]:
-        mine = range(work.shards) if work.mine is None else work.mine
-        return trees_of(self.peers.size, work.shards, len(work.micros) // len(mine))
+        return trees_of(self.peers.size, work.shards, len(work.micros) // len(work.mine))
 
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the weights of some rows as their owners have them now. All trainers call this together."""
@@ -152,27 +147,15 @@ class SharedRows(Rows):
             out[owner == rank] = part.reshape(-1, dim)
         return out
 
-    def check_alone(self, what: str) -> None:
-        raise ValueError(
-            f"{what} works with one trainer only, and {self.peers.size} trainers share these rows: call skirl.save on all "
-            "of them, then load the checkpoint in a single process"
-        )
-
-    def check_lookahead(self) -> None:
-        raise RuntimeError(
-            f"{self.peers.size} trainers share these rows, and each step takes all of them: train inside `with "
-            "skirl.lookahead(loader, model) as batches`, or call model.eval() to look rows up"
-        )
-
     def patience(self, seconds: float) -> float:
         return max(seconds, self.peers.patience + NAMED_WITHIN)
 
 
-def marked(sums: Sums) -> torch.Tensor:
+def marked(values: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     """Return values in which -0 marks sums that do not count. Sums begin at +0, so no sum that counts is -0."""
-    if sums.counted.device.type == "cpu" and bool(sums.counted.all()):
-        return sums.values  # nearly always; asking a GPU would mean waiting for it
-    return sums.values.masked_fill_(~sums.counted[:, None], -0.0)
+    if counted.device.type == "cpu" and bool(counted.all()):
+        return values  # nearly always; asking a GPU would mean waiting for it
+    return values.masked_fill_(~counted[:, None], -0.0)
 
 
 def by_owner(sums: Sequence[torch.Tensor], ask: np.ndarray) -> torch.Tensor:
@@ -188,14 +171,11 @@ def apply(
     bank = rows.facts.number
     step, serve = work.steps[bank], work.serve[bank]
     first = come[:, 0].clone()  # contiguous: one pass over the vectors instead of three
-    given = Sums(come, ~((first == 0) & torch.signbit(first)))
+    counted = ~((first == 0) & torch.signbit(first))
     ends = np.cumsum([n for n, tree in zip(np.diff(serve), trees) for _ in tree])
     parts = Parts(ends, np.array([leaves.start for tree in trees for leaves in tree]))
-    spread = work
-    if len(ends) > len(trees):
-        spread = replace(work, steps=[*work.steps[:bank], _spread(step, serve, trees), *work.steps[bank + 1 :]])
-    sums = rows.combined(spread, parts, given)
-    rows.apply(work, sums, scalars, number, 1 / work.shards)
+    plan = _spread(step, serve, trees) if len(ends) > len(trees) else step
+    rows.apply(work, plan, parts, come, counted, scalars, number)
 
 
 def _spread(step: Step, serve: np.ndarray, trees: list[list[range]]) -> Step:

@@ -2,17 +2,15 @@
 
 It belongs to the planner's thread."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-from skirl.core.ids import BadIds, Ids
-from skirl.core.keys import Positions
+from skirl.core.ids import BadIds, BankIds, Ids
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
-from skirl.engine.work import Flight, Work
+from skirl.engine.work import Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan, Vote
@@ -20,11 +18,6 @@ from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.route import Route
 from skirl.tools.hash_index import distinct
 
-log = logging.getLogger("skirl")
-LOOKED_AT = 4
-"""Batches after which trainers that all read the same data are warned."""
-FEWEST = 64
-"""Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 FIRST_WINDOW = 8
 """Steps whose demand decides how the caches are split."""
 
@@ -40,10 +33,10 @@ class Window:
         self,
         engines: Sequence[Engine],
         plan: Plan,
-        epochs: Sequence[Epoch] = (),
+        epoch: Epoch | None = None,
         shards: int = 1,
         route: Route | None = None,
-        mine: range | None = None,
+        mine: range = range(1),
         numbered: bool = True,
     ) -> None:
         self.entered = 0
@@ -52,19 +45,19 @@ class Window:
         self._plan = plan
         self._numbered = numbered
         """True if errors name the number of a batch."""
-        self._epochs = epochs
+        self._epoch = epoch
         self._shards, self._mine = shards, mine
-        self._planner: Planner[Flight] | None = None
+        self._planner: Planner[list[Work]] | None = None
         self._fits_anew = False
         """True if the planner stopped at a batch that is known to fit with another split."""
-        self._first: list[Flight] = []
+        self._first: list[list[Work]] = []
         """Batches that wait for a planner to be made."""
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
         """Number of them that are needed to make one."""
         ends = np.cumsum([len(engine.schema.banks) for engine in engines])
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """For each engine, which of all banks are its own."""
-        self._ended = self._anew = False
+        self.over = self._anew = False
         self._route = route or Route()
 
     def __len__(self) -> int:
@@ -77,37 +70,35 @@ class Window:
             self._route.dropped += 1
             return
         try:
-            micros = [[engine.resolver.check(ids) for ids in batches] for engine in self._engines]
+            works = [
+                Work([engine.resolver.check(ids) for ids in batches], shards=self._shards, mine=self._mine)
+                for engine in self._engines
+            ]
         except BadIds as error:
             named = BadIds(f"batch {self.entered}, {error}") if self._numbered else error
             self._route.fail(named)
             raise named from None
-        banks = [
-            Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
-        ]
-        works = [Work(of, shards=self._shards, mine=self._mine) for of in micros]
+        banks = [BankIds.joined(parts) for work in works for parts in zip(*(micro.banks for micro in work.micros))]
         joined = self._route.batch(banks, self._vote())
         if joined is None:
             self._over()
             return
         self._route.decide(self._plan, joined)
-        tell_of_same_data(self._route)
         for work, part in zip(works, self._banks, strict=True):
-            work.reads, work.serve = joined.reads[part], joined.serve[part]
-        flight = Flight(works, joined.banks)
+            work.asked, work.reads, work.serve = joined.banks[part], joined.reads[part], joined.serve[part]
         self.entered += 1
         with self._told():
-            self._take(flight)
+            self._take(works)
 
-    def _take(self, flight: Flight) -> None:
+    def _take(self, works: list[Work]) -> None:
         """Give a batch to the planner, or keep it until there is one."""
         if self._route.due and self._planner is None:
             self._begin()
         if self._planner is not None:
-            self._add(self._planner, flight)
+            self._add(self._planner, works, self.entered - 1)
             return
-        self._first.append(flight)
-        if len(self._first) >= self._wanted or sum(flight.nbytes for flight in self._first) >= self._plan.most_bytes:
+        self._first.append(works)
+        if len(self._first) >= self._wanted or sum(map(nbytes_of, self._first)) >= self._plan.most_bytes:
             self._begin()
 
     def end(self) -> None:
@@ -119,23 +110,19 @@ class Window:
         if self._route.failure is None:
             self._route.end(self._vote())
 
-    @property
-    def over(self) -> bool:
-        return self._ended
-
     def _over(self) -> None:
-        self._ended = True
+        self.over = True
         if self._planner is None and self._first:
             self._begin()
         if self._planner is not None:
             self._planner.end()
 
-    def next(self) -> Flight | None:
-        """Plan the next step and return it. Return None until the window is full, when it stops, or if all is planned."""
-        flight = None
+    def next(self) -> list[Work] | None:
+        """Plan the next step and return it, by collection. Return None until the window is full, when it stops, or if all is
+        planned."""
         with self._told():
-            flight = self._next()
-        return flight
+            return self._next()
+        return None
 
     @property
     def stopped(self) -> bool:
@@ -154,10 +141,10 @@ class Window:
             if self._route.due:
                 last = self._first.pop()
                 self._take(last)
-            elif len(self._first) >= (1 if self._ended else self._wanted):
+            elif len(self._first) >= (1 if self.over else self._wanted):
                 self._begin()
 
-    def _next(self) -> Flight | None:
+    def _next(self) -> list[Work] | None:
         planner = self._planner
         if planner is None or self._route.failure is not None:
             return None
@@ -169,14 +156,13 @@ class Window:
         if planned is None:
             return None
         self._route.step_planned()
-        flight, steps = planned
-        flight.number, flight.banks, flight.next_uses = self.next_number, [], None
-        for engine, work, part in zip(self._engines, flight.works, self._banks, strict=True):
+        works, steps = planned
+        for engine, work, part in zip(self._engines, works, self._banks, strict=True):
             for micro in work.micros:  # only now: in the window, bags would take more memory than the user's ids
                 engine.resolver.resolve(micro)
-            work.number, work.steps = self.next_number, steps[part]
+            work.asked, work.number, work.steps = (), self.next_number, steps[part]
         self.next_number += 1
-        return flight
+        return works
 
     def executed(self, number: int) -> None:
         if self._planner is not None:
@@ -218,21 +204,22 @@ class Window:
                 hold_rows=[rows // 2 for rows in split.staging_rows],
                 residents=residents,
                 resident_next=self._first_uses(i, residents),
+                first=self.next_number,
             )
-        self._planner = Planner(banks, self._plan, first=self.next_number, may_stop=True)
-        for flight in self._first:
-            self._add(self._planner, flight)
+        self._planner = Planner(banks, self._plan, may_stop=True)
+        for number, works in enumerate(self._first, self.next_number):
+            self._add(self._planner, works, number)
         self._first.clear()
         if self._route.due:  # these were in the window before: they enter before any is planned
             self._planner.due = 0
             self._planner.next()
-        if self._ended:
+        if self.over:
             self._planner.end()
 
     def _split(self, i: int) -> CacheSplit:
         """Return how the cache of an engine is split for the first batches."""
         first = self._first[: self._first_window]
-        rows = [[distinct(part.keys())[0] for part in flight.banks[self._banks[i]]] for flight in first]
+        rows = [[distinct(part.keys())[0] for part in works[i].asked] for works in first]
         try:
             return self._engines[i].capacity.decide(
                 [[len(part) for part in parts] for parts in rows],
@@ -243,7 +230,7 @@ class Window:
         except DoesNotFit:
             raise self._refusal(i, self._first, self.next_number) from None
 
-    def _check_fits(self, planner: Planner[Flight], error: BatchTooLarge) -> None:
+    def _check_fits(self, planner: Planner[list[Work]], error: BatchTooLarge) -> None:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
         rest = planner.rest
@@ -255,32 +242,27 @@ class Window:
         except DoesNotFit:
             raise self._refusal(i, rest, error.number) from None
 
-    def _refusal(self, i: int, flights: list[Flight], number: int) -> DoesNotFit:
+    def _refusal(self, i: int, batches: list[list[Work]], number: int) -> DoesNotFit:
         """Return the error for the first of these batches, number `number`. It also says what all the others need."""
         capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
-        needs = [self._needs(i, flight) for flight in flights]
+        needs = [self._needs(i, works) for works in batches]
         return capacity.refusal(needs, in_flight=in_flight, number=number if self._numbered else None)
 
-    def _needs(self, i: int, flight: Flight) -> list[int]:
-        return [len(distinct(part.keys())[0]) for part in flight.banks[self._banks[i]]]
+    def _needs(self, i: int, works: list[Work]) -> list[int]:
+        return [len(distinct(part.keys())[0]) for part in works[i].asked]
 
     def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
         """Return the first batch that uses each resident row, if the epoch is known."""
-        if residents is None or not self._epochs:
+        if residents is None or self._epoch is None:
             return None
-        return [self._epochs[i].first_uses(bank, resident.keys) for bank, resident in enumerate(residents)]
+        return [self._epoch.first_uses(bank, of.keys) for bank, of in enumerate(residents, self._banks[i].start)]
 
-    def _add(self, planner: Planner[Flight], flight: Flight) -> None:
-        if self._epochs and flight.next_uses is None:
-            flight.next_uses = [uses for epoch in self._epochs for uses in epoch.next_uses()]
-        planner.add(flight, flight.banks, flight.nbytes, flight.next_uses)
+    def _add(self, planner: Planner[list[Work]], works: list[Work], number: int) -> None:
+        next_uses = None if self._epoch is None else self._epoch.next_uses(number)
+        planner.add(works, [part for work in works for part in work.asked], nbytes_of(works), next_uses)
 
 
-def tell_of_same_data(route: Route) -> None:
-    """Warn once if all trainers read the same data. Call this after each batch."""
-    if route.alike and route.number == LOOKED_AT and route.requests >= FEWEST and route.rank == 0:
-        log.warning(
-            "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
-            "skirl.ShardSampler or stream.sharded",
-            LOOKED_AT,
-        )
+def nbytes_of(works: list[Work]) -> int:
+    """Return the memory of a batch in the window: the user's batch, and at most 16 bytes per id in the planner."""
+    asked = sum(part.count for work in works for part in work.asked)
+    return sum(ids.nbytes for ids in works[0].micros) + 16 * asked

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.ids import Ids
-from skirl.core.keys import Positions
+from skirl.core.ids import BankIds, Ids
 from skirl.core.tree import leaves
 from skirl.engine.kernels.tree import Parts
 from skirl.oracle.route import Reads
@@ -40,11 +39,13 @@ AFTER = {
 
 @dataclass(slots=True)
 class Work:
-    """One step of one collection."""
+    """One step of one collection. A step of a model has one for each of its collections."""
 
     micros: list[Ids]
     number: int = -1
     steps: Sequence[Step] = ()
+    asked: Sequence[BankIds] = ()
+    """By bank, until it is planned: the ids of all micro-batches. If rows have owners, what all trainers ask of this one."""
     fetched: list[Any] = field(default_factory=list)
     """By bank: its handle for the records of `step.fetch_keys`."""
     found: list[int] = field(default_factory=list)
@@ -64,8 +65,8 @@ class Work:
     state: State = State.PLANNED
     shards: int = 1
     """Shards of the step. Its gradient is the mean over them."""
-    mine: range | None = None
-    """The shards that these micro-batches belong to; None: all."""
+    mine: range = range(1)
+    """The shards that these micro-batches belong to."""
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where rows have owners: the weights of the rows that this trainer reads."""
     pack: int = 0
@@ -99,21 +100,20 @@ class Work:
 
     @property
     def leaves(self) -> list[int]:
-        mine = range(self.shards) if self.mine is None else self.mine
-        each = len(self.micros) // len(mine)
-        return leaves(each * self.shards, self.shards)[mine.start * each : mine.stop * each]
+        each = len(self.micros) // len(self.mine)
+        return leaves(each * self.shards, self.shards)[self.mine.start * each : self.mine.stop * each]
 
     def gradient(self, bank: int) -> torch.Tensor:
         return self.joint[bank] if bank in self.joint else self.grads[bank, 0]
 
     def live_rows(self, bank: int) -> np.ndarray:
         """Return a mask of the output rows that got a gradient: by feature if that is enough, else row by row."""
-        none = np.zeros(len(self.micros[0].positions[bank].parts), np.bool_)
+        none = np.zeros(len(self.micros[0].banks[bank].parts), np.bool_)
         masks = [self.live.get((bank, m), none) for m in range(len(self.micros))]
         ids = [m.banks[bank] for m in self.micros]
         if all(mask.all() for mask in masks):
             return np.ones(1, np.bool_)
-        if ids[0].pooled and all((mask == masks[0]).all() and not one.shared for mask, one in zip(masks, ids)):
+        if ids[0].pooled and all((mask == masks[0]).all() and not one.shares for mask, one in zip(masks, ids)):
             return masks[0]
         return np.concatenate([one.by_bag(mask) for mask, one in zip(masks, ids, strict=True)])
 
@@ -139,40 +139,6 @@ class Work:
     def positions(self, bank: int, micro: int) -> slice:
         begin = sum(m.banks[bank].count for m in self.micros[:micro])
         return slice(begin, begin + self.micros[micro].banks[bank].count)
-
-
-@dataclass(slots=True)
-class Flight:
-    """One step of all collections of a model."""
-
-    works: list[Work]
-    banks: list[Positions]
-    """Until it is planned: the ids of all banks of all collections, joined over the micro-batches. If rows have owners,
-    what all trainers ask of this one."""
-    next_uses: list[np.ndarray] | None = None
-    """By bank, until it is planned, if the epoch is known."""
-    number: int = -1
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it holds in the window: the user's batch, and at most 16 bytes per id in the planner."""
-        return sum(ids.nbytes for ids in self.micros) + 16 * sum(map(len, self.banks))
-
-    @property
-    def micros(self) -> list[Ids]:
-        return self.works[0].micros
-
-    @property
-    def steps(self) -> list[Step]:
-        return [step for work in self.works for step in work.steps]
-
-    @property
-    def begun(self) -> bool:
-        return any(work.begun for work in self.works)
-
-    @property
-    def applied(self) -> bool:
-        return any(work.applied for work in self.works)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -22,8 +23,7 @@ from skirl.engine.packs import Pack
 from skirl.engine.work import Counters, State
 from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
 from skirl.nn.optimizers import Anchor
-from skirl.nn.output import FoundRows, Lookup, Output, shaped, uncompiled
-from skirl.nn.same_batch import SameBatch
+from skirl.nn.output import Lookup, Output, shaped, uncompiled
 from skirl.store import Store
 from skirl.tools.hash_index import distinct
 
@@ -66,8 +66,7 @@ class Collection(nn.Module):
         nothing = torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at)
         self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.pack.optimizers))
         self.optimizer = TorchHandle(self.pack.optimizers, self.engine.device.at)
-        self.same = SameBatch(self.engine.schema.features)
-        self.current = CurrentStep(self.engine, self.pack, self.optimizer, self.anchor, self.same, grad_scaler)
+        self.current = CurrentStep(self.engine, self.pack, self.optimizer, self.anchor, grad_scaler)
         self.alone = StepByStep(self.engine)
         self._looking = threading.Lock()
 
@@ -127,13 +126,17 @@ class Collection(nn.Module):
             return self._peek(sparse)
         current = self.current
         if current.loop is None:
-            self.engine.rows.check_lookahead()
+            if not self.engine.rows.local:
+                raise RuntimeError(
+                    f"{self.engine.rows.peers.size} trainers share these rows, and each step takes all of them: train "
+                    "inside `with skirl.lookahead(loader, model) as batches`, or call model.eval() to look rows up"
+                )
             current.finish()
             current.expect(self.alone.step(self.engine.resolver.capture(sparse)), 0)
             micro, same_weights = current.enter(), True
         else:
             micro = current.enter()
-            same_weights = self.same.check(sparse, micro)
+            same_weights = current.same.check(sparse, micro)
         out = current.out
         if out is not None:
             if not same_weights or _wants_grad(sparse):
@@ -157,7 +160,7 @@ class Collection(nn.Module):
                 )
             micro.learned = weights if weights.requires_grad else None
             micro.weighted = now = resolver.capture(sparse, copy=False)
-            now.positions = micro.positions
+            now.banks = [copy(ids) for ids in micro.banks]
             for ids, again in zip(micro.banks, resolver.resolve(now).banks, strict=True):
                 ids.scale = again.scale  # the weights are new since the batch was read
         current.work.to(State.FORWARD)
@@ -165,29 +168,23 @@ class Collection(nn.Module):
         both = Lookup.apply(self.anchor, micro.learned, tickets)
         return Output(self.pack.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
 
-    def looked_up(self, sparse: Sparse) -> list[FoundRows]:
-        """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running."""
-        with self._looking:
-            resolver, found = self.engine.resolver, []
-            for bank, part in enumerate(resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks):
-                keys, place = distinct(part.positions.keys())
-                found.append(FoundRows(part, weights_of_all(self.engine, keys, bank, self.pack.number), place))
-            return found
-
     def _peek(self, sparse: Sparse) -> Output:
-        """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident."""
+        """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident. Any thread may
+        call it while no step is running."""
         if not self.engine.store.ready:
             raise RuntimeError("no checkpoint is loaded: call skirl.load(FOLDER, model=...) before rows are looked up")
         self.current.drain()
-        engine, outputs, bags = self.engine, list[Tensor](), list[Tensor | None]()
-        found = self.looked_up(sparse)
-        for bank, part in enumerate(found):
-            dim = self.pack.schema.banks[bank].dim
-            flat = engine.banks[bank].pool_rows(part.rows, dim, part.ids, part.place)
-            out, shared = shaped(flat, engine, bank, part.ids)
+        engine, resolver, outputs, bags = self.engine, self.engine.resolver, list[Tensor](), list[Tensor | None]()
+        with self._looking:
+            ids = resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks
+            found = [distinct(part.keys()) for part in ids]
+            rows = [weights_of_all(engine, keys, bank, self.pack.number) for bank, (keys, _) in enumerate(found)]
+        for bank, (part, (_, place)) in enumerate(zip(ids, found, strict=True)):
+            flat = engine.banks[bank].pool_rows(rows[bank], self.pack.schema.banks[bank].dim, part, place)
+            out, shared = shaped(flat, part)
             outputs.append(out)
             bags.append(shared)
-        return Output(self.pack.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
+        return Output(self.pack.schema, outputs, None, ids, bags).only(sparse.keys())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -246,7 +243,15 @@ class Collection(nn.Module):
         self.forget()
 
     def extra_repr(self) -> str:
-        return described(self.engine, self.pack)
+        engine, pack, lines, rules = self.engine, self.pack, [], self.pack.optimizers
+        for number, table in enumerate(pack.tables):
+            features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
+            pooling = f", {table.pooling}" if engine.pooled else ""
+            rule = f", {rules[number]}" if len(rules.all) > 1 else ""
+            frozen = ", frozen" if pack.frozen[number] else ""
+            lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
+        last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
+        return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={rules[0]}, {last}"])
 
     def flush(self) -> None:
         self.engine.check()
@@ -324,18 +329,6 @@ class Part(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join([*map(repr, self.features), *([] if self.pooled is None else [f"pooled={self.pooled!r}"])])
-
-
-def described(engine: Engine, pack: Pack) -> str:
-    lines, rules = [], pack.optimizers
-    for number, table in enumerate(pack.tables):
-        features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
-        pooling = f", {table.pooling}" if engine.pooled else ""
-        rule = f", {rules[number]}" if len(rules.all) > 1 else ""
-        frozen = ", frozen" if pack.frozen[number] else ""
-        lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
-    last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
-    return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={rules[0]}, {last}"])
 
 
 def _wants_grad(sparse: Sparse) -> bool:

@@ -41,16 +41,14 @@ class Loop(Protocol):
 class CurrentStep:
     """The current step of one collection. A ticket of each bank goes through autograd and comes back here."""
 
-    def __init__(
-        self, engine: Engine, pack: Pack, optimizer: TorchHandle, anchor: Tensor, same: SameBatch, grad_scaler: Any
-    ) -> None:
+    def __init__(self, engine: Engine, pack: Pack, optimizer: TorchHandle, anchor: Tensor, grad_scaler: Any) -> None:
         self.engine = engine
         self.pack = pack
         self.loop: Loop | None = None
         self.work: Work | None = None
         self.micro = 0
         self.out: Any = None
-        self._same = same
+        self.same = SameBatch(engine.schema.features)
         self.dense = DenseGradients()
         self._optimizer = optimizer
         self.anchor = anchor
@@ -68,7 +66,7 @@ class CurrentStep:
         self.loop = loop
         if loop is None:
             unscaled.discard(self)
-            self._same.settle(wait=True)
+            self.same.settle(wait=True)
 
     def expect(self, work: Work, micro: int) -> None:
         self.out = None  # it holds the graph of its lookup
@@ -115,7 +113,7 @@ class CurrentStep:
 
     def settle(self) -> None:
         """Bring rows to the state after the step in the loop, in the cache or in the store."""
-        self._same.settle(wait=True)  # a checkpoint of wrong rows would be the newest
+        self.same.settle(wait=True)  # a checkpoint of wrong rows would be the newest
         if self.loop is not None:
             self.loop.settle()
             self.loop.drain()
@@ -146,7 +144,7 @@ class CurrentStep:
         if (grad is None and of_bags is None) or not ticket.live.any():
             return
         grad, of_bags = (None if g is None else g.reshape(-1, g.shape[-1]).contiguous() for g in (grad, of_bags))
-        if ticket.ids.folded is not None:
+        if ticket.ids.shares:
             self._keep_shared(ticket, grad, of_bags)
         else:
             assert grad is not None
@@ -159,13 +157,12 @@ class CurrentStep:
     def _keep_shared(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None) -> None:
         """Keep the gradient of a micro-batch whose samples share bags: that of the output, [batch * features, dim], and
         that of the shared bags themselves, [shared bags, dim], if the loop used them."""
-        engine, shared, bank = self.engine, ticket.ids.folded, ticket.bank
-        assert shared is not None
+        engine, ids, bank = self.engine, ticket.ids, ticket.bank
         into = ticket.work.room(bank, ticket.micro, self.pack.schema.banks[bank].dim, engine.device.empty)
-        folded = into[shared.samples :]
-        if grad is not None and shared.plain.any():
-            into[: shared.samples].copy_(grad)
-        engine.banks[bank].fold(shared, grad, folded)
+        folded = into[ids.samples :]
+        if grad is not None and len(ids.columns) < ids.features:
+            into[: ids.samples].copy_(grad)
+        engine.banks[bank].fold(ids, grad, folded)
         if of_bags is not None:
             folded += of_bags
 
@@ -212,7 +209,7 @@ class CurrentStep:
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
             live, ids, rows = work.live[bank, micro], work.micros[micro].banks[bank], grad
-            if ids.shared is not None or not live.all():
+            if ids.shares or not live.all():
                 rows = rows[torch.from_numpy(ids.by_bag(live)).to(grad.device)]
             if not torch.isfinite(rows).all():  # of rows that are trained: what is frozen may be anything
                 return False
@@ -284,12 +281,12 @@ class StepByStep:
         by_one = capacity.by_one or capacity.split is None  # a lookahead will split by its window
         try:
             window.enter([ids])
-            flight = window.next()
-            if flight is None:  # it fits if the cache is split anew among banks
+            works = window.next()
+            if works is None:  # it fits if the cache is split anew among banks
                 self._engine.drop_caches()
                 window.begin_anew()
-                flight = window.next()
-                assert flight is not None
+                works = window.next()
+                assert works is not None
         finally:
             capacity.by_one = by_one
-        return flight.works[0]
+        return works[0]

@@ -66,6 +66,8 @@ stepped: "WeakKeyDictionary[torch.optim.Optimizer, int]" = WeakKeyDictionary()
 """The optimizers of this process that have made a step, with the thread of the last one."""
 unscaled: "WeakSet[Any]" = WeakSet()
 """Current steps of collections whose rows a backward has updated without a GradScaler since the last optimizer step."""
+hearing: "WeakSet[Any]" = WeakSet()
+"""What is told before each step of an optimizer: shards of steps in a loop."""
 
 _SCALING, _DEEPEST = "torch.amp.grad_scaler", 8
 
@@ -94,6 +96,8 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
                 "another loss than theirs, pass them torch.amp.GradScaler(enabled=False)"
             )
         unscaled.clear()
+    for one in list(hearing):
+        one.before_step(optimizer)
 
 
 def _check_parameters(optimizer: torch.optim.Optimizer) -> None:

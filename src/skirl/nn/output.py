@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import wraps
 from math import prod
 from typing import Any, Self, TypeVar, cast
@@ -14,7 +13,6 @@ from torch import Tensor
 from skirl.core.ids import BadIds, BankIds
 from skirl.core.once import Distinct, expand, padded
 from skirl.core.tables import Pooling, Schema
-from skirl.engine.engine import Engine
 from skirl.nn.current_step import Ticket
 
 
@@ -131,7 +129,7 @@ class Output(Mapping[str, Tensor]):
         if name not in self._names:
             raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
         bank, column = self._all[name]
-        inverse, at = self._inverse(bank, column), self._banks[bank].device
+        inverse, at = self._ids[bank].inverse[column], self._banks[bank].device
         if inverse is None:
             rows, bags = self[name], self._ids[bank].batch
             inverse = np.arange(bags, dtype=np.int64)
@@ -145,25 +143,18 @@ class Output(Mapping[str, Tensor]):
     def _passing(self, bank: int, column: int, out: Tensor) -> Tensor:
         return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
 
-    def _inverse(self, bank: int, column: int) -> np.ndarray | None:
-        shared = self._ids[bank].shared
-        return None if shared is None else shared.inverse[column]
-
     def _offsets_of_bags(self, bank: int, column: int) -> np.ndarray:
         """Return where each bag of a feature begins, among the ids of its bank."""
         ids = self._ids[bank]
-        low, high = column * ids.batch, (column + 1) * ids.batch
-        if ids.shared is not None:
-            low, high = ids.shared.first[column : column + 2]
-        return ids.offsets[low : high + 1]
+        return ids.offsets[ids.first[column] : ids.first[column + 1] + 1]
 
     def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
         """Return the rows of distinct bags, by column: of all features if nothing is pooled, else of those that share."""
         if bank not in self._once:
             ids, rows = self._ids[bank], self._banks[bank] if self._unpooled else self._bags[bank]
-            sizes, columns = np.diff(ids.first).tolist(), [*range(len(ids.first) - 1)]
-            if ids.folded is not None:
-                sizes, columns = np.diff(ids.folded.begins).tolist(), ids.folded.columns.tolist()
+            sizes, columns = np.diff(ids.offsets[ids.first]).tolist(), [*range(ids.features)]
+            if ids.shares:
+                sizes, columns = np.diff(ids.begins).tolist(), ids.columns.tolist()
             assert rows is not None
             parts = Cut.apply(rows, self._tickets[bank], columns, sizes) if self._tickets else rows.split(sizes)
             self._once[bank] = dict(zip(columns, parts, strict=True))
@@ -226,13 +217,13 @@ class Output(Mapping[str, Tensor]):
                 f"feature {name!r} is pooled: make an EmbeddingCollection, which returns a row for each id"
             )
         bank, column = self._all[name]
-        inverse = self._inverse(bank, column)
+        inverse = self._ids[bank].inverse[column]
         if inverse is None:
             return self._offsets_of_bags(bank, column)
         return np.concatenate([[0], np.cumsum(np.diff(self._offsets_of_bags(bank, column))[inverse])])
 
     def _expanded(self, bank: int, column: int, rows: Tensor) -> Tensor:
-        inverse = self._inverse(bank, column)
+        inverse = self._ids[bank].inverse[column]
         if inverse is None:
             return rows
         starts = self._offsets_of_bags(bank, column).astype(np.int64)
@@ -242,23 +233,14 @@ class Output(Mapping[str, Tensor]):
         return expand(rows, torch.from_numpy(at).to(rows.device))
 
 
-@dataclass(slots=True)
-class FoundRows:
-    ids: BankIds
-    rows: np.ndarray
-    """Records, or only their weights."""
-    place: np.ndarray
-    """The index in `rows` of each id's row."""
-
-
-def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tensor, Tensor | None]:
+def shaped(flat: Tensor, ids: BankIds) -> tuple[Tensor, Tensor | None]:
     """Return a bank's output, [batch, features, dim] or unpooled [ids, dim], and its shared bags, [bags, dim]."""
-    if not engine.pooled:
+    if not ids.pooled:
         return flat, None
-    shape, shared = (ids.batch, len(engine.schema.banks[bank].features), flat.shape[-1]), ids.folded
-    if shared is None:
+    shape = ids.batch, ids.features, flat.shape[-1]
+    if not ids.shares:
         return flat.view(shape), None
-    return flat[: shared.samples].view(shape), flat[shared.samples :]
+    return flat[: ids.samples].view(shape), flat[ids.samples :]
 
 
 class Lookup(torch.autograd.Function):
@@ -273,7 +255,7 @@ class Lookup(torch.autograd.Function):
         stopped: list[Tensor | None] = []
         for ticket in tickets:
             flat = ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
-            both = shaped(flat, ticket.engine, ticket.bank, ticket.ids)
+            both = shaped(flat, ticket.ids)
             out += both
             if weights is not None:
                 ticket.passes[:] = True
@@ -310,7 +292,7 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     grads = work.grads.get((ticket.bank, ticket.micro))
     if grads is None or not engine.pooled:
         return
-    live = ticket.live if ticket.ids.folded is None else ticket.ids.by_bag(ticket.live)
+    live = ticket.live if not ticket.ids.shares else ticket.ids.by_bag(ticket.live)
     dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, live)
     micro = work.micros[ticket.micro]
     ids = micro.weighted or micro

@@ -36,7 +36,7 @@ class SameBatch:
                 "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; of a "
                 "wrapped model, skirl.lookahead(sparse=lambda batch: wrapped.sparse(...))"
             )
-        shared = ids.inverse is not None or given_inverse(sparse) is not None
+        shared = ids.shares or given_inverse(sparse) is not None
         if sparse.values().device.type == "cpu" or weights is not None or shared:
             return self._compare(capture(sparse, (), copy=False), ids.hashes)
         self._compare_later(sparse, ids)

@@ -4,10 +4,12 @@ the index of the use."""
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from skirl.core.keys import Positions, key_of, table_of
+from skirl.core.ids import BankIds
+from skirl.core.keys import key_of, table_of
 from skirl.core.tables import Schema
 from skirl.oracle import loops, policies
 from skirl.oracle.distinct import BatchRows, Finder
@@ -54,12 +56,12 @@ class BankPlanner:
         hold_rows: int | None = None,
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
+        first: int = 0,
     ) -> None:
         """Evicted rows can be forwarded for `hold` steps (4 is right for a `prefetch` of 2), `hold_rows` of them at a
-        time. `depth` sizes arrays and changes no Step."""
+        time. `depth` sizes arrays and changes no Step. `first`: number of the first batch."""
         self.capacity = capacity
-        self.entered = 0
-        self.planned = 0
+        self.entered = self.planned = first
         self.window_rows = 0
         self.dim = schema.banks[bank].dim
         self._schema = schema
@@ -69,7 +71,8 @@ class BankPlanner:
         self._tables = self._finder.tables
         self._in_set = np.flatnonzero(seen.base[self._tables] < 0)
         """Tables whose rows `Seen` keeps in its set."""
-        self._rows: RowStates | None = None
+        self._rows: RowStates
+        """Made with the first batch, which says how large the window will be."""
         self._uses = Uses(depth)
         self._policy = policies.POLICIES[policy](capacity, depth)
         self._window: deque[BatchRows] = deque()
@@ -86,23 +89,24 @@ class BankPlanner:
         """(step, number of its first eviction, keys)."""
         self._evictions = 0
         self._held_rows = 0
-        self._hold_from = 0
+        self._hold_from = first
         self._first_uses: deque[tuple[int, np.ndarray]] = deque()
         """New rows of each step that is planned and not known to be executed, for a rollback."""
-        self._resident = resident, resident_next
+        self._resident: Any = resident or Resident(_NO_ROWS, _NO_ROWS), resident_next
+        """What is in the cache before the first batch, until that enters."""
 
-    def enter(self, batch: Positions | np.ndarray, next_uses: np.ndarray | None = None) -> None:
+    def enter(self, batch: BankIds | np.ndarray, next_uses: np.ndarray | None = None) -> None:
         """Let the next batch enter the window. After an error only `rollback` may be called. `next_uses`, if the whole
         future is known: for each distinct row, in the order of `Step.keys`, the next batch that uses it (`NEVER` for
         none)."""
-        batch = Positions.of(batch)
+        batch = BankIds.of(batch)
         distinct = self._finder.find(batch)
         first, total = distinct.first, distinct.total
         if total > self.capacity:
             raise BatchTooLarge(self.entered, total, self.capacity, self.dim)
-        if self._rows is None:
-            self._begin(distinct.positions)
-        rows, uses = self._known, self._uses
+        if self._resident is not None:
+            self._begin(distinct.positions, *self._resident)
+        rows, uses = self._rows, self._uses
         place = uses.take(total, self.entered)
         rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
@@ -120,7 +124,7 @@ class BankPlanner:
     def plan(self) -> Step:
         number = self.planned
         batch = self._window.popleft()
-        rows, uses, total = self._known, self._uses, batch.total
+        rows, uses, total = self._rows, self._uses, batch.total
         place, first = batch.place, batch.first
         keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
@@ -207,19 +211,12 @@ class BankPlanner:
         while self._first_uses:
             self._seen.discard(self._first_uses.pop()[1])
 
-    @property
-    def _known(self) -> RowStates:
-        assert self._rows is not None
-        return self._rows
-
-    def _begin(self, positions: int) -> None:
-        """Make the row states. The first batch says how large the window will be; the array of states may take as much."""
+    def _begin(self, positions: int, resident: Resident, next_uses: np.ndarray | None) -> None:
+        """Make the row states, and adopt what is resident. The array of states may take as much as the window will."""
         room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
         self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room)
-        resident, next_uses = self._resident
-        if resident is not None and len(resident.keys):
-            self._adopt(resident, next_uses)
-        self._resident = None, None
+        self._resident = None
+        self._adopt(resident, next_uses)
 
     def _existed(self, batch: BatchRows, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return whether missing rows exist, for those that `Seen` keeps in its set and that have no known eviction."""
@@ -233,7 +230,7 @@ class BankPlanner:
         return existed
 
     def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
-        rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
+        rows, keys, slots = self._rows, resident.keys, resident.slots.astype(np.int32)
         tables, handles = table_of(keys), rows.handles(keys)
         small = rows.base[tables] >= 0
         self._cache.next[slots] = -1
@@ -247,7 +244,7 @@ class BankPlanner:
         if next_uses is None:
             next_uses = np.full(len(keys), loops.NEVER, np.int32)
         # As if one batch before the first had used them all.
-        self._policy.used(slots, next_uses, -1, np.full(len(keys), -1, np.int32))
+        self._policy.used(slots, next_uses, self.planned - 1, np.full(len(keys), -1, np.int32))
 
     def _held(self) -> loops.Held:
         lines, begin = [], 0
@@ -272,4 +269,4 @@ class BankPlanner:
         its write-back is known to be older, without any record of it."""
         while self._left and self._left[0][0] < number - self._hold:
             _, begin, keys = self._left.popleft()
-            self._known.release(keys, begin)
+            self._rows.release(keys, begin)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.keys import Positions
+from skirl.core.ids import BankIds
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
@@ -55,7 +55,7 @@ class Finder:
         self._marks = np.empty(0, np.uint16)
         self._found = np.empty(0, np.int64)
 
-    def find(self, batch: Positions) -> BatchRows:
+    def find(self, batch: BankIds) -> BatchRows:
         parts, tables = np.empty((len(batch.parts), 4), np.int64), len(self.tables)
         part_at, at = np.zeros(tables + 1, np.int64), np.zeros(tables + 1, np.int64)
         most, total = int(_by_table(batch.parts, self._local, parts, part_at, at)), int(at[-1])

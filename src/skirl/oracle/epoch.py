@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.keys import Positions, key_of
+from skirl.core.ids import BankIds
+from skirl.core.keys import key_of
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.loops import NEVER
@@ -23,15 +24,13 @@ from skirl.tools.os_errors import NotWritten, why
 class Epoch:
     """The next uses in a whole epoch, of each batch's distinct rows by last position."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._banks = [_BankSpool(schema, bank) for bank in range(len(schema.banks))]
-        self._next = 0
+    def __init__(self, schemas: Sequence[Schema]) -> None:
+        self._banks = [_BankSpool(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
 
     def add(self, batch: Sequence[Batch]) -> None:
-        banks = [Positions.of(part) for part in batch]
         with _spooling():
-            for spool, part in zip(self._banks, banks, strict=True):
-                spool.add(part)
+            for spool, part in zip(self._banks, batch, strict=True):
+                spool.add(BankIds.of(part))
 
     def scan(self) -> None:
         with _spooling():
@@ -42,9 +41,9 @@ class Epoch:
         """Return the first batch that uses each row resident at the start. Call this before the second pass begins."""
         return self._banks[bank].first_uses(keys)
 
-    def next_uses(self) -> list[np.ndarray]:
-        self._next += 1
-        return [spool.next_uses(self._next - 1) for spool in self._banks]
+    def next_uses(self, number: int) -> list[np.ndarray]:
+        """Return, by bank, the next uses of the rows of a batch."""
+        return [spool.next_uses(number) for spool in self._banks]
 
     def close(self) -> None:
         for spool in self._banks:
@@ -61,7 +60,7 @@ class _BankSpool:
         self._starts = [0]
         self.file: Any = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
 
-    def add(self, batch: Positions) -> None:
+    def add(self, batch: BankIds) -> None:
         assert self._rows is not None
         distinct = self._finder.find(batch)
         parts = zip(self._finder.tables, distinct.low, np.diff(distinct.first))
@@ -126,15 +125,15 @@ def planned(
     forwards and changes no other count.
     """
     planner = Planner[None](bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
-    with closing(Epoch(schema)) if plan.depth == "epoch" else nullcontext() as epoch:
+    with closing(Epoch([schema])) if plan.depth == "epoch" else nullcontext() as epoch:
         if epoch is not None:
             if iter(batches) is batches:
                 raise ValueError('depth="epoch" reads the batches twice, and this is an iterator: pass a list')
             for keys in batches:
                 epoch.add(keys)
             epoch.scan()
-        for keys in batches:
-            next_uses = None if epoch is None else epoch.next_uses()
+        for number, keys in enumerate(batches):
+            next_uses = None if epoch is None else epoch.next_uses(number)
             planner.add(None, keys, sum(part.nbytes for part in keys), next_uses)
             yield from _ready(planner)
         planner.end()

@@ -8,15 +8,14 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from skirl.core.keys import Positions
+from skirl.core.ids import BankIds
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
-from skirl.oracle.loops import NEVER
 from skirl.oracle.options import AUTO_ROWS, Plan, Vote, is_full
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
-Batch = Positions | np.ndarray
+Batch = BankIds | np.ndarray
 
 
 def bank_planners(
@@ -28,6 +27,7 @@ def bank_planners(
     hold_rows: Sequence[int] | None = None,
     residents: Sequence[Resident] | None = None,
     resident_next: Sequence[np.ndarray] | None = None,
+    first: int = 0,
 ) -> list[BankPlanner]:
     return [
         BankPlanner(
@@ -41,6 +41,7 @@ def bank_planners(
             hold_rows=None if hold_rows is None else hold_rows[bank],
             resident=None if residents is None else residents[bank],
             resident_next=None if resident_next is None else resident_next[bank],
+            first=first,
         )
         for bank, capacity in enumerate(capacities)
     ]
@@ -51,9 +52,8 @@ Item = TypeVar("Item")
 
 
 class Planner(Generic[Item]):
-    def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, first: int = 0, may_stop: bool = False) -> None:
+    def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, may_stop: bool = False) -> None:
         self.banks = list(banks)
-        self.first = first
         self.stopped: BatchTooLarge | None = None
         self.due: int | None = None
         """Steps to plan before the next batch enters, if several owners decide that; None: this planner decides."""
@@ -91,9 +91,6 @@ class Planner(Generic[Item]):
         if not self.window or not (self._full() or self._ended or (self.stopped and self.due is None)):
             return None
         steps = [bank.plan() for bank in self.banks]
-        if self.first:
-            for step in steps:
-                step.count_from(self.first)
         self._planned += 1
         if self.due:
             self.due -= 1
@@ -103,32 +100,27 @@ class Planner(Generic[Item]):
 
     def executed(self, number: int) -> None:
         for bank in self.banks:
-            bank.executed(number - self.first)
+            bank.executed(number)
 
     def rollback(self, number: int) -> None:
         """Take back the steps from `number` on, which will not be executed. The planner cannot be used after this."""
         for bank in self.banks:
-            bank.rollback(number - self.first)
+            bank.rollback(number)
 
     def _enter(self) -> None:
         item, batch, nbytes, next_uses = self._inbox[0]
         for i, bank in enumerate(self.banks):
             try:
-                bank.enter(batch[i], None if next_uses is None else self._from_first(next_uses[i]))
+                bank.enter(batch[i], None if next_uses is None else next_uses[i])
             except BatchTooLarge as error:
                 if not self._may_stop:
                     raise
-                error.number, error.bank = self.first + error.number, i
+                error.bank = i
                 self.stopped = error.with_traceback(None)  # its frames hold arrays
                 return
         self._inbox.popleft()
         self._entered.append((item, nbytes))
         self._bytes += nbytes
-
-    def _from_first(self, next_uses: np.ndarray) -> np.ndarray:
-        if not self.first:
-            return next_uses
-        return np.where(next_uses == NEVER, NEVER, next_uses - self.first).astype(next_uses.dtype)
 
     def vote(self) -> Vote:
         """Return this planner's vote, for several owners that decide together when to plan."""

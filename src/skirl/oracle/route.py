@@ -1,6 +1,7 @@
 """Planning divided by key over several trainers: what each reads and what each owner is asked for, and the letters that they
 exchange about it. An owner joins the requests of all, in rank order, into a batch to plan, whose positions are requests."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,13 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.keys import ROW_BITS, Positions
+from skirl.core.ids import BankIds
+from skirl.core.keys import ROW_BITS
 from skirl.core.placement import Placement, site_in
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.options import Plan, Vote, due
 from skirl.tools.jit import kernel
 
+log = logging.getLogger("skirl")
+LOOKED_AT = 4
+"""Batches after which trainers that all read the same data are warned."""
+FEWEST = 64
+"""Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 NARROW = 1 << 31
 """Tables of at most this many rows have 32-bit row numbers."""
 
@@ -52,7 +59,7 @@ class Asking:
         self._placement = placement
         self._type = row_type(schema, bank)
 
-    def of(self, batch: Positions) -> tuple[Reads, list[Requests]]:
+    def of(self, batch: BankIds) -> tuple[Reads, list[Requests]]:
         """Return what the ids of one batch read, and what is asked of each owner."""
         tables, sites = self._finder.tables, self._placement.sites
         distinct = self._finder.find(batch)
@@ -69,12 +76,15 @@ class Asking:
         return Reads(place, start, pos, ask), asked
 
 
-def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
+def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[BankIds, np.ndarray]:
     """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's
     begins, int32 [trainers + 1]. `Step.slots` has one slot for each request."""
-    parts, serve = np.empty((len(asked) * len(tables), 4), np.int64), np.empty(len(asked) + 1, np.int32)
-    count = _parts(tables, np.concatenate([part.counts for part in asked]), parts, serve)
-    return Positions(np.concatenate([part.rows for part in asked]), parts[:count]), serve
+    counts = np.concatenate([part.counts for part in asked])
+    parts, serve = np.zeros((len(counts), 4), np.int64), np.zeros(len(asked) + 1, np.int32)
+    parts[:, 0], parts[:, 2] = np.tile(tables, len(asked)), np.cumsum(counts)
+    parts[:, 1] = parts[:, 2] - counts
+    serve[1:] = parts[len(tables) - 1 :: len(tables), 2]
+    return BankIds(np.concatenate([part.rows for part in asked]), parts), serve
 
 
 @kernel
@@ -107,22 +117,6 @@ def _by_owner(tables, found, low, first, salt, guess, lasts, counts, ask, rows, 
             to[of[i]] = n + 1
             rows[n] = mine[i]
             place[i] = n
-
-
-@kernel
-def _parts(tables, counts, parts, serve):
-    """Write a part for each table of each trainer that asks for its rows, and each trainer's begin. Return how many."""
-    used = n = i = 0
-    serve[0] = 0
-    for trainer in range(len(serve) - 1):
-        for table in tables:
-            if counts[i] > 0:
-                parts[used, 0], parts[used, 1], parts[used, 2], parts[used, 3] = table, n, n + counts[i], 0
-                used += 1
-            n += counts[i]
-            i += 1
-        serve[trainer + 1] = n
-    return used
 
 
 @kernel
@@ -212,7 +206,7 @@ class FailedElsewhere(RuntimeError): ...
 
 @dataclass(slots=True)
 class Joined:
-    banks: list[Positions]
+    banks: list[BankIds]
     """By bank: what all ranks ask of this one; this is planned."""
     serve: list[np.ndarray]
     """By bank: int32 [ranks + 1], where each rank's requests begin."""
@@ -227,20 +221,16 @@ class Route:
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
-        self.number = 0
         self.due: int | None = None
         """Number of steps that all owners plan before the last batch to come enters, as `decide` has found. None: each
         planner decides for itself."""
         self.ended = False
         """True once the pass is over and no rank exchanges any more."""
         self.dropped = 0
-        self.alike = False
-        """True if all ranks have asked this one for the same rows in the same order, in every batch so far."""
-        self.requests = 0
         self.failure: BaseException | None = None
         """Why this rank cannot go on. All hear of it at the next exchange, and end."""
 
-    def batch(self, banks: Sequence[Positions], vote: Vote) -> Joined | None:
+    def batch(self, banks: Sequence[BankIds], vote: Vote) -> Joined | None:
         """Exchange this rank's ids of the next batch, by bank. Return None if another rank had no more, which ends the
         pass. `vote` is this owner's vote on its window, which the batch has not entered."""
         return Joined(list(banks), [], [], [])
@@ -269,9 +259,10 @@ class SharedRoute(Route):
     def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
         super().__init__(rank)
         banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
-        self.planned = 0
+        self.number = self.planned = 0
         self.due = 0
-        self.alike = placement.sites > 1
+        self._alike, self._requests = placement.sites > 1, 0
+        """Whether all ranks have asked this one for the same rows in the same order, in every batch so far; how many."""
         self._size = placement.sites
         self._exchange = exchange
         self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
@@ -279,7 +270,7 @@ class SharedRoute(Route):
         self._letters = Letters(banks)
         self._reads: list[Reads] = []
 
-    def batch(self, banks: Sequence[Positions], vote: Vote) -> Joined | None:
+    def batch(self, banks: Sequence[BankIds], vote: Vote) -> Joined | None:
         if self.ended:
             self.dropped += 1
             return None
@@ -300,7 +291,7 @@ class SharedRoute(Route):
             raise error
         self.end(Vote(0, 0))
 
-    def ask(self, banks: Sequence[Positions] | None, vote: Vote) -> list[np.ndarray]:
+    def ask(self, banks: Sequence[BankIds] | None, vote: Vote) -> list[np.ndarray]:
         """Return what to give each rank, the first half of an exchange. If `banks` is None, there is no batch."""
         self._reads = []
         if self.failure is not None:
@@ -333,8 +324,14 @@ class SharedRoute(Route):
         asked = list(zip(*(letter.banks for letter in letters), strict=True))
         both = [joined(tables, parts) for tables, parts in zip(self._tables, asked, strict=True)]
         self.number += 1
-        self.alike = self.alike and all(np.array_equal(words[HEAD:], given[0][HEAD:]) for words in given[1:])
-        self.requests += sum(int(part[-1]) for _, part in both)
+        self._alike = self._alike and all(np.array_equal(words[HEAD:], given[0][HEAD:]) for words in given[1:])
+        self._requests += sum(int(part[-1]) for _, part in both)
+        if self._alike and self.number == LOOKED_AT and self._requests >= FEWEST and self.rank == 0:
+            log.warning(
+                "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
+                "skirl.ShardSampler or stream.sharded",
+                LOOKED_AT,
+            )
         return Joined(
             [part for part, _ in both], [serve for _, serve in both], self._reads, [letter.vote for letter in letters]
         )

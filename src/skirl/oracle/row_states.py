@@ -82,8 +82,10 @@ class RowStates:
         out = np.empty(len(keys), np.int32)
         if self.any_hashed:
             self.reserve(len(keys))
-        args: Any = (keys, self.base, *self._named, out)
-        self._added(_handles(*args))
+        args: Any = (keys, self.base, self.key, self.index.keys, self.index.values, self.free, self.n_free, out)
+        added = _handles(*args)
+        self.n_free -= added
+        self.index.count += added
         return out
 
     def name(self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
@@ -92,14 +94,6 @@ class RowStates:
         for t in np.flatnonzero(self.base[tables] < 0):
             of = out[first[t] : first[t + 1]]
             of[:] = self.handles(tables[t] << ROW_BITS | found[low[t] : low[t] + len(of)])
-
-    @property
-    def _named(self) -> tuple[Any, ...]:
-        return self.key, self.index.keys, self.index.values, self.free, self.n_free
-
-    def _added(self, count: int) -> None:
-        self.n_free -= count
-        self.index.count += count
 
     def release(self, keys: np.ndarray, first: int) -> None:
         """Forget hashed rows that are as their eviction left them. The first one's eviction has the number `first`."""

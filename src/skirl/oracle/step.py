@@ -47,9 +47,3 @@ class Step:
     def fetches(self) -> int:
         """Number of rows refetched: read from the store, or forwarded from a pending write-back."""
         return len(self.fetch_keys) + len(self.forward_keys)
-
-    def count_from(self, first: int) -> None:
-        self.number += first
-        self.fetch_after += first
-        self.forward_step += first
-        self.hold_from += first

@@ -14,15 +14,16 @@ from torch import nn
 from skirl.core.batch import Sparse
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
-from skirl.engine.work import Flight, State
+from skirl.engine.window import Window
+from skirl.engine.work import State, Work
 from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.route import Route
 from skirl.peers.base import said_of
-from skirl.pipeline.agree import ShardsInLoop
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import DataPosition, Reader, Watch
+from skirl.pipeline.shards import Shards
 from skirl.pipeline.stages import StageHook, Times, keep_rows
 from skirl.pipeline.timeline import LOOP, Timeline
 from skirl.tools import rng_state
@@ -111,7 +112,8 @@ class InLoop:
     step: int = 0
     here: DataPosition = field(default_factory=DataPosition)
     before: DataPosition = field(default_factory=DataPosition)
-    flight: Flight | None = None
+    works: Sequence[Work] = ()
+    """By collection; none if no step is in the loop."""
     micro: int = 0
     updates: list[bool] | None = None
     """By collection: whether the last whole step updated its rows. None before the first."""
@@ -119,21 +121,25 @@ class InLoop:
     """True if the step ended when it had updated the rows of only some collections: see `tears`."""
 
     @property
+    def applied(self) -> bool:
+        return any(work.applied for work in self.works)
+
+    @property
     def begun(self) -> bool:
-        return self.flight is not None and self.flight.begun
+        return any(work.begun for work in self.works)
 
     @property
     def ends_step(self) -> bool:
-        return self.flight is None or self.micro + 1 == len(self.flight.micros)
+        return not self.works or self.micro + 1 == len(self.works[0].micros)
 
     def tears(self, collections: Sequence[Collection]) -> bool:
         """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all that
         the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not count.
         """
-        if self.flight is None or not self.flight.applied:
+        if not self.applied:
             return False
-        needed = [work.begun for work in self.flight.works] if self.updates is None else self.updates
-        each = zip(needed, self.flight.works, collections, strict=True)
+        needed = [work.begun for work in self.works] if self.updates is None else self.updates
+        each = zip(needed, self.works, collections, strict=True)
         return any(need and not work.applied and one.current.trains for need, work, one in each)
 
 
@@ -167,7 +173,7 @@ class Pass:
         self._computed()
         if self._ahead._in_shards is not None:
             self._ahead._in_shards.leave()
-        if self._ahead._in_loop.flight is not None and not self._ahead._in_loop.ends_step:
+        if not self._ahead._in_loop.ends_step:
             self._ahead._in_loop.micro += 1
         else:
             with uninterrupted() as hold:
@@ -190,7 +196,7 @@ class Pass:
         if self._ahead._in_shards is not None:
             apply = apply and now.ends_step  # a step counts only if all its shards are there
             self._ahead._in_shards.close()
-        if now.flight is not None and not (now.begun if apply else now.flight.applied):
+        if now.works and not (now.begun if apply else now.applied):
             now.here = now.before  # the step never happened
         now.torn = not apply and now.tears(self._ahead.collections)
         try:
@@ -198,37 +204,37 @@ class Pass:
             if whole and self._ahead._in_shards is not None:
                 self._ahead._in_shards.left(now.step, None if now.ends_step else now.micro + 1)
         finally:
-            now.flight = None
+            now.works = ()
             self._ahead._reader.end()
             try:
                 self.pipeline.close()
             finally:
-                self._ahead._close_epochs()
+                self._ahead._close_epoch()
 
     def _next_step(self, hold: Hold) -> bool:
         """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, save in the loader."""
         now, pipeline = self._ahead._in_loop, self.pipeline
         self._say_forgotten()
         self._finish()
-        now.flight = None
-        pipeline.check()
+        now.works = ()
+        pipeline.stages.check()
         for collection in self._ahead.collections:
             collection.engine.check()
         if self._ahead._in_shards is not None:
             self._ahead._in_shards.peers.comes(now.step + 1)
-        flight = pipeline.next(hold, self._ahead._reader)
-        if flight is None:
+        works = pipeline.next(hold, self._ahead._reader)
+        if works is None:
             now.here = DataPosition(now.step, now.here.epochs + 1, loader=self._ahead._reader.state_at_end)
             self.close()
             return False
         now.step += 1
         now.before = now.here
-        now.flight, now.micro = flight, 0
+        now.works, now.micro = works, 0
         return True
 
     def _say_forgotten(self) -> None:
         """Warn once of a step that looked up rows to train, and had no backward."""
-        works = () if self._ahead._in_loop.flight is None else self._ahead._in_loop.flight.works
+        works = self._ahead._in_loop.works
         looked = [one.current for one, work in zip(self._ahead.collections, works) if work.state == State.FORWARD]
         returned = any(work.returned for work in works)  # then the loop means to leave the others out
         if not (self._ahead._told_forgotten or returned) and any(current.trains for current in looked):
@@ -242,16 +248,15 @@ class Pass:
     def _finish(self, apply: bool = True) -> None:
         for collection in self._ahead.collections:
             collection.current.finish(apply)
-        flight = self._ahead._in_loop.flight
-        if apply and flight is not None and flight.applied:
-            self._ahead._in_loop.updates = [work.applied for work in flight.works]
+        now = self._ahead._in_loop
+        if apply and now.applied:
+            now.updates = [work.applied for work in now.works]
 
     def _yielded(self) -> Any:
         now = self._ahead._in_loop
-        assert now.flight is not None
-        ids = now.flight.micros[now.micro]
+        ids = now.works[0].micros[now.micro]
         now.here = replace(now.here, step=now.step, batches=now.here.batches + 1, loader=ids.loader_state)
-        for collection, work in zip(self._ahead.collections, now.flight.works, strict=True):
+        for collection, work in zip(self._ahead.collections, now.works, strict=True):
             collection.current.expect(work, now.micro)
         if self._ahead._in_shards is not None:
             self._ahead._in_shards.begin(now.step, now.micro)
@@ -261,9 +266,9 @@ class Pass:
 
     def _computed(self) -> None:
         since, self._computing = self._computing, None
-        flight = self._ahead._in_loop.flight
-        if since is not None and flight is not None:
-            self._ahead.times.tell(LOOP, "compute", flight.number, since, time.monotonic())
+        works = self._ahead._in_loop.works
+        if since is not None and works:
+            self._ahead.times.tell(LOOP, "compute", works[0].number, since, time.monotonic())
 
 
 class Lookahead:
@@ -313,9 +318,7 @@ class Lookahead:
         if shards > 1:
             if not isinstance(model, nn.Module):
                 raise ValueError(f"shards is {shards}, but steps of a sweep have one shard: leave shards out")
-            self._in_shards = ShardsInLoop(
-                model, shards, accumulate, self.engines[0].packs[0].seed, self._mine, self._peers
-            )
+            self._in_shards = Shards(model, shards, accumulate, self.engines[0].packs[0].seed, self._mine, self._peers)
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '
@@ -323,8 +326,7 @@ class Lookahead:
             )
         weakref.finalize(self, self._watch.abandon)
         self._pass: Pass | None = None
-        self._epochs: list[Epoch] = []
-        """For each engine, what the pass knows of the whole epoch."""
+        self._epoch: Epoch | None = None
         self._entered = False
         self._in_loop = InLoop()
         self._told_forgotten = False
@@ -382,7 +384,7 @@ class Lookahead:
     @property
     def window(self) -> int:
         """Number of batches that the planner knows now, beyond the one in the loop."""
-        return self._pipeline.window if self._pipeline else 0
+        return len(self._pipeline.window) if self._pipeline else 0
 
     def __enter__(self) -> "Lookahead":
         try:
@@ -400,16 +402,14 @@ class Lookahead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._peers.fail(self._said(error))  # others wait for this trainer, and its stages wait for them
+            said = f"{said_of(error)} (in step {self.step:,})" if self.iterating and self.step else error
+            self._peers.fail(said)  # others wait for this trainer, and its stages wait for them
         try:
             self.close(apply=error is None)
         except Exception as late:
             if error is None or late is error:
                 raise
             error.add_note(f"and while closing the lookahead: {late}")
-
-    def _said(self, error: BaseException) -> BaseException | str:
-        return f"{said_of(error)} (in step {self.step:,})" if self.iterating and self.step else error
 
     def close(self, apply: bool = True) -> None:
         """End the pass and release the embeddings; the with-block does this.
@@ -464,20 +464,20 @@ class Lookahead:
             now.here = replace(now.here, start=start)
         now.before = now.here
         if self._plan.depth == "epoch":
-            self._epochs = self._reader.spool(now.here, self._route())
+            self._epoch = self._reader.spool(now.here, self._route())
             rng_state.restore(start)  # as if the first pass never happened: same draws as with any other depth
         if self.times.timeline is not None:
             self.times.timeline.first = now.here.step
         self._reader.begin(now.here)
         with uninterrupted():
+            window = Window(self.engines, self._plan, self._epoch, self._shards, self._route(), self._mine)
             pipeline = Pipeline(
-                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs,
-                times=self.times, shards=self._shards, mine=self._mine, route=self._route(),
-            )  # fmt: skip
-            weakref.finalize(self, pipeline.abandon)
+                self.engines, window, self._plan.prefetch, patience=self._patience, hook=self.hook, times=self.times
+            )
+            weakref.finalize(self, pipeline.stages.abandon)
             self._pass = Pass(self, pipeline)
             if self._in_shards is not None:
-                self._in_shards.dense.open()
+                self._in_shards.open()
         self._loaded = False
         return self._pass
 
@@ -491,7 +491,7 @@ class Lookahead:
 
     def all_wait(self, but: Container[str]) -> bool:
         """Return whether the loop ("load") and all stages but these have gone as far as they can."""
-        return self._pipeline is None or self._pipeline.all_wait(but)
+        return self._pipeline is None or self._pipeline.stages.all_wait(but)
 
     def renew(self) -> None:
         """Drop the caches as soon as no step needs them as they are, and split them anew."""
@@ -507,7 +507,7 @@ class Lookahead:
         The last shard's backward does so by itself. Before the last shard, and without shards, this does nothing.
         """
         if self._in_shards is not None:
-            self._in_shards.dense.complete()
+            self._in_shards.complete()
 
     def settle(self) -> None:
         """Finish the step in the loop, so that rows are as after it. Do nothing if its batch was not looked up yet."""
@@ -515,9 +515,8 @@ class Lookahead:
         if not now.begun:
             return
         if not now.ends_step:
-            assert now.flight is not None
             raise RuntimeError(
-                f"micro-batch {now.micro + 1} of {len(now.flight.micros)} is in the loop, and rows are updated after the "
+                f"micro-batch {now.micro + 1} of {len(now.works[0].micros)} is in the loop, and rows are updated after the "
                 "last: save when batches.ends_step is true"
             )
         for collection in self.collections:
@@ -526,7 +525,7 @@ class Lookahead:
     def state_dict(self) -> dict[str, Any]:
         """Return where in the data the run is: after the batch in the loop, or before it if it was not looked up yet."""
         now = self._in_loop
-        place = now.before if now.flight is not None and not now.begun else now.here
+        place = now.before if now.works and not now.begun else now.here
         return {
             "step": place.step,
             "epochs": place.epochs,
@@ -588,12 +587,12 @@ class Lookahead:
             if one is not None:
                 one.close(apply)
         finally:
-            self._close_epochs()  # also if something failed between reading them and the pass
+            self._close_epoch()  # also if something failed between reading them and the pass
 
-    def _close_epochs(self) -> None:
-        for epoch in self._epochs:
-            epoch.close()
-        self._epochs = []
+    def _close_epoch(self) -> None:
+        if self._epoch is not None:
+            self._epoch.close()
+        self._epoch = None
 
 
 def _collections(model: nn.Module | OnePlan) -> list[Collection]:

@@ -3,15 +3,13 @@
 import os
 import time
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.window import Window
-from skirl.engine.work import Flight
-from skirl.oracle.epoch import Epoch
-from skirl.oracle.options import Plan
-from skirl.oracle.route import Route
+from skirl.engine.work import Work
+from skirl.oracle.step import Step
 from skirl.pipeline.reader import Reader
 from skirl.pipeline.stages import StageHook, Stages, StageStuck, Times
 from skirl.pipeline.timeline import LOOP
@@ -34,29 +32,26 @@ class Pipeline:
     def __init__(
         self,
         engines: Sequence[Engine],
-        plan: Plan,
+        window: Window,
+        prefetch: int,
         *,
-        patience: float = 600.0,
-        hook: StageHook | None = None,
-        epochs: Sequence[Epoch] = (),
-        times: Times | None = None,
-        shards: int = 1,
-        route: Route | None = None,
-        mine: range | None = None,
+        patience: float,
+        hook: StageHook | None,
+        times: Times,
     ) -> None:
-        self.times = times or Times()
+        self.times = times
         self.done = 0
         self._engines = engines
-        self._plan = plan
-        self._window = Window(engines, plan, epochs, shards, route, mine)
-        self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
-        self._lock = self._stages.lock
+        self._prefetch = prefetch
+        self.window = window
+        self.stages = Stages(STAGES, patience=patience, hook=hook, times=times)
+        self._lock = self.stages.lock
         self._inbox: deque[list[Ids]] = deque()
         self._ended = False
-        self._planned: deque[Flight] = deque()
+        self._planned: deque[list[Work]] = deque()
         self._all_planned = False
-        self._credits = plan.prefetch
-        self._ready: deque[Flight] = deque()
+        self._credits = prefetch
+        self._ready: deque[list[Work]] = deque()
         self._all_ready = False
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
@@ -69,29 +64,22 @@ class Pipeline:
         self._closed = False
         self._pid = os.getpid()
         writers = (lambda: self._write_all("write"), lambda: self._write_all("write 2"))
-        self._stages.start(dict(zip(STAGES, (self._plan_all, self._fetch_all, *writers))))
+        self.stages.start(dict(zip(STAGES, (self._plan_all, self._fetch_all, *writers))))
 
     @property
     def _written(self) -> int:
         """The last step whose evicted rows, and those of all steps before it, are in the store."""
         return min([*self._writing, *(number for number, _ in self._writes), self.done]) - 1
 
-    @property
-    def window(self) -> int:
-        return len(self._window)
-
     # The training loop's side. All of it runs with interrupts held back.
 
-    def check(self) -> None:
-        self._stages.check()
-
-    def next(self, hold: Hold, reader: Reader) -> Flight | None:
+    def next(self, hold: Hold, reader: Reader) -> list[Work] | None:
         """Return the next step, with its rows resident; None if all steps are done. Read what the planner needs for it."""
         with self._lock:
             self._credits += 1
-            self._stages.wake("fetch")
+            self.stages.wake("fetch")
         while True:
-            self._stages.wait(
+            self.stages.wait(
                 hold,
                 lambda: self._is_ready() or self._is_hungry() or self._waits_for_split(),
                 f"rows of step {self.done}",
@@ -105,49 +93,50 @@ class Pipeline:
                 self._pull(hold, reader)
         if not self._ready:
             return None
-        flight = self._ready[0]
-        leaving = [len(step.evict_keys) for step in flight.steps]
-        self._stages.wait(hold, lambda: self._fits(self._unwritten_rows, leaving), "write-backs", self.done)
-        self._stages.call_hook("load", flight.number)
+        works = self._ready[0]
+        number, steps = works[0].number, _steps(works)
+        leaving = [len(step.evict_keys) for step in steps]
+        self.stages.wait(hold, lambda: self._fits(self._unwritten_rows, leaving), "write-backs", self.done)
+        self.stages.call_hook("load", number)
         started = time.monotonic()
         with self._lock:
             self._ready.popleft()
-            _add(self._fetched_rows, [-len(step.fetch_keys) for step in flight.steps])
-            self._stages.wake("fetch")
-        left = self._load(flight)
+            _add(self._fetched_rows, [-len(step.fetch_keys) for step in steps])
+            self.stages.wake("fetch")
+        left = self._load(works)
         with self._lock:
-            self.done = flight.number + 1
-            self._writes.append((flight.number, left))
+            self.done = number + 1
+            self._writes.append((number, left))
             _add(self._unwritten_rows, leaving)
-            self._stages.wake("write", "write 2")
-        for engine, work in zip(self._engines, flight.works, strict=True):
-            engine.gather(work)
+            self.stages.wake("write", "write 2")
+        for engine, work in zip(self._engines, works, strict=True):
+            engine.rows.gather(engine, work)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
-        self.times.tell(LOOP, "load", flight.number, started, ended)
+        self.times.tell(LOOP, "load", number, started, ended)
         while self._hungry():  # the planner has work while this step computes
             self._pull(hold, reader)
-        return flight
+        return works
 
     def _hungry(self) -> bool:
         with self._lock:
-            self._stages.check()
+            self.stages.check()
             return self._is_hungry()
 
     def _pull(self, hold: Hold, reader: Reader) -> None:
         batches = reader.pull(hold)
         with self._lock:
-            self._stages.check()
+            self.stages.check()
             if batches:
                 self._inbox.append(batches)
             self._ended = self._ended or len(batches) < reader.micros
-            self._stages.wake("plan")
+            self.stages.wake("plan")
 
-    def _load(self, flight: Flight) -> list[Leaving]:
+    def _load(self, works: list[Work]) -> list[Leaving]:
         try:
-            return [engine.load(work) for engine, work in zip(self._engines, flight.works, strict=True)]
+            return [engine.load(work) for engine, work in zip(self._engines, works, strict=True)]
         except BaseException as error:
-            self._lose(f"step {flight.number} failed while its rows were being moved: {why(error)}", error)
+            self._lose(f"step {works[0].number} failed while its rows were being moved: {why(error)}", error)
             raise
 
     def _lose(self, what: str, error: BaseException | None = None) -> None:
@@ -157,7 +146,7 @@ class Pipeline:
 
     def _split_anew(self, hold: Hold) -> None:
         """Write all rows to the store, and let the window split the caches anew."""
-        self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
+        self.stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         try:
             for engine in self._engines:
                 engine.drop_caches()
@@ -166,22 +155,19 @@ class Pipeline:
             raise
         with self._lock:
             self._stopped = self._renews = False
-            self._stages.wake("plan")
-
-    def all_wait(self, but: Container[str]) -> bool:
-        return self._stages.all_wait(but)
+            self.stages.wake("plan")
 
     def renew(self) -> None:
         """Have the caches dropped, and split anew, once all that is planned is executed."""
         with self._lock:
             self._renews = not self._all_planned
-            self._stages.wake("plan")
+            self.stages.wake("plan")
 
     def drain(self) -> None:
         """Wait until all rows that have left the cache are in the store. This counts as no stall: training does not wait."""
         stall, blame = self.times.stall, dict(self.times.blame)
         with uninterrupted() as hold:
-            self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
+            self.stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         self.times.stall = stall
         self.times.blame.update(blame)
 
@@ -191,37 +177,33 @@ class Pipeline:
             return
         with uninterrupted() as hold:
             self._closed = True
-            self._stages.close()
-            stuck = self._stages.join(hold)
+            self.stages.close()
+            stuck = self.stages.join(hold)
             if "write" in stuck or "plan" in stuck:
                 self._lose(
-                    f"the {' and '.join(stuck)} stage did not stop ({self._stages.what_is_busy()}): rows may be lost"
+                    f"the {' and '.join(stuck)} stage did not stop ({self.stages.what_is_busy()}): rows may be lost"
                 )
             if "plan" not in stuck:
-                self._window.rollback(self.done)
+                self.window.rollback(self.done)
             for engine in self._engines:
                 engine.forget_moves()
             if stuck and not hold.count:
                 raise StageStuck(
                     self._engines[0].damage
-                    or f"the fetch stage did not stop ({self._stages.what_is_busy()}): no row is lost"
+                    or f"the fetch stage did not stop ({self.stages.what_is_busy()}): no row is lost"
                 )
             if self._write_failure is not None:
                 raise self._write_failure
-
-    def abandon(self) -> None:
-        """Let the threads end by themselves. The garbage collector may call this anywhere."""
-        self._stages.abandon()
 
     def _is_ready(self) -> bool:
         return bool(self._ready) or self._all_ready
 
     def _is_hungry(self) -> bool:
         waiting = len(self._planned) + len(self._ready)
-        return not self._ended and len(self._inbox) < BACKLOG and waiting <= self._plan.prefetch
+        return not self._ended and len(self._inbox) < BACKLOG and waiting <= self._prefetch
 
     def _waits_for_split(self) -> bool:
-        return self._stopped and self.done == self._window.next_number
+        return self._stopped and self.done == self.window.next_number
 
     def _fits(self, taken: list[int], more: list[int]) -> bool:
         """Return whether staging has room in one of its halves. A step too large for it goes alone."""
@@ -233,11 +215,11 @@ class Pipeline:
     def _plan_all(self) -> None:
         """Let batches enter, and plan every step whose window is full. If the loop ends first, tell other trainers."""
         self._plan_until_the_end()
-        if self._stages.failure is None:
-            self._window.leave()
+        if self.stages.failure is None:
+            self.window.leave()
 
     def _plan_until_the_end(self) -> None:
-        stages, window = self._stages, self._window
+        stages, window = self.stages, self.window
         while True:
             with self._lock:
                 stages.pause("plan", self._may_plan)
@@ -258,16 +240,16 @@ class Pipeline:
                     window.end()
             while True:
                 with stages.working("plan", window.next_number) as note:
-                    flight = window.next()
-                    note.what, note.facts = (None, {}) if flight is None else ("plan", _moves(flight))
-                if flight is None and window.stopped:
+                    works = window.next()
+                    note.what, note.facts = (None, {}) if works is None else ("plan", _moves(_steps(works)))
+                if works is None and window.stopped:
                     if not self._begins_anew():
                         return
                     continue
-                if flight is None:
+                if works is None:
                     break
                 with self._lock:
-                    self._planned.append(flight)
+                    self._planned.append(works)
                     stages.wake("fetch", LOOP)
                     stages.pause("plan", self._may_plan_more)
                     if stages.stopping:
@@ -287,21 +269,21 @@ class Pipeline:
         """Let the loop execute all that is planned and drop the caches, then begin with the rest. False if all stops."""
         with self._lock:
             self._stopped = True
-            self._stages.wake(LOOP)
-            self._stages.pause("plan", lambda: self._stages.stopping or not self._stopped)
-            if self._stages.stopping:
+            self.stages.wake(LOOP)
+            self.stages.pause("plan", lambda: self.stages.stopping or not self._stopped)
+            if self.stages.stopping:
                 return False
-        self._window.begin_anew()
+        self.window.begin_anew()
         return True
 
     def _may_plan(self) -> bool:
-        return self._stages.stopping or self._renews or (bool(self._inbox or self._ended) and self._may_plan_more())
+        return self.stages.stopping or self._renews or (bool(self._inbox or self._ended) and self._may_plan_more())
 
     def _may_plan_more(self) -> bool:
-        return self._stages.stopping or self._renews or len(self._planned) <= self._plan.prefetch
+        return self.stages.stopping or self._renews or len(self._planned) <= self._prefetch
 
     def _fetch_all(self) -> None:
-        stages = self._stages
+        stages = self.stages
         while True:
             with self._lock:
                 stages.pause("fetch", self._may_fetch)
@@ -312,24 +294,25 @@ class Pipeline:
                     stages.wake(LOOP)
                     return
                 self._credits -= 1
-                flight = self._planned.popleft()
+                works = self._planned.popleft()
                 stages.wake("plan", LOOP)
-                rows = [len(step.fetch_keys) for step in flight.steps]
-                after = max(step.fetch_after for step in flight.steps)
+                steps = _steps(works)
+                rows = [len(step.fetch_keys) for step in steps]
+                after = max(step.fetch_after for step in steps)
                 stages.pause("fetch", lambda r=rows, a=after: stages.stopping or self._may_read(r, a))
                 if stages.stopping:
                     return
                 _add(self._fetched_rows, rows)
-            with stages.working("fetch", flight.number) as note:
+            with stages.working("fetch", works[0].number) as note:
                 note.facts["rows"] = sum(rows)
-                for engine, work in zip(self._engines, flight.works, strict=True):
+                for engine, work in zip(self._engines, works, strict=True):
                     engine.fetch(work)
             with self._lock:
-                self._ready.append(flight)
+                self._ready.append(works)
                 stages.wake(LOOP)
 
     def _may_fetch(self) -> bool:
-        if self._stages.stopping:
+        if self.stages.stopping:
             return True
         return bool(self._credits) if self._planned else self._all_planned
 
@@ -338,7 +321,7 @@ class Pipeline:
 
     def _write_all(self, name: str) -> None:
         """Write evicted rows, in order. Go on after a failure elsewhere: the loop may be moving rows at that moment."""
-        stages = self._stages
+        stages = self.stages
         while True:
             with self._lock:
                 stages.pause(name, self._may_write)
@@ -367,15 +350,19 @@ class Pipeline:
         if self._write_failure is not None:
             return True
         if not self._writes:
-            return self._stages.closing
+            return self.stages.closing
         return all(number == self._writes[0][0] - 1 for number in self._writing)
 
 
-def _moves(flight: Flight) -> dict[str, int]:
+def _steps(works: list[Work]) -> list[Step]:
+    return [step for work in works for step in work.steps]
+
+
+def _moves(steps: list[Step]) -> dict[str, int]:
     return {
-        "fetched": sum(step.fetches for step in flight.steps),
-        "new": sum(len(step.new_keys) for step in flight.steps),
-        "leaving": sum(len(step.evict_keys) for step in flight.steps),
+        "fetched": sum(step.fetches for step in steps),
+        "new": sum(len(step.new_keys) for step in steps),
+        "leaving": sum(len(step.evict_keys) for step in steps),
     }
 
 

@@ -18,8 +18,7 @@ import torch
 
 from skirl.core.batch import Sparse
 from skirl.core.id_hash import hashes_of
-from skirl.core.ids import BadIds, Ids, Resolver, capture
-from skirl.core.keys import Positions
+from skirl.core.ids import BadIds, BankIds, Ids, Resolver, capture
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Vote
 from skirl.oracle.route import Route
@@ -313,22 +312,18 @@ class Reader:
                     "with the same data"
                 )
 
-    def spool(self, place: DataPosition, route: Route) -> list[Epoch]:
-        epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
+    def spool(self, place: DataPosition, route: Route) -> Epoch:
+        epoch = Epoch([resolver.schema for resolver in self._resolvers])
         order, step = list[int](), list[Ids]()
         self._order = order
 
         def flush() -> None:
-            banks = [self._joined(resolver, step, route) for resolver in self._resolvers]
+            banks = self._joined(step, route)
             order.append(self._digest(step))
             step.clear()
-            joined = route.batch([part for of in banks for part in of], Vote(0, 0))
-            if joined is None:  # another trainer has no more
-                return
-            ends = np.cumsum([len(of) for of in banks])
-            banks = [joined.banks[end - len(of) : end] for of, end in zip(banks, ends, strict=True)]
-            for epoch, of in zip(epochs, banks, strict=True):
-                epoch.add(of)
+            joined = route.batch(banks, Vote(0, 0))
+            if joined is not None:  # else another trainer has no more
+                epoch.add(joined.banks)
 
         try:
             with self._watched():
@@ -343,19 +338,16 @@ class Reader:
             if step and not self._whole_steps:
                 flush()
             route.end(Vote(0, 0))
-            for epoch in epochs:
-                epoch.scan()
+            epoch.scan()
         except BaseException:
-            for epoch in epochs:
-                epoch.close()
+            epoch.close()
             raise
-        return epochs
+        return epoch
 
-    @staticmethod
-    def _joined(resolver: Resolver, step: list[Ids], route: Route) -> list[Positions]:
+    def _joined(self, step: list[Ids], route: Route) -> list[BankIds]:
         try:
-            banks = zip(*(resolver.check(ids).positions for ids in step))
-            return [Positions.joined(list(parts)) for parts in banks]
+            checked = [[resolver.check(ids).banks for ids in step] for resolver in self._resolvers]
+            return [BankIds.joined(parts) for of in checked for parts in zip(*of)]
         except BadIds as error:
             route.fail(error)  # the other trainers end as well
             raise

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from skirl.core.batch import Sparse
-from skirl.core.ids import capture, positions_of
-from skirl.core.keys import Positions
+from skirl.core.ids import BankIds, capture, positions_of
 from skirl.core.tables import ROW_BITS, Schema, Table
 from skirl.oracle.distinct import Finder
 from skirl.oracle.row_states import RowStates
@@ -44,7 +43,7 @@ class Survey:
         ids = capture(sparse, self.schema.features, copy=False)
         for number, bank in enumerate(self._banks):
             positions = positions_of(ids, self.schema, number)
-            self.ids += len(positions)
+            self.ids += positions.count
             bank.add(positions)
 
     def narrowed(self) -> Schema:
@@ -75,8 +74,8 @@ class _Bank:
         self.file = tempfile.TemporaryFile(prefix="skirl-survey-")  # noqa: SIM115 closed with the survey
         self._finder = Finder(schema, bank)
 
-    def add(self, positions: Positions) -> None:
-        distinct = self._finder.find(positions)
+    def add(self, ids: BankIds) -> None:
+        distinct = self._finder.find(ids)
         numbers = np.empty(distinct.total, np.int32)
         self.rows.name(self._finder.tables, distinct.found, distinct.low, distinct.first, numbers)
         self.file.seek(0, 2)

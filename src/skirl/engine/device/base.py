@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import InitialTable
-from skirl.core.inverse import Shared
 from skirl.core.optim import Rule
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
+from skirl.oracle.step import Step
 from skirl.store.changes import Records
 
 
@@ -48,16 +48,6 @@ class BankFacts:
     dtype: np.dtype
     half: torch.dtype | None = None
     """Dtype that rows are held in, if not `dtype`."""
-
-
-@dataclass(slots=True)
-class Sums:
-    """Gradients of a step, or of a part of it, summed by row."""
-
-    values: torch.Tensor
-    """[rows, dim]; zeros where nothing counted."""
-    counted: torch.Tensor
-    """bool [rows]: whether any position of the row had a gradient. A row without one is not updated."""
 
 
 def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
@@ -96,10 +86,8 @@ class BankRows(ABC):
     # A step's way. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, the rest in the loop.
 
     @abstractmethod
-    def arriving(self, work: Work) -> Any: ...
-
-    @abstractmethod
-    def room(self, arrival: Any) -> np.ndarray: ...
+    def arriving(self, work: Work) -> tuple[Any, np.ndarray]:
+        """Return a handle for a step's fetched rows, and the memory that the store reads them into."""
 
     @abstractmethod
     def shipped(self, arrival: Any, work: Work) -> None: ...
@@ -125,7 +113,7 @@ class BankRows(ABC):
         """Return the same from rows on the host, which begin with a weight. `place` is the index of each id's row."""
 
     @abstractmethod
-    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+    def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         """Write the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0."""
 
     @abstractmethod
@@ -135,23 +123,24 @@ class BankRows(ABC):
         `scalars`: the numbers of each table's optimizer, [tables, k]. `step` is part of the seed for rounding.
         """
 
-    # The two halves of an update. The sums of other trainers come in between.
+    # The two halves of an update. The sums of other trainers come in between. Sums are values, [rows, dim], and bool
+    # [rows], whether any position of the row had a gradient. A row without one has zeros, and is not updated.
 
     @abstractmethod
     def values(self, work: Work) -> torch.Tensor:
         """Return the weights of the current step's rows, one for each position: [positions, dim]."""
 
     @abstractmethod
-    def sums(self, work: Work, block: range | None = None) -> Sums:
+    def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the gradients of every row: within each micro-batch, then along the tree. `block`: only these leaves."""
 
     @abstractmethod
-    def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        """Sum every row from partial sums: `given` has one for each position, and `parts` says of which subtree."""
-
-    @abstractmethod
-    def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        """Give every row's sum, multiplied by `times`, to the optimizer. `scalars` and `step` are as in `update`."""
+    def apply(
+        self, work: Work, plan: Step, parts: Parts, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray,
+        step: int,
+    ) -> None:  # fmt: skip
+        """Sum every row from partial sums, and give the mean over shards to the optimizer. There is a partial sum for each
+        position of `plan`; `parts` says of which subtree. `scalars` and `step` are as in `update`."""
 
     @abstractmethod
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:

@@ -2,15 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.core.inverse import Shared
-from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
+from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
 from skirl.engine.device.transfers import (
     Arrival,
     Block,
@@ -72,12 +71,11 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
 
 class Gpu(Device):
     def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
-        from skirl.engine.kernels import gpu, gpu_update
+        from skirl.engine.kernels import gpu
 
         self.at = at
         self.streams = streams
         self.kernels: Any = gpu
-        self.update: Callable[..., None] = gpu_update.update
         self.dtype = _TORCH[dtype]
 
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
@@ -149,7 +147,7 @@ class GpuRows(BankRows):
 
     # A step's way.
 
-    def arriving(self, work: Work) -> Arrival:
+    def arriving(self, work: Work) -> tuple[Arrival, np.ndarray]:
         step, ids = work.steps[self.facts.number], [m.banks[self.facts.number] for m in work.micros]
         rows = self.blocks.take(len(step.fetch_keys) * self._record_bytes)
         order, forwards = by_step(step.forward_step)
@@ -162,11 +160,8 @@ class GpuRows(BankRows):
         for block in (rows, plan):
             if block.copied is not None:
                 block.copied.synchronize()  # before the host's side is written to; mostly passed long ago
-        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, tree)
-
-    def room(self, arrival: Arrival) -> np.ndarray:
-        step = arrival.work.steps[self.facts.number]
-        return arrival.rows.on_host(len(step.fetch_keys), self.facts.width, self.facts.dtype)
+        room = rows.on_host(len(step.fetch_keys), self.facts.width, self.facts.dtype)
+        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, tree), room
 
     def shipped(self, arrival: Arrival, work: Work) -> None:
         inward = self._streams.inward
@@ -258,19 +253,11 @@ class GpuRows(BankRows):
         self._streams.begin()
         scale = self._no_scale
         if len(ids.scale):
-            scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
-        dim = self.columns(work).dim
-        out = self._gpu.empty(ids.bags, dim)
+            sent = ids.scale is arrival.scales[micro]
+            scale = views["scale"][at] if sent else self._streams.compute.now(lambda: self._gpu.up(ids.scale))
+        out = self._gpu.empty(ids.bags, self.columns(work).dim)
         rows, places = self._read_from(work, views)
-
-        def pool() -> None:
-            if ids.folded is not None:
-                self._pool_shared(rows, places[at], ids.folded, of_micro(views, micro), scale, out)
-                return
-            offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
-            self._kernels.pool(rows, dim, places[at], offsets, self.facts.features, scale, out)
-
-        self._streams.compute.now(pool)
+        self._streams.compute.now(lambda: self._pool(rows, places[at], ids, of_micro(views, micro), scale, out))
         return out
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
@@ -280,35 +267,35 @@ class GpuRows(BankRows):
         def pool() -> None:
             up = self._gpu.up
             scale = up(ids.scale) if len(ids.scale) else self._no_scale
-            if ids.folded is not None:
-                laid = {name: up(array) for name, array in laid_out(ids).items()}
-                self._pool_shared(up(rows), up(place), ids.folded, laid, scale, out)
-                return
-            offsets = self._nothing if ids.one_each else up(ids.offsets)
-            self._kernels.pool(up(rows), dim, up(place), offsets, self.facts.features, scale, out)
+            laid = {name: up(array) for name, array in laid_out(ids).items()}
+            self._pool(up(rows), up(place), ids, laid, scale, out)
 
         self._streams.compute.now(pool)
         return out
 
-    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+    def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         self._streams.begin()  # autograd's thread has the stream of the forward
         if grad is None:
             self._streams.compute.now(into.zero_)
             return
         assert self._now is not None
-        mine = [m.banks[self.facts.number].folded is shared for m in self._now.work.micros]
+        mine = [m.banks[self.facts.number].bag is ids.bag for m in self._now.work.micros]
         laid = of_micro(self._now.views, mine.index(True))
         # A bag's gradient is a sum of rows, as the bag itself is.
         arguments = grad, grad.shape[1], laid["fold"], laid["fold_begin"], 1, self._no_scale, into
         self._streams.compute.now(lambda: self._kernels.pool(*arguments))
 
-    def _pool_shared(
-        self, rows: torch.Tensor, places: torch.Tensor, shared: Shared, laid: dict[str, torch.Tensor],
+    def _pool(
+        self, rows: torch.Tensor, places: torch.Tensor, ids: BankIds, laid: dict[str, torch.Tensor],
         scale: torch.Tensor, out: torch.Tensor,
     ) -> None:  # fmt: skip
         """Pool plain features and shared bags, and copy the latter to their samples."""
+        if not ids.shares:
+            offsets = laid.get("offsets", self._nothing)
+            self._kernels.pool(rows, out.shape[1], places, offsets, self.facts.features, scale, out)
+            return
         self._kernels.pool(rows, out.shape[1], places, laid["begin"], 1, scale, out, laid["end"])
-        self._kernels.move(out[shared.samples :], laid["copy"], out[: shared.samples], laid["copy_to"])
+        self._kernels.move(out[ids.samples :], laid["copy"], out[: ids.samples], laid["copy_to"])
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         arrival, number = self._current(work), self.facts.number
@@ -332,14 +319,11 @@ class GpuRows(BankRows):
             return work.values[self.facts.number], views["place"]
         return self.rows[work.pack], views["slots"]
 
-    def _up(self, array: np.ndarray) -> torch.Tensor:
-        return self._streams.compute.now(lambda: self._gpu.up(array))
-
     # The backward and the update. Work on a stream may run later, so it holds all that it needs.
 
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:
-            self.apply(work, self.sums(work), scalars, step, 1 / work.shards)
+            self._apply_sums(work, *self.sums(work), scalars, step)
             return
         arrival, gpu, grads = self._current(work), self._gpu, work.gradient(self.facts.number)
         views, scales, mask = arrival.views, self._scales(arrival, work), work.live_rows(self.facts.number)
@@ -363,7 +347,7 @@ class GpuRows(BankRows):
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
-    def sums(self, work: Work, block: range | None = None) -> Sums:
+    def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         bank = self.facts.number
         arrival, tree, grads, mask = self._current(work), None, work.gradient(bank), work.live_rows(bank)
         views, scales = arrival.views, self._scales(arrival, work)
@@ -373,7 +357,7 @@ class GpuRows(BankRows):
         starts = ("read_start", "read_pos") if work.reads else ("group_start", "group_pos")
         groups_of = views[starts[0]], views[starts[1]]
 
-        def sums() -> Sums:
+        def sums() -> tuple[torch.Tensor, torch.Tensor]:
             live = self._nothing if mask.all() else self._gpu.up(mask)
             groups = views["bag_of"], self._sent(views, scales), grads, live
             if tree is not None:
@@ -384,31 +368,35 @@ class GpuRows(BankRows):
         self._streams.begin()
         return self._streams.compute.now(sums)
 
-    def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        step, arrival = work.steps[self.facts.number], self._current(work)
-        tree = TreePlan.of(step.group_start, step.group_pos, parts)
+    def apply(
+        self, work: Work, plan: Step, parts: Parts, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray,
+        step: int,
+    ) -> None:  # fmt: skip
+        arrival, tree = self._current(work), TreePlan.of(plan.group_start, plan.group_pos, parts)
 
-        def sums() -> Sums:
-            each = torch.arange(len(given.values), dtype=torch.int32, device=self._gpu.at)
-            groups = each, self._no_scale, given.values, given.counted
-            if step is arrival.work.steps[self.facts.number]:
+        def sums() -> tuple[torch.Tensor, torch.Tensor]:
+            each = torch.arange(len(values), dtype=torch.int32, device=self._gpu.at)
+            groups = each, self._no_scale, values, counted
+            if plan is arrival.work.steps[self.facts.number]:
                 starts = arrival.views["group_start"], arrival.views["group_pos"]
             else:
-                starts = self._gpu.up(step.group_start), self._gpu.up(step.group_pos)
+                starts = self._gpu.up(plan.group_start), self._gpu.up(plan.group_pos)
             return self._summed(starts, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
 
         self._streams.begin()
-        return self._streams.compute.now(sums)
+        self._apply_sums(work, *self._streams.compute.now(sums), scalars, step)
 
-    def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        rows, views, at = len(sums.values), self._current(work).views, self._gpu.at
+    def _apply_sums(
+        self, work: Work, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray, step: int
+    ) -> None:
+        rows, times, views, at = len(values), 1 / work.shards, self._current(work).views, self._gpu.at
 
         def apply() -> None:
             # The sums are applied as the gradients of rows with one position each.
             each = torch.arange(rows + 1, dtype=torch.int32, device=at)
             scale = self._no_scale if times == 1 else torch.full((rows,), times, dtype=self._gpu.dtype, device=at)
-            groups = each, each[:-1], each[:-1], scale, sums.values, sums.counted
-            none = self._nothing.view(0, 3), self._gpu.empty(0, sums.values.shape[1]), self._nothing
+            groups = each, each[:-1], each[:-1], scale, values, counted
+            none = self._nothing.view(0, 3), self._gpu.empty(0, values.shape[1]), self._nothing
             self._apply(work, views, groups, scalars, step, none)
 
         self._streams.begin()
@@ -417,19 +405,19 @@ class GpuRows(BankRows):
     def _summed(
         self, starts: tuple[torch.Tensor, torch.Tensor], groups: tuple[torch.Tensor, ...], tree: TreePlan,
         stretches: torch.Tensor, runs: torch.Tensor,
-    ) -> Sums:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         m, rows = len(stretches), len(starts[0]) - 1
         partial = self._gpu.empty(m, groups[2].shape[1])
         marks = torch.empty(m + rows, dtype=torch.int32, device=self._gpu.at)
-        self._gpu.kernels.sums(*starts, *groups, stretches, runs, tree.rounds, partial, marks)
-        return Sums(partial[:rows], marks[:rows] > 0)
+        self._kernels.sums(*starts, *groups, stretches, runs, tree.rounds, partial, marks)
+        return partial[:rows], marks[:rows] > 0
 
     def _apply(
         self, work: Work, views: dict[str, torch.Tensor], groups: tuple[torch.Tensor, ...], scalars: np.ndarray,
         step: int, scratch: tuple[torch.Tensor, ...],
     ) -> None:  # fmt: skip
         pack = self.columns(work)
-        self._gpu.update(
+        self._kernels.update(
             self.rows[work.pack], pack.dim, pack.rule, views["rows"], views["keys"], *groups, self._gpu.up(scalars),
             pack.clips, *scratch, rounding=(pack.seed, step) if self.facts.half else None,
         )  # fmt: skip

@@ -10,12 +10,13 @@ from numpy.typing import DTypeLike
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
-from skirl.core.inverse import Shared, taken
+from skirl.core.inverse import taken
 from skirl.engine import kernels
-from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales, rounded
+from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales, rounded
 from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Gradients, Parts
 from skirl.engine.work import Work
+from skirl.oracle.step import Step
 from skirl.store.base import Rows
 from skirl.tools.machine import free_bytes
 from skirl.tools.threads import run
@@ -118,11 +119,9 @@ class HostRows(BankRows):
     def forget_moves(self) -> None:
         self._pending.clear()
 
-    def arriving(self, work: Work) -> torch.Tensor:
-        return self._staging.take(len(work.steps[self.facts.number].fetch_keys), self.facts.width)
-
-    def room(self, arrival: torch.Tensor) -> np.ndarray:
-        return arrival.numpy()
+    def arriving(self, work: Work) -> tuple[torch.Tensor, np.ndarray]:
+        arrival = self._staging.take(len(work.steps[self.facts.number].fetch_keys), self.facts.width)
+        return arrival, arrival.numpy()
 
     def shipped(self, arrival: torch.Tensor, work: Work) -> None:
         pass
@@ -159,17 +158,16 @@ class HostRows(BankRows):
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         out = self._buffers.take(ids.bags, dim)
-        shared = ids.folded
-        if shared is None:
+        if not ids.shares:
             offsets = ids.offsets[:0] if ids.one_each else ids.offsets
             self._pool(rows, place, offsets, self.facts.features, ids.scale, out.numpy())
             return out
-        (plain, of_plain), (once, of_once) = shared.parts
-        samples, bags = out[: shared.samples].numpy(), out[shared.samples :].numpy()
+        (plain, of_plain), (once, of_once) = ids.pieces
+        samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
         if plain:
-            self._pool(rows, taken(place, plain), of_plain, shared.features, taken(ids.scale, plain), samples)
+            self._pool(rows, taken(place, plain), of_plain, ids.features, taken(ids.scale, plain), samples)
         self._pool(rows, taken(place, once), of_once, 1, taken(ids.scale, once), bags)
-        self._run(cpu.expand, shared.batch, bags, shared.bag, shared.columns, shared.features, samples)
+        self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
         return out
 
     def _pool(
@@ -185,16 +183,16 @@ class HostRows(BankRows):
         kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(offsets))
         self._run(kernel, len(into), rows, dim, place, offsets, features, scale, into)
 
-    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+    def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         if grad is None:
             into.zero_()
             return
         bags = into.numpy()
-        self._run(cpu.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
+        self._run(cpu.fold, len(bags), grad.numpy(), ids.bag, ids.columns, ids.features, bags)
 
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:
-            self.apply(work, self.sums(work), scalars, step, 1 / work.shards)
+            self._apply(work, *self.sums(work), scalars)
             return
         bank = self.facts.number
         ids, plan, grads = work.micros[0].banks[bank], work.steps[bank], work.gradient(bank).numpy()
@@ -214,7 +212,7 @@ class HostRows(BankRows):
         self._pool(self._packs[work.pack], slots, slots[:0], 1, np.empty(0, self.facts.dtype), out.numpy())
         return out
 
-    def sums(self, work: Work, block: range | None = None) -> Sums:
+    def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         facts = self.facts
         ids = [m.banks[facts.number] for m in work.micros]
         parts = work.parts(facts.number) if block is None else work.parts(facts.number).within(block)
@@ -222,24 +220,27 @@ class HostRows(BankRows):
         grads, live = work.gradient(facts.number).numpy(), work.live_rows(facts.number)
         return self._summed(Gradients(*groups, joined_bags(ids), scale, grads, live), parts)
 
-    def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        each, step = np.arange(len(given.values), dtype=np.int32), work.steps[self.facts.number]
-        groups, none = (step.group_start, step.group_pos), np.empty(0, self.facts.dtype)
-        return self._summed(Gradients(*groups, each, none, given.values.numpy(), given.counted.numpy()), parts)
+    def apply(
+        self, work: Work, plan: Step, parts: Parts, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray,
+        step: int,
+    ) -> None:  # fmt: skip
+        each, none = np.arange(len(values), dtype=np.int32), np.empty(0, self.facts.dtype)
+        given = Gradients(plan.group_start, plan.group_pos, each, none, values.numpy(), counted.numpy())
+        self._apply(work, *self._summed(given, parts), scalars)
 
-    def _summed(self, gradients: Gradients, parts: Parts) -> Sums:
+    def _summed(self, gradients: Gradients, parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
         rows, dim = len(gradients.start) - 1, gradients.grads.shape[1]
         values, counted = self._buffers.take(rows, dim), np.empty(rows, np.bool_)
         kernel, into = kernels.sums_for(dim, self.facts.dtype), (values.numpy(), counted)
         self._run(kernel, rows, gradients, parts.ends, parts.leaves, *into, work=gradients.start)
-        return Sums(values, torch.from_numpy(counted))
+        return values, torch.from_numpy(counted)
 
-    def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
+    def _apply(self, work: Work, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray) -> None:
         # The sums are applied as the gradients of rows with one position each.
-        rows = len(sums.values)
+        rows, times = len(values), 1 / work.shards
         each = np.arange(rows + 1, dtype=np.int32)
         scale = np.full(0 if times == 1 else rows, times, self.facts.dtype)
-        alone = Gradients(each, each[:-1], each[:-1], scale, sums.values.numpy(), sums.counted.numpy())
+        alone = Gradients(each, each[:-1], each[:-1], scale, values.numpy(), counted.numpy())
         self._update(work, alone, scalars)
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:

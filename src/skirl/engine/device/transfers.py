@@ -223,28 +223,29 @@ class Blocks:
                     event.synchronize()  # torch may give the memory to another stream
 
 
-LAID = ("begin", "end", "copy", "copy_to", "fold", "fold_begin")
-
-
 def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
-    """Lay out the bags of a bank whose samples share some, for pooling and summing. All are pooled as they lie, one row
-    of the output after the other, then bags are copied to samples. Gradients are summed in the same way, by bag.
+    """Lay out the bags of a bank for pooling and summing: by `offsets`, unless each row of the output has one id.
+
+    If samples share some, all are pooled as they lie, one row of the output after the other, then bags are copied to
+    samples. Gradients are summed in the same way, by bag.
 
     `begin`, `end`: the positions of each row of the output; none for a sample whose bag is shared. `copy`, `copy_to`:
     the bag and the row of each sample and shared feature. `fold`: the rows of each bag's samples, ascending;
     `fold_begin`, [bags + 1]: where they begin.
     """
-    shared = ids.folded
-    assert shared is not None
-    begin, end = np.zeros((2, shared.rows), np.int32)
-    for first, row, step, bags in zip(shared.first, *shared.rows_of_bags()):
+    if not ids.shares:
+        return {} if ids.one_each else {"offsets": ids.offsets}
+    begin, end = np.zeros((2, ids.bags), np.int32)
+    for first, row, step, bags in zip(ids.first, *ids.rows_of_bags()):
         at = row + step * np.arange(bags)
         begin[at], end[at] = ids.offsets[first : first + bags], ids.offsets[first + 1 : first + bags + 1]
-    copy = shared.bag.reshape(-1)
-    copy_to = (shared.features * np.arange(shared.batch)[:, None] + shared.columns).astype(np.int32).reshape(-1)
+    copy = ids.bag.reshape(-1)
+    copy_to = (ids.features * np.arange(ids.batch)[:, None] + ids.columns).astype(np.int32).reshape(-1)
     fold = copy_to[np.argsort(copy, kind="stable")]
-    fold_begin = np.concatenate([[0], np.cumsum(np.bincount(copy, minlength=shared.bags))]).astype(np.int32)
-    return dict(zip(LAID, (begin, end, copy, copy_to, fold, fold_begin), strict=True))
+    fold_begin = np.concatenate([[0], np.cumsum(np.bincount(copy, minlength=ids.begins[-1]))]).astype(np.int32)
+    return {
+        "begin": begin, "end": end, "copy": copy, "copy_to": copy_to, "fold": fold, "fold_begin": fold_begin,
+    }  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -321,12 +322,11 @@ def plan_of(
     if tree is not None:
         arrays["runs"] = tree.runs
     for micro, one in enumerate(ids):
-        if one.folded is not None:
-            arrays |= {f"{name} {micro}": array for name, array in laid_out(one).items()}
-        elif not one.one_each:
-            arrays[f"offsets {micro}"] = one.offsets
+        arrays |= {f"{name} {micro}": array for name, array in laid_out(one).items()}
     return arrays
 
 
 def of_micro(views: Mapping[str, torch.Tensor], micro: int) -> dict[str, torch.Tensor]:
-    return {name: views[f"{name} {micro}"] for name in LAID}
+    """Return what `laid_out` has laid out of a micro-batch."""
+    end = f" {micro}"
+    return {name.removesuffix(end): view for name, view in views.items() if name.endswith(end)}

@@ -18,23 +18,24 @@ WIDEST = 256
 
 
 def pool_for(dim: int, width: int, dtype: np.dtype, one: bool) -> Kernel:
-    wide = _wide() if _fits(dim, dtype) else None
+    wide = _wide_for(dim, dtype)
     return cpu.pool if wide is None else wide.pool_kernel(dim, width % 16 != 0, one)
 
 
 def update_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
-    wide = _wide() if _fits(dim, dtype) else None
+    wide = _wide_for(dim, dtype)
     return cpu.update_kernel(rule) if wide is None else wide.update_kernel(dim, rule)
 
 
 def sums_for(dim: int, dtype: np.dtype) -> Kernel:
-    wide = _wide() if _fits(dim, dtype) else None
+    wide = _wide_for(dim, dtype)
     return tree.sums if wide is None else wide.sums_kernel(dim)
 
 
-def _fits(dim: int, dtype: np.dtype) -> bool:
+def _wide_for(dim: int, dtype: np.dtype) -> ModuleType | None:
     compiles = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
-    return compiles and dtype == np.float32 and 16 <= dim <= WIDEST + 1 and dim % 16 <= 1
+    fits = dtype == np.float32 and 16 <= dim <= WIDEST + 1 and dim % 16 <= 1
+    return _wide() if compiles and fits else None
 
 
 @remember

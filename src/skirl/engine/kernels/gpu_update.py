@@ -289,10 +289,6 @@ def _rounded(x, random, dtype: tl.constexpr):
         return bits.to(tl.float32, bitcast=True).to(dtype)
 
 
-# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
-# (Triton's types: an annotated number, a function that returns a tuple.)
-
-
 def sums(
     group_start: torch.Tensor, group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor,
     live: torch.Tensor, stretches: torch.Tensor, runs: torch.Tensor, rounds: Sequence[int], partial: torch.Tensor,

@@ -1,37 +1,34 @@
-"""Dense gradients of a step's shards: summed over their tree, and in place for the optimizers after the last one."""
+"""The shards of a step in the loop: random numbers of their own, and dense gradients, summed over their tree and in place
+for the optimizers after the last one."""
 
+import hashlib
 import threading
-from functools import cache
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from skirl.core.groups import TorchHandle
 from skirl.core.tree import BlockSum, add_lists, leaves, tree_sum
 from skirl.nn.collection import collections_of
+from skirl.nn.optimizers import hearing
 from skirl.peers.base import Peers
 from skirl.peers.dense import OfAllTrainers
+from skirl.tools import rng_state
 
-_open: "WeakSet[DenseSums]" = WeakSet()
 
+class Shards:
+    """The random numbers of each shard, and its dense gradients: what the backward of each micro-batch leaves in
+    `weight.grad` is taken until the step is complete, so that a loop may call `step()` and `zero_grad()` for each
+    micro-batch. Only after the last one is there anything to step by."""
 
-class DenseSums:
-    """Takes what the backward of each micro-batch leaves in `weight.grad` until the step is complete, so that a loop
-    may call `step()` and `zero_grad()` for each micro-batch: only after the last one is there anything to step by."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        shards: int,
-        accumulate: int,
-        mine: range,
-        peers: Peers,
-    ) -> None:
+    def __init__(self, model: nn.Module, shards: int, accumulate: int, seed: int, mine: range, peers: Peers) -> None:
+        self.peers = peers
+        self._seed = seed
+        self._first = mine.start * accumulate
         self._model = model
         self._collections = list(collections_of(model).values())
         self._times = 1 / shards
@@ -52,32 +49,60 @@ class DenseSums:
         self._reduced: dict[nn.Parameter, tuple[ref[Tensor], int]] = {}
         """What the step's gradients are, once they are in place, and as long as they are kept: each with its version."""
 
+    def check(self) -> None:
+        check_sharded(self._model)
+        if self.peers.size > 1:
+            check_weights(self._model, self.peers)
+
     def open(self) -> None:
         self._thread = threading.get_ident()
-        _hear_of_steps()
-        _open.add(self)
+        hearing.add(self)
 
     def close(self) -> None:
-        _open.discard(self)
+        rng_state.swap_out()
+        hearing.discard(self)
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
         self._micro = None
         self._sums.totals()
 
-    def begin(self, micro: int) -> None:
+    def begin(self, step: int, micro: int) -> None:
         if micro == 0:
             self._sums.totals()
             self._find_weights()
         self._micro, self._returned, self._looked_up = micro, False, 0
         self._reached.clear()
+        rng_state.swap_in(self._seed, step, self._first + micro)
 
     def leave(self) -> None:
+        """Let the micro-batch leave the loop. What comes next, such as reading the loader, draws the run's own numbers."""
+        rng_state.swap_out()
         if self._micro is not None and not self._ends_step:
             self._take()
         elif self._others is not None and self._micro is not None and not self._returned:
             self.complete()  # the others have gradients, and wait for this trainer
         self._micro = None
+
+    def left(self, step: int, micro: int | None) -> None:
+        """End the loop on all trainers after the same step: each tells the others its own; within a step it ends the job."""
+        peers = self.peers
+        if peers.size == 1:
+            return
+        if micro is not None:
+            why = (
+                f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,} while other trainers go on with "
+                "that step: leave the loop only when batches.ends_step is true, after the same step on all trainers"
+            )
+            peers.fail(why)
+            raise RuntimeError(why)
+        come = peers.channel("lookups").exchange([np.array([step])] * peers.size, "the end of a loop")
+        for rank, (theirs,) in enumerate(come):
+            if theirs != step:
+                raise RuntimeError(
+                    f"rank {peers.rank} left its loop after step {step:,} and rank {rank} after step {theirs:,}: leave "
+                    "loops after the same step on all trainers"
+                )
 
     @property
     def _ends_step(self) -> bool:
@@ -173,7 +198,7 @@ class DenseSums:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before each step of an optimizer: without a complete step there is nothing that it could step by."""
         here = self._thread == threading.get_ident()  # one of another thread is of another loop
-        if not here or self._micro is None or isinstance(optimizer, TorchHandle):
+        if not here or self._micro is None:
             return
         known = set(self._weights)
         for group in optimizer.param_groups:
@@ -185,15 +210,6 @@ class DenseSums:
             self.complete()
         else:
             self._take()
-
-
-@cache
-def _hear_of_steps() -> None:
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for sums in list(_open):
-            sums.before_step(optimizer)
-
-    register_optimizer_step_pre_hook(before)
 
 
 def check_sharded(model: nn.Module) -> None:
@@ -210,3 +226,22 @@ def check_sharded(model: nn.Module) -> None:
                 f"{what} keeps running statistics, which depend on the order of the shards of a step: use nn.LayerNorm, set "
                 "track_running_stats=False, or call its eval()"
             )
+
+
+def check_weights(model: nn.Module, peers: Peers) -> None:
+    """Raise if dense weights, or scales of GradScalers, differ between trainers. All call this at once, between steps."""
+    mine = {name: _digest(w) for name, w in model.named_parameters() if not nn.parameter.is_lazy(w) and w.numel()}
+    for name, collection in collections_of(model).items():
+        scaler = collection.grad_scaler
+        mine[f"grad_scaler of {name!r}"] = str(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else ""
+    for rank, theirs in enumerate(peers.channel("lookups").told(mine, "dense weights")):
+        if wrong := next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), None):
+            raise ValueError(
+                f"{wrong} differs between ranks {peers.rank} and {rank}: begin with the same model and GradScaler on all "
+                "trainers, and call torch.manual_seed(0) before you make the model"
+            )
+
+
+def _digest(weight: torch.Tensor) -> str:
+    raw = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()
