@@ -225,7 +225,7 @@ def test_each_trainer_tells_of_the_rows_that_it_owns(tmp_path: Path) -> None:
             return Train.of(**SMALL | {"run": str(tmp_path / "two")}, log_every=2).run()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skirl.pipeline.agree.check_weights", lambda *_: None)  # they share one generator
+        patch.setattr("skirl.pipeline.shards.check_weights", lambda *_: None)  # they share one generator
         first, second = InProcess.run(2, work)
     assert second["run"] is None
     found = json.loads((tmp_path / "two" / "result.json").read_text())

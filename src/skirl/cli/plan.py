@@ -105,6 +105,10 @@ class Place(Composed):
         for name in ("out", "costs"):
             if (path := getattr(self, name)) is not None and path.suffix != ".json":
                 raise ValueError(f"{name} is {str(path)!r}: name a file that ends in .json")
+        if self.tables is not None and self.data.data != DataFlags.data:
+            raise ValueError(
+                f"tables and data ({self.data.data}) both say which tables there are: leave one of them out"
+            )
         check_new(self.out, self.force)
         self.caps()
         self.rate()
@@ -172,7 +176,8 @@ class Place(Composed):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines, checked = facts(result, "tables", "cut"), result["check"]
         for rank in result["ranks"]:
-            costs = text({name: rank[name] for name in ("compute_ms", "measured_ms", "exchange_ms")})
+            words = {"compute_ms": "to compute", "measured_ms": "measured", "exchange_ms": "to exchange"}
+            costs = ", ".join(f"{rank[name]:.3f} ms {word}" for name, word in words.items() if rank[name] is not None)
             most = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
             lines[f"rank {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
         lines["busiest"] = (

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.cli.show import Chart, JsonFlag, Table, facts, scores, text, write_page
+from skirl.cli.show import Chart, JsonFlag, Table, facts, scores, write_page
 from skirl.tools.flags import check_new, flags_of, option
-from skirl.tools.units import clock, figure
+from skirl.tools.units import clock, figure, size
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
 Line = Mapping[str, Any]
-LANE = ("touched", "fetched", "written", "sent", "seconds", "waited", "stall", "read", "peak_bytes")
-"""What is shown of each trainer: rows and bytes, its seconds, and for how many it waited for others, rows, the loader."""
 MOVED = ("touched", "fetched", "new", "written", "forwarded")
 SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
@@ -160,7 +158,10 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
     lanes = run["by_trainer"]["lanes"] if run["by_trainer"] else []
     return lines | {
-        f"trainer {n}": text({WORDS.get(name, name): lane[name] for name in LANE}) for n, lane in enumerate(lanes)
+        f"trainer {n}": ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())
+        + f"; {size(lane['sent'])} sent; in {clock(lane['seconds'])} it waited {lane['waited']:.2f} s for others, "
+        + f"{lane['stall']:.2f} s for rows, {lane['read']:.2f} s for the loader; {size(lane['peak_bytes'])} at its peak"
+        for n, lane in enumerate(lanes)
     }
 
 

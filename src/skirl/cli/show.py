@@ -62,6 +62,8 @@ def text(value: Any, name: str = "") -> str:
         known = {key: one for key, one in value.items() if one is not None}
         named = [f"{key} {text(one, name if name.endswith('bytes') else key)}" for key, one in known.items()]
         return ", ".join(named[:MOST]) + more
+    if not value:
+        return "none"
     tables = isinstance(value[0], Mapping)
     named = [f"{one['name']}: {text({k: v for k, v in one.items() if k != 'name'})}" if tables else text(one)
              for one in value[:MOST]]  # fmt: skip

@@ -61,7 +61,8 @@ class SweepCommand(Composed):
             )
         if self.evaluation.patience is not None:
             raise ValueError("patience ends a single run: leave it out, set rungs, and keep_best for the best of each")
-        self.made()
+        if self.race.keep > len(self.made()):
+            raise ValueError(f"keep is {self.race.keep}, and there are {len(self.made())} variants: set it to fewer")
 
     def made(self) -> list[Varied]:
         return variants_of(self.recipe, self.vary, self.variants)

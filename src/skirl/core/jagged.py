@@ -50,6 +50,9 @@ class KeyedJagged:
         if (lengths is None) == (offsets is None):
             given = "neither lengths nor offsets is" if lengths is None else "lengths and offsets are both"
             raise ValueError(f"KeyedJagged: {given} given, pass one of the two")
+        for name, of in (("values", values), ("lengths", lengths), ("offsets", offsets)):
+            if of is not None and not isinstance(of, torch.Tensor):
+                raise TypeError(f"KeyedJagged: {name} are a {type(of).__name__}: pass a torch.Tensor")
         for name, of in (("lengths", lengths), ("offsets", offsets)):
             if of is not None and (of.dim() != 1 or of.dtype not in (torch.int64, torch.int32)):
                 raise ValueError(
@@ -96,6 +99,7 @@ class KeyedJagged:
         - `keys`: the names of the features.
         - `ids`: `[batch, features]`, a column for each name.
         """
+        ids = torch.as_tensor(ids)
         if ids.dim() != 2 or ids.shape[1] != len(keys):
             raise ValueError(
                 f"KeyedJagged.one_hot: ids are {list(ids.shape)} for {len(keys)} features ({', '.join(keys)}): pass "
@@ -123,7 +127,12 @@ class KeyedJagged:
         parts = []
         for name, entries in bags.items():
             for sample, entry in enumerate(entries):
-                part = torch.as_tensor(entry)
+                try:
+                    part = torch.as_tensor(entry)
+                except (TypeError, ValueError):
+                    raise TypeError(
+                        f"feature {name!r}, sample {sample}: {entry!r} is no id: map ids that are text with skirl.Hashed"
+                    ) from None
                 part = part.to(torch.int64) if not part.numel() else part  # an empty list becomes float
                 if part.dim() > 1 or part.dtype not in (torch.int64, torch.int32):
                     raise TypeError(

@@ -597,6 +597,10 @@ class Lookahead:
 
 def _collections(model: nn.Module | OnePlan) -> list[Collection]:
     if not isinstance(model, nn.Module):
+        if not hasattr(model, "in_their_place"):
+            raise TypeError(
+                f"the model is a {type(model).__name__}: call skirl.lookahead(loader, model), in this order"
+            )
         return [model.in_their_place()]
     refuse_copies(model)
     return list(collections_of(model).values())

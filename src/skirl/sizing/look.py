@@ -1,5 +1,6 @@
 """Recognises a path by its contents and collects facts about it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from skirl.data.files.find import ENDINGS, BadFile, kind_of
 from skirl.sizing import checkpoint, files
 from skirl.store.disk.manifest import NAME as MANIFEST
 
-KINDS = "a checkpoint, a disk store, a vocabulary, a run, data files, predictions or exported rows"
+KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
 SWEEP = "sweep.json"
 """What a sweep leaves in the folder of its runs."""
 
@@ -51,6 +52,9 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         head = file.read(4096)
     if len(head) >= 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return files.describe_safetensors(path)
+    if b'"skirl-table-plan"' in head:
+        plan = json.loads(path.read_bytes())
+        return {"kind": "plan of skirl place", "ranks": plan["ranks"], "tables": len(plan["tables"])}
     kind = _kind(path)
     if kind is None or path.suffix == ".json":
         raise ValueError(f"{path} is not a file that skirl recognises: name {KINDS}")

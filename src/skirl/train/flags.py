@@ -155,7 +155,7 @@ class EvaluationFlags:
     eval_every: int | None = None
     """Steps between two evaluations on the samples that --valid holds out; there is always one at the end."""
     patience: int | None = None
-    """Stop after this many evaluations in a row without a better test log loss; in a sweep, the variant leaves."""
+    """Stop after this many evaluations in a row without a better test log loss."""
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "patience"):
@@ -274,6 +274,8 @@ class SavedFlags:
     def __post_init__(self) -> None:
         if self.held_out and self.valid is not None:
             raise ValueError("--held-out is the part that the run held out, and --valid another one: set one of them")
+        if not self.checkpoint.exists():
+            raise ValueError(f"{self.checkpoint} does not exist: name the folder of --save, or a checkpoint in it")
         if self.data is None and not self.held_out and self.valid is None:
             raise ValueError(
                 "nothing says what to predict: name data after the checkpoint, or set --held-out for what the run held out"

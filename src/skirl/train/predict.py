@@ -129,7 +129,7 @@ def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
         if (value := getattr(chosen, name)) is not None:
             given[name] = value
     kind, was = given["data"].partition(":")[0], flags["data"].partition(":")[0]
-    if chosen.data is not None and (kind in FILE_KINDS) != (was in FILE_KINDS):
+    if chosen.data is not None and kind != was and "synthetic" in (kind, was):
         raise ValueError(
             f"data is {given['data']}, but the run was trained on {flags['data']}: set data to the same kind"
         )

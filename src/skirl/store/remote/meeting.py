@@ -3,6 +3,7 @@ for their part. Each note is JSON under its key. Rows do not pass through it.
 """
 
 import json
+import logging
 import os
 import re
 import socket
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+log = logging.getLogger("skirl")
 _SPEC = re.compile(
     r"rpc://(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})(/rank-(?P<owner>[0-9]{1,9}))?"
 )
@@ -94,13 +96,16 @@ class Meeting:
             ) from None
 
     def _wait(self, seconds: float) -> None:
-        began = time.monotonic()
+        began, told = time.monotonic(), False
         while True:
             try:
                 socket.create_connection((self.address.host, self.address.port), timeout=2).close()
                 return
             except OSError as error:
                 waited = time.monotonic() - began
+                if not told and waited > 1.0:
+                    told = True
+                    log.warning("waiting for a memory node at %s, up to %.0f s", self.address, seconds)
                 if waited > seconds:
                     raise NodeError(
                         f"nobody answers at {self.address} after {waited:.0f} s ({error.strerror or error}): start "
