@@ -138,6 +138,9 @@ def test_dates_and_numbers_are_not_compared(tmp_path):
     flags = written(tmp_path, "naive")
     with pytest.raises(BadRow, match=r"expected a finite number \(to hold out by date, set valid to one"):
         list(DataFlags(flags.data, schema=flags.schema, valid="time>=20260304").stream())
+    (tmp_path / "clicks.csv").write_text("when,item,clicked\n2026-03-01,1,0\nyesterday,1,0\n")
+    with pytest.raises(BadRow, match=r"line 3: column hour is 'yesterday', expected a date such as .* YYMMDDHH"):
+        list(DataFlags(flags.data, schema=flags.schema).stream())
     (tmp_path / "clicks.csv").write_text("when,item,clicked\n20260301,1,0\n")
     with pytest.raises(BadRow, match="time column when is '20260301', expected a date such as"):
         list(DataFlags(flags.data, schema=flags.schema, valid="time>=2026-03-04").stream())
