@@ -108,7 +108,8 @@ def test_a_schema_that_is_there_is_shown_as_it_is(tmp_path: Path) -> None:
     [
         ("a,b\n0,1\n1,0\n", None, "2 columns do (a, b): name the column to predict with --label"),
         ("a,b\n0,x\n2,y\n", None, "no column does: name the column to predict with --label"),
-        ("a,b\n0,x\n1,y\n", "c", "no column 'c'"),
+        ("a,b\n0,x\n1,y\n", "c", "clicks.csv has no column 'c' (there are a, b): set label to another"),
+        ("a,b\n0,x\n1,y\n", "b", "column 'b' does not hold different numbers: set label to one that does (a)"),
         ("a,b\n0,1.5\n1,2.5\n", "a", "no column looks like ids"),
         ("a,b\n", None, "has no rows"),
         ("a,b\n1\n1,2,3\n", None, "do not have equally many columns"),

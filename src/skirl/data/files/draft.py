@@ -171,8 +171,11 @@ def _kind(values: Any) -> str:
 def _label(columns: list[Column], label: str | None, path: str) -> Column:
     numbers = {c.name: c for c in columns if (c.whole or c.kind == "number") and not c.list}
     if label is not None:
+        if label not in (there := [column.name for column in columns]):
+            raise BadSchema(f"{path} has {no_column(label, there)}: set label to another")
         if label not in numbers:
-            raise BadSchema(f"{path} has, with different numbers, {no_column(label, [*numbers])}: set label to another")
+            others = ", ".join(numbers) or "none"
+            raise BadSchema(f"{path}: column {label!r} does not hold different numbers: set label to one that does ({others})")
         return numbers[label]
     binary = [column for column in numbers.values() if {*column.numbers()} == {0.0, 1.0}]
     found = [column for column in binary if LABEL.search(column.name)] or binary
