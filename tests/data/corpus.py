@@ -201,6 +201,7 @@ SCHEMAS = {
     "unknown table": ('[[labels]]\nname = "a"', "there is no 'labels', did you mean 'label'?"),
     "wrong kind": ('[[label]]\nname = 3', "name is 3, set it to text"),
     "no table": ('label = "y"', "write [[label]] above its name"),
+    "name misspelt": ("[[label]]\nnam = 'y'", "[[label]]: there is no 'nam', did you mean 'name'?"),
     "no name": ("[[label]]\nkind = 'binary'", "needs either name or names"),
     "twice": ('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "a"]', "id column 'a' is named twice"),
     "rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nrows = 1', "rows is 1, set it between 2 and 2**48"),

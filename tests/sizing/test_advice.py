@@ -34,7 +34,7 @@ def test_the_smallest_cache_that_brings_in_few_and_the_smallest_depth_near_the_l
     sentence = advice.sentence(13_600)
     assert sentence.startswith("Use --cache 200 --depth 50: 13.3 KiB of cache on the device, 20% of the rows that are")
     assert "4.9% of the rows that batches use are refetched" in sentence
-    assert "LRU would bring in 4.1 times as many" in sentence
+    assert "LRU would refetch 4.1 times as many" in sentence
 
 
 def test_a_link_and_a_step_decide_by_what_hides():

@@ -53,7 +53,7 @@ def test_sizes_hold_the_largest_batch_and_no_more_than_all_rows():
     with surveyed([list(range(40)), [1]]) as survey:
         assert cache_sizes(survey) == [40]
     with surveyed([list(range(i, i + 10)) for i in range(90)]) as survey:
-        assert cache_sizes(survey) == [11, 20, 50]
+        assert cache_sizes(survey) == [11, 20, 50, 99]
 
 
 def test_tables_of_several_dims_share_the_cache():

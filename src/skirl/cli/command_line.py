@@ -13,10 +13,12 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from skirl.tools.flags import Flag, choices, expected, is_list, option, read_as, read_text
+from skirl.tools.flags import Flag, choices, expected, flags_of, is_list, option, read_as, read_text
 
 LEFT = ("sweep.json", "config.json")
 """Files in which sweep and train leave their flags."""
+ALIASES = {"learning-rate": "lr", "batch-size": "batch", "embedding-dim": "dim"}
+"""Names that others give to flags."""
 
 
 def read_flags(
@@ -137,8 +139,15 @@ def metavar(kind: Any) -> str:
 
 def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str) -> NoReturn:
     """Exit because of a word that is no flag, or that follows none."""
-    names = [option(name).removeprefix("--") for name in flags]  # dashes would make all of them alike
-    near = difflib.get_close_matches(word.lstrip("-").replace("_", "-"), names, n=1)
+    from skirl.cli.train import Train
+
+    # Without dashes, which would make all of them alike.
+    names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, flags_of(Train)))
+    name = word.lstrip("-").replace("_", "-")
+    name = ALIASES.get(name, name)
+    if word.startswith("-") and name in of_train and name not in names:
+        _refuse(prog, f"{prog} has no --{name}, which is a flag of skirl train: leave it out")
+    near = [name] if name in names else difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean --{near[0]}?" if near else f"{prog} --help lists them"
     if word.startswith("-"):
         _refuse(prog, f"there is no flag {word}: {hint}")

@@ -142,6 +142,8 @@ class Convert(SessionFlags):
                 if getattr(self, name) != getattr(Convert, name):
                     raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
             check_in_and_out(self.data, self.out)
+            if Path(self.out).suffix not in ("", ".parquet", ".pq"):
+                raise ValueError(f"out is {self.out}: name a file that ends with .parquet")
             check_new(self.out, self.force)
             return
         check_in_and_out(self.data, self.out, folder=True)

@@ -133,8 +133,8 @@ def _split(files: Files, valid: str) -> Files:
                 since = valid.partition(">=")[2].strip()
                 named = f"the time column of the schema is {time!r}: set valid to time>={since}"
             raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
-        held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated)))
-        files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated)))
+        held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated, valid)))
+        files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated, valid)))
     return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, by_session=False))
 
 

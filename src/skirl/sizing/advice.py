@@ -7,9 +7,9 @@ from skirl.sizing.curve import LEAST, Point
 from skirl.tools.units import Link, size
 
 FEW = 0.05
-"""A cache brings in few rows again if they are at most this share of the rows used."""
+"""A cache refetches few rows if they are at most this share of the rows used."""
 NEAR = 1.05
-"""A depth is near enough if it brings in at most this many times the least possible."""
+"""A depth is near enough if it refetches at most this many times the least possible."""
 DEPTHS = ("depth 1", "depth 10", "depth 50", "depth 200")
 
 
@@ -32,12 +32,12 @@ class Advice:
     to_least: float | None
     """The same as a multiple of the least possible; None if that is 0."""
     lru: float | None
-    """Rows that LRU brings in again, as a multiple of ours; None if ours is 0."""
+    """Rows that LRU refetches, as a multiple of ours; None if ours is 0."""
     why: str
 
     def sentence(self, cache_bytes: float) -> str:
         """Return the recommendation as a sentence, with the flags to set."""
-        lru = "" if self.lru is None or self.lru < 1.05 else f"; LRU would bring in {self.lru:.1f} times as many"
+        lru = "" if self.lru is None or self.lru < 1.05 else f"; LRU would refetch {self.lru:.1f} times as many"
         least = "the least possible" if self.to_least is None else f"{self.to_least:.2f} times the least possible"
         return (
             f"Use --cache {self.cache} --depth {self.depth}: {size(cache_bytes)} of cache on the device, "
@@ -64,8 +64,8 @@ def advise(
 
     few = f"{FEW:.0%} of the rows used"
     reasons = (
-        f"the smallest cache that brings in again at most {few}",
-        f"the largest cache tried, which still brings in again more than {few}",
+        f"the smallest cache tried that refetches at most {few}",
+        f"the largest cache tried, which still refetches more than {few}",
     )
     if link is not None and step is not None:
         reasons = (

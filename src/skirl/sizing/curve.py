@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[Depth, str]] = {
 }
 """Depth and policy of each curve, by the name that is shown."""
 LEAST = "least (whole run known)"
-CACHES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+CACHES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Cache sizes to try, as shares of the touched rows."""
 
 

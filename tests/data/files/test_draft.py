@@ -68,8 +68,9 @@ def test_a_draft_says_what_columns_mean_and_reads_every_row(tmp_path: Path, form
 
     assert [label.name for label in schema.labels] == [name["click"]]
     shared = name["item"]
-    lists = Id(name["seen"], type="int", list=True, separator="" if form == "parquet" else "|", table=shared)
-    assert {Id(shared, type="int"), lists, Id(name[city])} <= {*schema.ids}
+    more = {"separator": "" if form == "parquet" else "|", "table": shared, "rows": 600}
+    lists = Id(name["seen"], type="int", list=True, **more)
+    assert {Id(shared, type="int", rows=600), lists, Id(name[city], rows=100)} <= {*schema.ids}
     amounts = {Dense(name["price"], transform="log"), Dense(name["shows"], transform="log"), Dense(name["change"])}
     assert amounts <= {*schema.dense}
     assert not {name["request"], name["one"], "struct"} & {*schema.needed}
@@ -95,6 +96,8 @@ def test_train_names_the_command_and_takes_its_draft(tmp_path: Path, capsys, mon
     assert main(["schema", f"csv:{path}"]) == 0
     toml.write_text(capsys.readouterr().out)
     assert main([*train, "--schema", str(toml), "--rows", "100", "--quiet"]) == 0
+    monkeypatch.setattr("skirl.data.files.draft.HEAD", 2000)
+    assert "more to come" in (sample := draft(path)) and "rows = " not in sample
 
 
 def test_a_schema_that_is_there_is_shown_as_it_is(tmp_path: Path) -> None:
@@ -108,7 +111,8 @@ def test_a_schema_that_is_there_is_shown_as_it_is(tmp_path: Path) -> None:
     [
         ("a,b\n0,1\n1,0\n", None, "2 columns do (a, b): name the column to predict with --label"),
         ("a,b\n0,x\n2,y\n", None, "no column does: name the column to predict with --label"),
-        ("a,b\n0,x\n1,y\n", "c", "no column 'c'"),
+        ("a,b\n0,x\n1,y\n", "c", "clicks.csv has no column 'c' (there are a, b): set label to another"),
+        ("a,b\n0,x\n1,y\n", "b", "column 'b' does not hold different numbers: set label to one that does (a)"),
         ("a,b\n0,1.5\n1,2.5\n", "a", "no column looks like ids"),
         ("a,b\n", None, "has no rows"),
         ("a,b\n1\n1,2,3\n", None, "do not have equally many columns"),

@@ -128,12 +128,19 @@ def test_rows_are_held_out_from_a_date_on(tmp_path, form):
     convert(everything, str(tmp_path / "out.parquet"), "snappy", as_rows=False)
     converted = DataFlags(f"parquet:{tmp_path / 'out.parquet'}", batch=16, valid="time>=2026-03-04T00:00:00Z").files()
     assert items(converted.held_out) == late
+    with pytest.raises(ValueError, match=r"valid is 'time>=2030-01-01', and no row is from it on: .* an earlier time"):
+        items(DataFlags(flags.data, schema=flags.schema, valid="time>=2030-01-01").files().held_out)
+    with pytest.raises(ValueError, match=r"valid is 'time>=1990-01-01', and no row is before it: .* a later time"):
+        items(DataFlags(flags.data, schema=flags.schema, valid="time>=1990-01-01").stream())
 
 
 def test_dates_and_numbers_are_not_compared(tmp_path):
     flags = written(tmp_path, "naive")
     with pytest.raises(BadRow, match=r"expected a finite number \(to hold out by date, set valid to one"):
         list(DataFlags(flags.data, schema=flags.schema, valid="time>=20260304").stream())
+    (tmp_path / "clicks.csv").write_text("when,item,clicked\n2026-03-01,1,0\nyesterday,1,0\n")
+    with pytest.raises(BadRow, match=r"line 3: column hour is 'yesterday', expected a date such as .* YYMMDDHH"):
+        list(DataFlags(flags.data, schema=flags.schema).stream())
     (tmp_path / "clicks.csv").write_text("when,item,clicked\n20260301,1,0\n")
     with pytest.raises(BadRow, match="time column when is '20260301', expected a date such as"):
         list(DataFlags(flags.data, schema=flags.schema, valid="time>=2026-03-04").stream())

@@ -192,6 +192,8 @@ class Span(NamedTuple):
     high: float
     dated: bool = False
     """Whether the times are dates; `low` and `high` are then seconds since 1970."""
+    flag: str = ""
+    """The text of --valid."""
 
 
 def is_date(kind: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -60,12 +61,13 @@ class Column:
 def draft(data: str, label: str | None = None) -> str:
     """Return a schema for the files that `data` names, as TOML; a built-in or a stored one as it is."""
     kind, named, path = data.partition(":")
-    path = find(path if named else data)[0]
+    path, *more = find(path if named else data)
     form = kind_of(path)
     stored = embedded_schema(path) if form == "parquet" else None
     if stored is not None or (named and kind in BUILT_IN):
         return stored or BUILT_IN[kind].toml()
-    read, layout = (_of_parquet(path), {}) if form == "parquet" else _of_text(path, form == "gzip")
+    read, layout, whole = _of_parquet(path) if form == "parquet" else _of_text(path, form == "gzip")
+    whole = whole and not more
     rows = len(next(iter(read.values()), ()))
     if not rows:
         raise BadFile(path, "has no rows", "draft the schema from a file that has some")
@@ -73,13 +75,15 @@ def draft(data: str, label: str | None = None) -> str:
     columns = [_looked_at(name, column, ("", *nulls)) for name, column in read.items() if name]
     chosen = _label(columns, label, path)
     lines = [
-        f"# Drafted from the first {rows:,} rows of {path}. Read it over: what was guessed has a comment.",
-        '# "More to come": say with --rows or --vocab how many rows such a table has; 1,000,000 if you do not.',
+        f"# Drafted from the {'' if whole else 'first '}{rows:,} rows of {path}. Read it over: each guess has a comment.",
+        "# Ids get rows by hash, some the same one: rows is ten times the values in this file; set more if others come."
+        if whole
+        else '# "More to come": say with --rows or --vocab how many rows such a table has; 1,000,000 if you do not.',
         f"missing = {toml(('', *nulls))}",
     ]
     if any(pt.is_floating(c.values.type) and pc.any(pc.is_nan(c.values)).as_py() for c in columns):
         lines.append("nan_is_missing = true")
-    body = _decided([column for column in columns if column is not chosen], lines)
+    body = _decided([column for column in columns if column is not chosen], lines, whole)
     if layout:
         lines += ["", "[file]", *(f"{name} = {toml(value)}" for name, value in layout.items() if value)]
     numbers = chosen.numbers()
@@ -94,16 +98,18 @@ def draft(data: str, label: str | None = None) -> str:
     return written
 
 
-def _of_parquet(path: str) -> dict[str, Any]:
+def _of_parquet(path: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """The columns of the first rows, the layout of text, and whether these rows are all."""
     try:
         with pq.ParquetFile(path) as file:
             batch = next(file.iter_batches(SLICE), None)
+            whole = batch is None or len(batch) == file.metadata.num_rows
     except DAMAGED as error:
         raise BadFile(path, f"is damaged ({short(error)})", "get it again, or write it again") from None
-    return {} if batch is None else dict(zip(batch.schema.names, batch.columns))
+    return {} if batch is None else dict(zip(batch.schema.names, batch.columns)), {}, whole
 
 
-def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
     with closing(bytes_of(path, packed)) as file:
         head = file.read(0, 1 << 16).decode("utf-8-sig", "replace")
     lines, quotes = head.splitlines()[:100], '"' in head
@@ -123,7 +129,7 @@ def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     layout |= {"header": "yes"} if named else {"header": "no", "columns": tuple(names)}
     schema = FileSchema((), (), tuple(Id(name) for name in names if name), text=Text(**layout))
     with closing(TextFile(path, schema, packed, HEAD)) as file:
-        return dict(file.read(0).columns), layout
+        return dict(file.read(0).columns), layout, not file.has(1)
 
 
 def _has(column: Any, null: str) -> bool:
@@ -171,8 +177,11 @@ def _kind(values: Any) -> str:
 def _label(columns: list[Column], label: str | None, path: str) -> Column:
     numbers = {c.name: c for c in columns if (c.whole or c.kind == "number") and not c.list}
     if label is not None:
+        if label not in (there := [column.name for column in columns]):
+            raise BadSchema(f"{path} has {no_column(label, there)}: set label to another")
         if label not in numbers:
-            raise BadSchema(f"{path} has, with different numbers, {no_column(label, [*numbers])}: set label to another")
+            found = f"column {label!r} does not hold different numbers"
+            raise BadSchema(f"{path}: {found}: set label to one that does ({', '.join(numbers) or 'none'})")
         return numbers[label]
     binary = [column for column in numbers.values() if {*column.numbers()} == {0.0, 1.0}]
     found = [column for column in binary if LABEL.search(column.name)] or binary
@@ -182,7 +191,7 @@ def _label(columns: list[Column], label: str | None, path: str) -> Column:
     raise BadSchema(f"{path}: a label holds 0 and 1, and {which}: name the column to predict with --label")
 
 
-def _decided(columns: list[Column], top: list[str]) -> list[str]:
+def _decided(columns: list[Column], top: list[str], whole_file: bool) -> list[str]:
     """Return the lines of dense and id columns; those of session and time are added to `top`."""
     dense, ids, left_out = list[str](), list[Column](), list[str]()
     session = time = False
@@ -205,7 +214,7 @@ def _decided(columns: list[Column], top: list[str]) -> list[str]:
             dense += _entry("dense", {"name": column.name, **log}, about)
         else:
             ids.append(column)
-    return [*dense, *_ids(ids, left_out), "", *left_out]
+    return [*dense, *_ids(ids, left_out, whole_file), "", *left_out]
 
 
 def _unit(column: Column) -> str:
@@ -225,8 +234,10 @@ def _is_amount(column: Column) -> bool:
     return not ID.search(column.name) and (bool(AMOUNT.search(column.name)) or numbers.min() < 0 or skewed)
 
 
-def _ids(ids: list[Column], left_out: list[str]) -> list[str]:
-    lines, distinct = list[str](), {column.name: pc.unique(column.values) for column in ids}
+def _ids(ids: list[Column], left_out: list[str], whole: bool) -> list[str]:
+    """Return the lines of id columns. Of a whole file, tables get ten rows for each id: one in ten shares its row."""
+    entries, ids_of = list[tuple[dict[str, Any], str]](), Counter[str]()
+    distinct = {column.name: pc.unique(column.values) for column in ids}
     for column in ids:
         found = distinct[column.name]
         if not column.list and len(found) >= max(100, len(column.values)):
@@ -243,10 +254,14 @@ def _ids(ids: list[Column], left_out: list[str]) -> list[str]:
             if (table := next(shared, None)) is not None:
                 fields["table"] = table
                 about += f", with most of {table}'s, so it has its rows"
-        if 20 * len(found) > len(column.values):
+        if not whole and 20 * len(found) > len(column.values):
             about += ", more to come"
-        lines += _entry("id", fields, about)
-    return lines
+        ids_of[fields.get("table", column.name)] += len(found)
+        entries.append((fields, about))
+    if whole:
+        for fields, _ in entries:
+            fields["rows"] = max(100, 10 * ids_of[fields.get("table", fields["name"])])
+    return [line for entry in entries for line in _entry("id", *entry)]
 
 
 def _entry(kind: str, fields: dict[str, Any], about: str) -> list[str]:

@@ -180,7 +180,8 @@ class Encoder:
         """Write a column's dense features from column `k` of `out` on, and return how many there are."""
         numbers_of = arrow.hours_of if dense.transform == "hour" else arrow.floats_of
         values, kinds = numbers_of(column, self.schema.nan_is_missing)
-        marks.add_values(f"column {dense.name}", column, kinds == BAD, "a finite number, or nothing")
+        expected = f"{arrow.DATE}, a number as YYMMDDHH" if dense.transform == "hour" else arrow.NUMBER
+        marks.add_values(f"column {dense.name}", column, kinds == BAD, f"{expected}, or nothing")
         with np.errstate(all="ignore"):  # the slot of a missing value may hold anything
             if dense.transform == "log":
                 log_of(values, out[:, k])
@@ -283,7 +284,8 @@ class Encoder:
         column = plain(column, ())
         plain_numbers = not is_text(column.type) and not arrow.is_date(column.type)
         values, kinds = arrow.floats_of(column, False) if plain_numbers else (np.empty(0), kinds_of(column))
-        what, expected = ("time", arrow.NUMBER) if name == self.schema.time else ("session", EACH)
+        number = arrow.NUMBER if plain_numbers else arrow.DATE
+        what, expected = ("time", number) if name == self.schema.time else ("session", EACH)
         marks.add_values(f"{what} column {name}", column, kinds != GOOD, expected)
         if what == "time" and plain_numbers and (unit := self.schema.time_unit):
             none = np.isnan(arrow.since_1970(values.astype(np.float64), unit)) & (kinds == GOOD)

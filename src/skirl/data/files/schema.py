@@ -245,6 +245,7 @@ def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
     for entry in entries:
         names = entry.pop("names", None)
         if (names is None) == ("name" not in entry):
+            _checked(of, f"[[{kind}]]", entry)  # which says whether the name is misspelt
             raise BadSchema(f"[[{kind}]] needs either name or names, not both")
         for name in [entry["name"]] if names is None else names if isinstance(names, list) else [names]:
             made.append(of(**_checked(of, f"[[{kind}]] {name!r}", entry | {"name": name})))

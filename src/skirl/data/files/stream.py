@@ -240,12 +240,13 @@ class Files:
                 f"{self.dataset.paths[0]}: there are {rows:,} rows, fewer than the {self.batch_size:,} of a batch, whose "
                 f"shards all have to be there: set batch to {rows:,} or less"
             )
-        bad, fix = "", ""
+        what, then, bad, fix = f"{self.dataset.paths[0]}: there are no rows left to read", "hold out less", "", ""
+        if (keep := self.encoder.keep) is not None:
+            side, other = ("from it on", "an earlier") if keep.high == np.inf else ("before it", "a later")
+            what, then = f"valid is {keep.flag!r}, and no row is {side}", f"set valid to {other} time"
         if self.bad_rows:
             bad, fix = f" (left out: {malformed(self.bad_rows, self.first_bad_row)})", "fix the malformed rows, "
-        raise ValueError(
-            f"{self.dataset.paths[0]}: there are no rows left to read{bad}: give other files, {fix}or hold out less"
-        )
+        raise ValueError(f"{what}{bad}: give other files, {fix}or {then}")
 
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
         batch = piece.batch(rows, [column.name for column in self.encoder.schema.ids])
