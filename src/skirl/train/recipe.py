@@ -27,16 +27,6 @@ if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do
     from skirl.train.schedule import Rates, Schedule
 
 
-class _Touched(int):
-    """A number of rows, which an error names as the flag does."""
-
-    flag = ""
-    __str__ = int.__repr__
-
-    def __repr__(self) -> str:
-        return repr(self.flag)
-
-
 @dataclass(frozen=True)
 class Recipe(Composed):
     """A model, its data, and how much of its tables the cache holds."""
@@ -113,9 +103,7 @@ class Recipe(Composed):
         """The cache as the embeddings take it, once it is known how many rows the run touches."""
         kind, amount = self.cache.parsed()
         if kind == "touched":
-            rows = _Touched(max(1, int(touched * amount)))
-            rows.flag = self.cache.cache
-            return rows
+            return max(1, int(touched * amount))
         return int(amount) if kind == "rows" else self.cache.cache
 
     @property
