@@ -27,7 +27,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.interpreter import quicken
 from tests.warm import MODULE, Process, Python, python  # noqa: F401 a fixture
 
 torch.set_num_threads(1)
@@ -152,5 +151,3 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # else each collection looks through 4,000 tests and their modules, for two seconds
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
-    if "triton" in sys.modules:
-        quicken()

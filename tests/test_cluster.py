@@ -43,12 +43,7 @@ def test_what_torchrun_is_given():
 def test_kubernetes_gets_a_training_job():
     job = yaml.safe_load((CLUSTER / "kubernetes.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    assert job["metadata"]["name"]
-    elastic, worker = job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Worker"]
-    assert elastic["rdzvBackend"] == "c10d" and elastic["minReplicas"] <= worker["replicas"] <= elastic["maxReplicas"]
-    assert worker["restartPolicy"] in ("OnFailure", "Always")
-    assert all(isinstance(entry["value"], str) for entry in elastic["rdzvConf"])
-    pod = worker["template"]["spec"]
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["name"] == "pytorch", "the operator looks for a container of this name"
     assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]

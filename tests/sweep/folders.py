@@ -37,16 +37,12 @@ def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "race": race_lines(folder / "run"),
         "by_variant": {
-            name: of | {"run": None, "best": placeless(of["best"])} for name, of in result["by_variant"].items()
+            n: of | {"run": None, "best": (of["best"] or {}).get("step")} for n, of in result["by_variant"].items()
         },
         "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
         "rows": {name: rows_of(folder / "saved", name) for name in stayed},
         **{name: result[name] for name in names},
     }
-
-
-def placeless(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if best is None else {**best, "folder": None}
 
 
 def same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from skirl.engine.device.transfers import Streams
-from tests.interpreter import quicken
 
 
 class LazyEvent:
@@ -95,7 +94,6 @@ class World:
         """eager: the chance that some stream advances whenever something new is queued; 0: everything runs as late as
         possible.
         """
-        quicken()
         self.lock = threading.RLock()
         self.eager = eager
         self.rng = np.random.default_rng([seed, 7])
