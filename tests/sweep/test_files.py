@@ -43,7 +43,6 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "bad rows": ({"bad_rows": "skip", "valid": LATE}, 7),
     "epoch": ({"depth": "epoch", "valid": LATE}, 8),
 }
-"""Flags, and the steps that the stream then has."""
 
 
 def files(folder: Path, kind: str, name: str = "") -> dict[str, Any]:
