@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skirl.sweep.flags import RaceFlags
 from skirl.sweep.race import Race, Rules
 from tests.cases import cases
 
@@ -78,6 +79,7 @@ def test_a_longer_race_keeps_the_rungs_that_it_has_passed():
             longer.load_state_dict(json.loads(json.dumps(part.state_dict())))
             part = longer
         assert part.see(noisy(step, means)) == whole.see(noisy(step, means))
+    assert RaceFlags(rungs="500,80%").rules(1000).rungs == (500, 800)
     assert part.state_dict() == whole.state_dict()
 
 

@@ -85,7 +85,6 @@ def test_it_goes_on_in_other_numbers_of_processes(whole: dict[str, Any], python:
 def test_variants_that_diverge_leave_and_a_rank_without_variants_trains_no_more(python: Python, tmp_path: Path):
     more = PLAIN | {"vary": (DIVERGES, "dim=4,8")}
     one = SweepCommand.of(**flags_of(tmp_path / "1", **more)).run()
-    # Dealt by shape: of three ranks one has none but those that diverge.
     codes, result = on_ranks(python, 3, tmp_path / "3", **more)
     assert codes == [0] * 3
     assert [of["left"] for of in result["by_variant"].values()].count(None) == 2
@@ -142,7 +141,6 @@ Entrant.step = full
 
 @pytest.mark.parametrize("at", [4, 8])
 def test_an_error_in_a_step_ends_all(at: int, python: Python, tmp_path: Path):
-    """Also where a checkpoint is due next, whose own errors end no sweep."""
     more = PLAIN | {"vary": ("dim=4,8",), "save_every": 4, "steps": 8}
     codes, said = on_ranks(python, 2, tmp_path, FULL.format(at=at), **more)
     assert codes == [1, 1] and all("the disk of the rows is full" in err for err in said)
@@ -152,4 +150,4 @@ def test_an_error_in_a_step_ends_all(at: int, python: Python, tmp_path: Path):
 def test_more_ranks_than_variants_are_refused(python: Python, tmp_path: Path):
     codes, said = on_ranks(python, 2, tmp_path, vary=("lr=0.1",), **PLAIN)
     assert codes == [1, 1]
-    assert any("2 processes are more than the 1 variants that race: start fewer" in err for err in said)
+    assert any("there are 2 processes for 1 variants that race: launch -n 1, or fewer" in err for err in said)

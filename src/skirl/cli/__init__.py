@@ -114,6 +114,7 @@ def _main(args: list[str]) -> int:
             if name == "sweep" and (processes := command.ranks()) > 1:
                 name, args = LAUNCH, [LAUNCH, "-n", str(processes), "--", *args]
                 command, *shown = _parse(name, args[1:])
+                command.line = "skirl"
         except Exception as error:
             return _failed(name, error, 2)
         try:

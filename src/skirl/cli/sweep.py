@@ -20,7 +20,7 @@ class SweepCommand(Composed):
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "patience")  # a sweep has one trainer and many runs
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "patience")  # a step has one shard, and each variant ends at a rung
 
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
@@ -74,7 +74,7 @@ class SweepCommand(Composed):
 
         if os.environ.get("WORLD_SIZE", "1") != "1" or self.processes == 1:
             return 1
-        left = saved_with(self.save.save)["results"] if self.save.goes_on and self.save.save is not None else ()
+        left = saved_with(self.save.save).get("results", ()) if self.save.goes_on and self.save.save is not None else ()
         return how_many(self.processes, self.recipe, len(self.made()) - len(left), trace=self.log.trace is not None)
 
     def run(self) -> dict[str, Any]:

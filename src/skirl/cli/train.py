@@ -225,12 +225,13 @@ class Launch:
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
         self.words: tuple[str, ...] = ()  # after `--`
+        restarts = f" --restarts {self.restarts}" if self.restarts else ""
+        self.line = f"skirl launch -n {self.trainers}{restarts} --"  # how the command that goes on begins
 
     def run(self) -> dict[str, Any]:
         from skirl.peers.launch import launch
 
-        restarts = f" --restarts {self.restarts}" if self.restarts else ""
-        os.environ[COMMAND_LINE] = f"skirl launch -n {self.trainers}{restarts} --"
+        os.environ[COMMAND_LINE] = self.line
         code, how, failed = launch(self.words, self.trainers, self.restarts)
         if failed and "--save" in self.words:
             how = f"{how}; {goes_on(self.words)}"

@@ -52,8 +52,6 @@ class RaceFlags:
                     f"rungs is {self.rungs!r}, and the number of steps is unknown: set steps, or give rungs in steps"
                 )
             rungs.append(max(1, int(steps * float(found[2]) / 100)))
-        if steps is not None and max(rungs, default=0) > steps:
-            raise ValueError(f"rungs is {self.rungs!r}, and the run has {steps} steps: set rungs below that")
         if epochs > 1 and every is not None:
             rungs = [-(-rung // every) * every for rung in rungs]
         return Rules(keep=self.keep, rungs=tuple(sorted(set(rungs))))

@@ -1,7 +1,4 @@
-"""A sweep on the ranks of a job: which variants each trains, and what they tell each other.
-
-Threads of one process would wait for each other where steps are short. Each rank reads the stream and plans for itself.
-"""
+"""A sweep on the ranks of a job: each plans and trains some of the variants. What they tell each other."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +25,7 @@ _OF_A_STEP = 512
 
 def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
     """Return how many processes to start on this machine."""
-    alone = "a timeline is of one process" if trace else None
-    alone = "one process has the device" if recipe.device.device != "cpu" else alone
+    alone = _only_one(recipe, trace)
     if asked != "auto":
         if int(asked) > 1 and alone:
             raise ValueError(f"processes is {asked}, and {alone}: set processes to 1")
@@ -38,6 +34,12 @@ def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) ->
     if alone or (steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH):
         return 1
     return max(1, min(cores() // (recipe.device.threads or 1), variants // FEWEST))
+
+
+def _only_one(recipe: Recipe, trace: bool) -> str | None:
+    if recipe.device.device != "cpu":
+        return "one process has the device"
+    return "a timeline is of one process" if trace else None
 
 
 def dealt(variants: Sequence[Varied], count: int) -> list[list[Varied]]:
@@ -54,8 +56,10 @@ def share_of(duty: Duty, rank: int, size: int) -> Duty:
     """Return a rank's part of a duty: its variants, its store and, if it is given in bytes, its part of the cache."""
     if size == 1:
         return duty
-    if size > len(duty.variants):
-        raise ValueError(f"{size} processes are more than the {len(duty.variants)} variants that race: start fewer")
+    if (why := _only_one(duty.recipe, duty.trace is not None)) is not None:
+        raise ValueError(f"there are {size} processes, and {why}: start one")
+    if size > (most := len(duty.variants)):
+        raise ValueError(f"there are {size} processes for {most} variants that race: launch -n {most}, or fewer")
     recipe, own = duty.recipe, dealt(duty.variants, size)[rank]
     if recipe.counts_first:
         recipe = replace(recipe, cache=replace(recipe.cache, cache=str(recipe.cache_size(touched_rows(recipe)))))
@@ -80,7 +84,7 @@ class Ranks:
     """Calls that all ranks make at once. A sweep in one process is its only rank."""
 
     def __init__(self, peers: Peers) -> None:
-        self.rank, self.size, self.first = peers.rank, peers.size, peers.rank == 0
+        self.peers, self.rank, self.size, self.first = peers, peers.rank, peers.size, peers.rank == 0
         self._channel = peers.channel("lookups")
 
     def told(self, own: Any, what: str) -> list[Any]:

@@ -1,6 +1,7 @@
 """Train all variants of a recipe on one stream, race them, and write down the results."""
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -26,27 +27,34 @@ from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Facts, Speed, progress_of
-from skirl.tools.units import figure
+from skirl.tools.units import figure, patience_of
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.recipe import Recipe
 
 log = logging.getLogger("skirl")
 
 
-def run(*args: Any) -> dict[str, Any]:
+A_DAY = 86400.0  # ranks wait for one that has more to evaluate, unless SKIRL_PATIENCE or --peer-patience says how long
+
+
+def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
     """Train the variants of a `SweepRun` that this rank of the job has; all ranks return the result of the whole sweep."""
-    ranks = Ranks(trainers())
+    ranks = Ranks(trainers(patience=recipe.step.peer_patience or patience_of(os.environ, A_DAY)))
     with using(Alone()):  # a rank's engine shares no rows
-        sweep_run = SweepRun(ranks, *args)
+        sweep_run = SweepRun(ranks, recipe, *args)
         reporting = progress_of("sweep", sweep_run.stream.steps)
         signals = Signals(sweep_run.keeping.save is not None, launched_here())
         with sweep_run, sweep_run.crew, signals, reporting as progress:
-            sweep_run.begin()
-            while sweep_run.step(signals):
-                progress(sweep_run.steps, sweep_run.facts)
-                if sweep_run.keep():
-                    break
-            return sweep_run.end()
+            try:
+                sweep_run.begin()
+                while sweep_run.step(signals):
+                    progress(sweep_run.steps, sweep_run.facts)
+                    if sweep_run.keep():
+                        break
+                return sweep_run.end()
+            except BaseException as error:
+                ranks.peers.fail(error)  # before this rank writes its rows
+                raise
 
 
 class SweepRun:
@@ -83,6 +91,8 @@ class SweepRun:
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
         rules = race_flags.rules(steps, recipe.data.epochs, evaluation.eval_every)
+        if steps is not None and max(rules.rungs, default=0) > steps:
+            raise ValueError(f"rungs is {race_flags.rungs!r}, and the run has {steps} steps: set rungs below that")
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), rules)
         if saved:
             self.race.load_state_dict(saved["race"])
@@ -119,7 +129,7 @@ class SweepRun:
         self.not_saved: str | None = None
         self._saving: tuple[dict[str, Any], dict[str, str], list[str]] | None = None
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
-        self._began = self._now = self._saved_at = time.monotonic()
+        self._began = self._now = self._saved_at = ranks.told(time.monotonic(), "the time")[0]
         """Of the first rank."""
         self.stopped_by: str | None = None
 
@@ -179,6 +189,7 @@ class SweepRun:
 
     def _trained(self, signals: Signals) -> Stepped | None:
         """Train on a batch, on all ranks that have variants left. Return None if there is none."""
+        self.ranks.peers.comes(self.race.step + 1)
         try:
             own, trains = (self.crew.step(), True) if self.crew.racing else (None, False)
         except DoesNotFit as error:
@@ -195,7 +206,7 @@ class SweepRun:
         return Stepped(**steps[0] | {"losses": losses, "saving": any(one["saving"] for one in steps)})
 
     def _stand(self, step: int) -> None:
-        aucs = self._aucs()
+        aucs = {} if self.folder.path is None else self._aucs()
         self.folder.standing(step, time.monotonic() - self._began, self.race, aucs)
 
     def facts(self) -> Facts:

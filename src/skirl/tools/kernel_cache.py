@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import re
+import secrets
 import sys
 import tempfile
 import time
@@ -115,7 +116,7 @@ class KernelCache:
 
     def save_overload(self, sig: Any, result: Any) -> None:
         path = self._path(sig, result.codegen)
-        draft = path.with_suffix(f".{os.getpid()}")
+        draft = path.with_suffix(f".{secrets.token_hex(4)}")
         try:
             if not result.library.has_dynamic_globals:
                 draft.write_bytes(serialize.dumps(result._reduce()))
