@@ -117,7 +117,8 @@ class SweepCommand(Composed):
             lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
+            more = "--steps" if self.recipe.data.kind == "synthetic" or self.recipe.data.steps else "--epochs"
             lines["saved"] = (
-                f"step {result['saved_step']:,} in {result['save']}; more --steps and --resume go on from there"
+                f"step {result['saved_step']:,} in {result['save']}; more {more} and --resume go on from there"
             )
         return lines | facts({"missing": "\n".join(result["missing"])})

@@ -262,7 +262,8 @@ class Race:
         best = [k for c in order for k in sorted(self._own(c), key=lambda k: values[k])]
         rest = [k for k in range(len(self.names)) if k not in best]
         whole = self._whole()
-        rest.sort(key=lambda k: (-self._gone[k].step, self._gone[k].loss or 0.0, k))
+        by = {k: gone.loss or 0.0 for k, gone in self._gone.items()} | (self._held_out if self._judged else {})
+        rest.sort(key=lambda k: (-self._gone[k].step, by[k], k))
         return [self._place(k, rank, order, whole) for rank, k in enumerate([*best, *rest], start=1)]
 
     def seed_noise(self) -> float | None:

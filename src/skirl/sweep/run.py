@@ -34,12 +34,10 @@ from skirl.train.recipe import Recipe
 log = logging.getLogger("skirl")
 
 
-A_DAY = 86400.0  # ranks wait for one that has more to evaluate, unless SKIRL_PATIENCE or --peer-patience says how long
-
-
 def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
     """Train the variants of a `SweepRun` that this rank of the job has; all ranks return the result of the whole sweep."""
-    ranks = Ranks(trainers(patience=recipe.step.peer_patience or patience_of(os.environ, A_DAY)))
+    a_day = 86400.0  # some have more to evaluate than others
+    ranks = Ranks(trainers(patience=recipe.step.peer_patience or patience_of(os.environ, a_day)))
     with using(Alone()):  # a rank's engine shares no rows
         sweep_run = SweepRun(ranks, recipe, *args)
         reporting = progress_of("sweep", sweep_run.stream.steps)
