@@ -31,7 +31,6 @@ from skirl.nn.collection import EmbeddingBagCollection
 from skirl.nn.current_step import CurrentStep
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.pipeline.stages import Stages
 from skirl.store import Record, open_store
 from skirl.tools.machine import cores
 from skirl.tools.units import Link
@@ -176,21 +175,14 @@ class WithLookahead(WithStore):
             yield batch
 
     def rest(self) -> None:
-        stages = self.ahead._pipeline and self.ahead._pipeline._stages
-        while stages and stages.failure is None and not _idle(stages):
+        stages = self.ahead._pipeline and self.ahead._pipeline.stages
+        while stages and stages.failure is None and not stages.all_wait(("load",)):
             time.sleep(1e-4)
 
     def close(self) -> None:
         self._loop = None
         self.ahead.__exit__(None, None, None)
         self.embeddings.engine.store.close()
-
-
-def _idle(stages: Stages) -> bool:
-    """Return whether no stage can go on before the loop does."""
-    with stages.lock:
-        waits = [stages._until.get(name) for name, thread in stages._threads.items() if thread.is_alive()]
-        return all(until is not None and not until() for until in waits)
 
 
 class OnDemand(EmbeddingBagCollection):
@@ -202,7 +194,7 @@ class OnDemand(EmbeddingBagCollection):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.alone = _NoCache(self.engine)
-        self.current = _WritesBack(self.engine, self.pack, self.optimizer, self.anchor, self.same, None)
+        self.current = _WritesBack(self.engine, self.pack, self.optimizer, self.anchor, None)
 
 
 class _NoCache(alone.StepByStep):
