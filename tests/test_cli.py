@@ -135,7 +135,7 @@ def test_help_and_a_wrong_flag_need_no_torch():
     ("args", "said"),
     [
         ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
-        ("size --cache 5", "skirl size has no --cache, which is a flag of skirl train: leave it out"),
+        ("size --cache 5", "there is no flag --cache, which is one of skirl train: leave it out"),
         ("train --learning-rate 1", "there is no flag --learning-rate: did you mean --lr?"),
         (
             "evaluate --config d.toml",

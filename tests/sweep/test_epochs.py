@@ -66,22 +66,18 @@ def test_who_learns_the_samples_by_heart_does_not_win(tmp_path: Path):
     check_ranked(tmp_path)
 
 
-def check_rungs(folder: Path) -> None:
-    """Rungs of later epochs wait for an evaluation, and drop those with the highest held-out losses."""
-    result = command(folder, rungs="20,42").run()
-    left = [(line["step"], line["variant"], line["kind"]) for line in race_lines(folder / "run", "left")]
+def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
+    """They wait for an evaluation, and drop those with the highest held-out losses."""
+    result = command(tmp_path, rungs="20,42").run()
+    left = [(line["step"], line["variant"], line["kind"]) for line in race_lines(tmp_path / "run", "left")]
     assert [(step, kind) for step, _, kind in left] == [(24, "dropped"), (24, "dropped"), (48, "dropped")]
     for step, names in ((24, 2), (48, 1)):
-        [places] = (line["places"] for line in race_lines(folder / "run", "standing") if line["step"] == step)
+        [places] = (line["places"] for line in race_lines(tmp_path / "run", "standing") if line["step"] == step)
         ranks = {place["variant"]: place["held_out"] for place in places}
         gone = {name for at, name, _ in left if at == step}
         stay = {place["variant"] for place in places if place["state"] in ("leads", "races")}
         assert len(gone) == names and max(ranks[name] for name in stay) < min(ranks[name] for name in gone)
-    assert result["winner"] == min(lowest(folder), key=lambda name: lowest(folder)[name])
-
-
-def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
-    check_rungs(tmp_path)
+    assert result["winner"] == min(lowest(tmp_path), key=lambda name: lowest(tmp_path)[name])
 
 
 def second(self: Sweep, name: str, *_: object) -> bool:

@@ -146,7 +146,7 @@ def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str) -> NoReturn
     name = word.lstrip("-").replace("_", "-")
     name = ALIASES.get(name, name)
     if word.startswith("-") and name in of_train and name not in names:
-        _refuse(prog, f"{prog} has no --{name}, which is a flag of skirl train: leave it out")
+        _refuse(prog, f"there is no flag --{name}, which is one of skirl train: leave it out")
     near = [name] if name in names else difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean --{near[0]}?" if near else f"{prog} --help lists them"
     if word.startswith("-"):

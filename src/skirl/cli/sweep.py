@@ -20,7 +20,7 @@ class SweepCommand(Composed):
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "patience")  # a step has one shard, and each variant ends at a rung
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "patience")  # of single runs
 
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
@@ -117,8 +117,6 @@ class SweepCommand(Composed):
             lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
-            more = "--steps" if self.recipe.data.kind == "synthetic" or self.recipe.data.steps else "--epochs"
-            lines["saved"] = (
-                f"step {result['saved_step']:,} in {result['save']}; more {more} and --resume go on from there"
-            )
+            more = f"more {self.recipe.data.longer} and --resume go on from there"
+            lines["saved"] = f"step {result['saved_step']:,} in {result['save']}; {more}"
         return lines | facts({"missing": "\n".join(result["missing"])})

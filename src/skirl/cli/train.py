@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, goes_on, scores
-from skirl.data.flags import FILE_KINDS
 from skirl.peers.processes import COMMAND_LINE
 from skirl.tools.flags import Composed, check_new
 from skirl.tools.units import malformed, size
@@ -68,9 +67,8 @@ class Train(Composed):
             lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.save.save:
             newest = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {self.save.save}"
-            data = self.recipe.data
-            more = "--epochs" if data.kind in FILE_KINDS and data.steps is None else "--steps"
-            lines["saved"] = f"{newest}; more {more} and --resume go on from there" if kept["newest"] else newest
+            more = f"; more {self.recipe.data.longer} and --resume go on from there"
+            lines["saved"] = newest + more * bool(kept["newest"])
             if kept["failed"]:
                 lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
             written = f"{kept['count']:,} written, {size(kept['bytes'])} of changes"

@@ -103,6 +103,11 @@ class DataFlags:
         return self.data.partition(":")[2]
 
     @property
+    def longer(self) -> str:
+        """The flag that makes a run longer."""
+        return "--epochs" if self.kind in FILE_KINDS and self.steps is None else "--steps"
+
+    @property
     def stream_seed(self) -> int:
         return self.seed if self.data_seed is None else self.data_seed
 

@@ -36,8 +36,7 @@ log = logging.getLogger("skirl")
 
 def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
     """Train the variants of a `SweepRun` that this rank of the job has; all ranks return the result of the whole sweep."""
-    a_day = 86400.0  # some have more to evaluate than others
-    ranks = Ranks(trainers(patience=recipe.step.peer_patience or patience_of(os.environ, a_day)))
+    ranks = Ranks(trainers(patience=recipe.step.peer_patience or patience_of(os.environ, 24 * 3600.0)))
     with using(Alone()):  # a rank's engine shares no rows
         sweep_run = SweepRun(ranks, recipe, *args)
         reporting = progress_of("sweep", sweep_run.stream.steps)
