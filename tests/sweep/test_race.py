@@ -79,9 +79,9 @@ def test_a_longer_race_keeps_the_rungs_that_it_has_passed():
             longer.load_state_dict(json.loads(json.dumps(part.state_dict())))
             part = longer
         assert part.see(noisy(step, means)) == whole.see(noisy(step, means))
-    assert RaceFlags(rungs="500,80%").rules(1000).rungs == (500, 800)
-    race = Race([*"abcd"], rules=Rules(rungs=(1,)))
-    race.see([0.1, 0.2, 0.3, 0.4], unseen=False)
+    of_steps = RaceFlags(rungs="500,80%").rules(1000).rungs, RaceFlags(rungs="14").rules(15, 2, 8).rungs
+    assert of_steps == ((500, 800), (16,))  # the second waits for an evaluation
+    (race := Race([*"abcd"], rules=Rules(rungs=(1,)))).see([0.1, 0.2, 0.3, 0.4], unseen=False)
     race.judge({"a": 0.1, "b": 0.2, "c": 0.4, "d": 0.3}, last=False)
     assert [place.variant for place in race.standing()] == ["a", "b", "d", "c"]
     assert part.state_dict() == whole.state_dict()

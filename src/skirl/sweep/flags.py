@@ -33,7 +33,7 @@ class RaceFlags:
 
     def __post_init__(self) -> None:
         Rules(keep=self.keep)
-        self.rules(100)
+        self.rules(1 << 62)  # how long the run is comes later
 
     def rules(self, steps: int | None, epochs: int = 1, every: int | None = None) -> Rules:
         """Return the rules of a race."""
@@ -52,6 +52,8 @@ class RaceFlags:
                     f"rungs is {self.rungs!r}, and the number of steps is unknown: set steps, or give rungs in steps"
                 )
             rungs.append(max(1, int(steps * float(found[2]) / 100)))
+        if steps is not None and max(rungs, default=0) > steps:
+            raise ValueError(f"rungs is {self.rungs!r}, and the run has {steps} steps: set rungs below that")
         if epochs > 1 and every is not None:
             rungs = [-(-rung // every) * every for rung in rungs]
         return Rules(keep=self.keep, rungs=tuple(sorted(set(rungs))))
