@@ -161,11 +161,12 @@ class TorchTables(nn.Module):
         )
 
     def forward(self, sparse: Any) -> Any:
-        ids, offsets, features = sparse.values(), sparse.offsets(), len(self.bags)
+        offsets, features = sparse.offsets(), len(self.bags)
+        ids, starts = (each.to(self.bags[0].weight.device) for each in (sparse.values(), offsets))
         batch, vectors = (len(offsets) - 1) // features, []
         for i, bag in enumerate(self.bags):
             first, last = int(offsets[i * batch]), int(offsets[(i + 1) * batch])
-            vectors.append(bag(ids[first:last], offsets[i * batch : (i + 1) * batch] - first))
+            vectors.append(bag(ids[first:last], starts[i * batch : (i + 1) * batch] - first))
         return SimpleNamespace(stacked=lambda: torch.stack(vectors, dim=1))
 
     def weights(self) -> torch.Tensor:

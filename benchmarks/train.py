@@ -100,7 +100,7 @@ class Mode:
 
     def __init__(self, setting: ModeSettings, embeddings: Embeddings) -> None:
         torch.manual_seed(0)
-        self.model = DLRM.tiny(embeddings, dense_features=setting.dense_features)
+        self.model = DLRM.tiny(embeddings, dense_features=setting.dense_features).to(setting.flags.device)
         self.setting = setting
         self.store: LinkStore | None = None
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
@@ -125,6 +125,8 @@ class Mode:
 
     def rest(self) -> None:
         """Wait until nothing is in motion."""
+        if self.setting.flags.device != "cpu":
+            torch.cuda.synchronize()
 
     def close(self) -> None:
         """Release everything."""
@@ -145,7 +147,9 @@ class WithStore(Mode):
         kind: type[EmbeddingBagCollection] = EmbeddingBagCollection,
     ) -> None:
         store = store_of(setting, name)
-        self.embeddings = kind(setting.tables, optimizer=SGD(lr=LR), cache=cache, store=store)
+        self.embeddings = kind(
+            setting.tables, optimizer=SGD(lr=LR), cache=cache, store=store, device=setting.flags.device
+        )
         super().__init__(setting, self.embeddings)
         self.store = store
 
@@ -175,6 +179,7 @@ class WithLookahead(WithStore):
             yield batch
 
     def rest(self) -> None:
+        super().rest()
         stages = self.ahead._pipeline and self.ahead._pipeline.stages
         while stages and stages.failure is None and not stages.all_wait(("load",)):
             time.sleep(1e-4)
@@ -259,6 +264,8 @@ class TrainSpeed:
     """Rows on the device, for skirl and the LRU cache: a number, or a share of the rows that the run touches."""
     depth: int = 64
     """Batches that the oracle reads ahead."""
+    device: str = "cpu"
+    """cpu or cuda: of all modes, the model too."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, or disk:FOLDER, where each mode gets a folder that is removed at
     the end."""
@@ -313,7 +320,7 @@ class TrainSpeed:
         return Recipe.of(
             data=self.data, model="dlrm-tiny", optimizer="sgd", lr=LR, dim=self.dim, batch=self.batch, steps=batches,
             cache=self.cache, depth=self.depth, store=self.store,
-            threads=self.threads, rows_scale=self.rows_scale,
+            threads=self.threads, device=self.device, rows_scale=self.rows_scale,
         )  # fmt: skip
 
     def _setting(self) -> ModeSettings:
@@ -360,7 +367,7 @@ class TrainSpeed:
             parts = {name: round(1e3 * median(values) / self.slice, 3) for name, values in parts.items()}
         same = agree(losses)
         return result(
-            "train", self, "data dim batch cache depth link rounds",
+            "train", self, "data dim batch cache depth device link rounds",
             store=self.store.partition(":")[0], cache_rows=setting.cache, touched=setting.touched,
             steps=self.slice * len(next(iter(slices.values()))),
             **{key: paired(seconds.get(name), seconds.get("skirl")) for key, name in RATIOS.items()},

@@ -49,6 +49,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
     """Train one trainer by the README's loop. Return its losses, dense weights and owned rows."""
     mine = block_of(peers.rank, peers.size, case.shards)
     torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)  # a GPU has one thread for the backwards of all trainers
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(
             one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store,

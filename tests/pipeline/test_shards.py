@@ -60,7 +60,7 @@ class Model(nn.Module):
 
     def loss(self, batch, rare=True):
         out = self.embeddings(batch.sparse)
-        x = torch.cat([out[f] for f in FEATURES], 1)
+        x = torch.cat([out[f] for f in FEATURES], 1).to(self.first.device)
         scores = torch.mv(self.dropout(torch.relu(x @ self.first)), self.second)
         return (scores - batch.labels.to(scores.dtype)).tanh().square().mean() + (self.rare.sum() if rare else 0)
 

@@ -22,6 +22,9 @@ TABLES = (Table("a", 60, 3, features=("x", "y")), Table("b", 50_000_000, 5, pool
 BUSY = Case(
     TABLES, Adam(lr=0.05), (Part(0, 14, (9,)), Part(9, 14)), depth=3, weights=0.5, evaluate=0.2, device="interpret"
 )
+BACK_AND_FORTH = replace(
+    BUSY, parts=(Part(0, 8, (5,)), Part(5, 8)), universe=12, optimizer=RowwiseAdagrad(lr=0.1), slow_write=0.003
+)
 
 
 @given(cases_of(), st.sampled_from([0.0, 0.3, 0.7]))
@@ -39,8 +42,7 @@ def test_bags_that_samples_share(accumulate, weights):
 @pytest.mark.parametrize("eager", [0.0, 0.5])
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_rows_on_their_way_in_both_directions(eager, prefetch):
-    case = replace(BUSY, parts=(Part(0, 8, (5,)), Part(5, 8)), universe=12, prefetch=prefetch, eager=eager)
-    report = Run(replace(case, optimizer=RowwiseAdagrad(lr=0.1), slow_write=0.003)).go()
+    report = Run(replace(BACK_AND_FORTH, prefetch=prefetch, eager=eager)).go()
     assert report.forwarded and report.fetched > report.forwarded
 
 

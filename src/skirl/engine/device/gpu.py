@@ -1,4 +1,4 @@
-"""The cache in a GPU's memory. Rows and plans come and go on separate streams. **Not run on a GPU yet.**"""
+"""The cache in a GPU's memory. Rows and plans come and go on separate streams."""
 
 import os
 import sys
