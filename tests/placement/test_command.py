@@ -121,8 +121,8 @@ def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[]", "it is not a list of tables"),
-        ('{"format": "skirl-tables"', "Expecting"),
+        ("[]", "it is no list of tables"),
+        ('{"format": "skirl-tables"', "it is no list of tables"),
         ('{"format": "skirl-tables", "format_version": 9}', "its format is 9, skirl reads 1"),
         ('{"format": "skirl-tables", "format_version": 1, "batch": 2, "tables": [{"name": "a"}]}', "rows is missing"),
         (json.dumps({**HEAD, "tables": [TABLE]}).replace("64,", "NaN,", 1), "has batch nan"),

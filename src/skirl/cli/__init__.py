@@ -15,7 +15,7 @@ from typing import Any
 
 from skirl.cli.command_line import in_flags, read_config, read_flags
 from skirl.cli.show import Progress, goes_on, listed
-from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here
+from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here, leave_stop, says_first
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import progress_of, shown_by
@@ -137,6 +137,8 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
         if display is not None and name in COMPILED:
             _tell_of_compiling()
         result: Mapping[str, Any] = command.run()
+    if _stopped_by(result) and not result["failed"]:
+        leave_stop()
     if "exit_code" in result:  # that of a command it has started, which has reported the rest
         if result["failed"]:
             print(f"skirl {name}: {result['failed']}", file=sys.stderr)
@@ -184,7 +186,8 @@ def _failed(name: str, error: Exception, code: int) -> int:
     text = said(error)
     if isinstance(error, ValueError):
         text = in_flags(text, [CONFIG.name, *flags_of(_command(name))])
-    print(f"skirl {name}: {text}", file=sys.stderr)
+    if says_first(text):
+        print(f"skirl {name}: {text}", file=sys.stderr)
     return code
 
 

@@ -167,7 +167,7 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
     """Turn a sentence about arguments into one about flags. Leave words that only look like the name of one."""
     one = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     long = "|".join(sorted((re.escape(name) for name in names if "_" in name), key=len, reverse=True)) or "(?!)"
-    subject = rf"^(?:{one})(?:, (?:{one}))*(?: and (?:{one}))?(?= (?:is|are|needs?|counts|has) | ['\d])"
+    subject = rf"^(?:{one})(?:, (?:{one}))*(?: and (?:{one}))?(?= (?:is|are|needs?|counts|has) | '| \d+(?![\d:]))"
     object_ = rf"\b(?:[Ss]et|leave|make|raise) (?:{one})(?: (?:and|or) (?:{one}))?\b(?![-=.(_])"
     anywhere = rf"(?<![-\w.='\"`/(])(?:{long})(?![-\w.=(/])"
     for pattern in (subject, object_, rf"\b(?:and|but) (?:{one})(?= is | ')", anywhere):

@@ -8,12 +8,14 @@ from typing import Any, ClassVar, Literal
 from skirl.cli.show import ShowFlags, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
-from skirl.tools.flags import Composed, check_new, parsed
+from skirl.tools.flags import Composed, check_new, flags_of, parsed
 from skirl.tools.progress import progress_of
 from skirl.tools.units import Link, parse_bytes, size
 from skirl.train.flags import MovementFlags, OptimizerFlags
 
 MOST_RANKS = 1024
+_OF_TABLES = ("data", "model", "dim", "batch", "steps", "optimizer")
+"""Flags that a list of tables stands for."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,13 @@ class Place(Composed):
         for name in ("out", "costs"):
             if (path := getattr(self, name)) is not None and path.suffix != ".json":
                 raise ValueError(f"{name} is {str(path)!r}: name a file that ends in .json")
-        if self.tables is not None and self.data.data != DataFlags.data:
-            raise ValueError(
-                f"tables and data ({self.data.data}) both say which tables there are: leave one of them out"
-            )
+        if self.tables is not None:
+            usual, own = flags_of(type(self)), self.flat()
+            given = [name for name in _OF_TABLES if own[name] != usual[name].default]
+            if given:
+                raise ValueError(
+                    f"tables and {given[0]} ({own[given[0]]}) both say what is placed: leave one of them out"
+                )
         check_new(self.out, self.force)
         self.caps()
         self.rate()

@@ -18,6 +18,7 @@ MOVED = ("touched", "fetched", "new", "written", "forwarded")
 SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
+KEPT_IN, NOT_KEPT = "kept in {}", "which is not kept: --keep-best keeps the best in --save"
 UNKNOWN = "still going on, killed, or failed"
 
 
@@ -171,9 +172,11 @@ def held_out_lines(last: Line | None, kept: Line | None) -> dict[str, str]:
     at, best, loss = last["test_step"], last["best_step"], _figure(last["best_logloss"])
     lines = {"test": f"{scores(last, 'test_')} on {last['test_samples']:,} samples held out, at step {at:,}"}
     if kept is not None:
-        lines["best"] = f"step {kept['step']:,}, log loss {_figure(kept['test_logloss'])}, kept in {kept['folder']}"
+        lines["best"] = (
+            f"step {kept['step']:,}, log loss {_figure(kept['test_logloss'])}, {KEPT_IN.format(kept['folder'])}"
+        )
     elif best < at:
-        lines["best"] = f"step {best:,}, log loss {loss}, which is not kept: --keep-best keeps the best in --save"
+        lines["best"] = f"step {best:,}, log loss {loss}, {NOT_KEPT}"
     return lines
 
 
@@ -244,7 +247,8 @@ def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None) -
     if place.get("held_out") is None:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
         return f"{place['variant']}, {loss} on samples that nobody had trained on"
-    at = "" if best is None else f", at step {best['step']:,}" + (f", in {best['folder']}" if best["folder"] else "")
+    kept = KEPT_IN.format(best["folder"]) if best and best["folder"] else NOT_KEPT
+    at = "" if best is None else f", at step {best['step']:,}, {kept}"
     return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
 
 

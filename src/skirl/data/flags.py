@@ -45,7 +45,7 @@ class DataFlags:
     epochs: int = 1
     """Passes over the files."""
     steps: int | None = None
-    """Steps of the whole run; if not given, as many as the epochs hold, or 1000 for a synthetic stream."""
+    """Steps of the whole run; none: as many as the epochs hold, or 1000 of a synthetic stream."""
     valid: str | None = None
     """What to hold out for evaluation: 20% (the last rows), or from a time on: time>=14102900, time>=2026-03-01."""
     seed: int = 0
@@ -90,7 +90,9 @@ class DataFlags:
             object.__setattr__(self, "steps", SYNTHETIC_STEPS)
         if self.kind not in (*FILE_KINDS, "synthetic"):
             kinds = "synthetic:NAME, criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH"
-            raise ValueError(f"data is {self.data!r}: set it to {kinds}")
+            ending = re.search(r"\.(csv|parquet)$", self.data.replace(".tsv", ".csv"))
+            like = "" if ending is None else f"{ending[1]}:{self.data}, or to "
+            raise ValueError(f"data is {self.data!r}: set it to {like}{kinds}")
         self._refuse_unread()
         self.stream()
 

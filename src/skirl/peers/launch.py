@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from skirl.peers.processes import NOTES
+from skirl.peers.processes import NOTES, STOPPED
 
 SETTINGS = {
     # Otherwise the trainers' store would be the launcher's, which listens on all networks.
@@ -66,6 +66,8 @@ def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
         except ChildFailedError as failed:
             return *_why({rank: of.exitcode for rank, of in failed.failures.items()}, Path(folder)), True
         except SignalException as told:
+            if Path(folder, STOPPED).exists():
+                return 130 if told.sigval is signal.SIGINT else 0, None, False
             return 128 + told.sigval, f"stopped by {told.sigval.name}, and all trainers with it", False
         finally:
             if threading.current_thread() is threading.main_thread():  # in others the launcher takes no signal

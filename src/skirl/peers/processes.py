@@ -10,6 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 _SET_PARENT_DEATH_SIGNAL = 1
 BEGINS_AGAIN = 75
@@ -20,6 +21,7 @@ job on machines where nobody stopped it.
 
 NOTES, COMMAND_LINE = "SKIRL_NOTES", "SKIRL_COMMAND"
 """What `skirl launch` sets for its trainers: a folder for their last notes, and how its command line began."""
+STOPPED = "stopped"
 
 
 def this_process() -> list[Any]:
@@ -45,6 +47,23 @@ def leave_note(step: int | None, lost: bool) -> None:
     if (folder := os.environ.get(NOTES)) is not None:
         with suppress(OSError):
             Path(folder, os.environ["RANK"]).write_text(json.dumps({"step": step, "lost": lost}))
+
+
+def leave_stop() -> None:
+    """Tell `skirl launch` that a signal ended this trainer as it should, with a checkpoint."""
+    if (folder := os.environ.get(NOTES)) is not None:
+        Path(folder, STOPPED).touch()
+
+
+def says_first(text: str) -> bool:
+    """Return whether no other trainer of this launcher has said the same."""
+    if (folder := os.environ.get(NOTES)) is None:
+        return True
+    try:
+        os.close(os.open(Path(folder, f"said-{crc32(text.encode())}"), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 def launchers_elsewhere() -> bool:

@@ -123,9 +123,12 @@ def _read(path: Path, parsed: Callable[[str], T], what: str) -> T:
 
 
 def _parsed(text: str) -> list[TableSpec]:
-    body = json.loads(text)
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ValueError(f'it is not a list of tables: begin it with "format": "{FORMAT}"')
+        raise ValueError(f'it is no list of tables in JSON: begin it with {{"format": "{FORMAT}"')
     if body.get("format_version") != VERSION:
         raise ValueError(f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: write it again")
     form = {"batch": ANY, "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "ids": AMOUNT, "distinct": AMOUNT}]}

@@ -334,6 +334,8 @@ class Missing:
 def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     """Return the lines of a run's metrics, out of its folder, without a half line that a kill left."""
     path = Path(folder) / METRICS
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder} is no folder: name that of a run")
     if not path.exists():
         return []
     data = path.read_bytes()
