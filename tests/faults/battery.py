@@ -25,6 +25,8 @@ from tests.oracle.traces import SCHEMA, keys_of
 from tests.pipeline import test_shards
 from tests.runs import Case, Part, Run
 from tests.store.disk.crashing import SCRIPTS, crash_everywhere, make_small
+from tests.sweep import runs as sweeps
+from tests.sweep.test_sweep import MIXED
 from tests.test_trainers import test_a_step_that_overflows_on_one_trainer_is_skipped_by_all as overflows
 
 TABLES = (
@@ -139,6 +141,21 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
     }
 
 
+def variants(shift: int) -> dict[str, Callable[[], object]]:
+    """Variants of a sweep, each compared with its lone run."""
+
+    def resumed() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            sweeps.check(replace(case, resumed=3, folder=Path(folder)), plain=False)
+
+    case = sweeps.Case(MIXED, seed=shift)
+    return {
+        "mixed": lambda: sweeps.check(case),
+        "micro-batches": lambda: sweeps.check(replace(case, accumulate=2)),
+        "resumed": resumed,
+    }
+
+
 def crashes(shift: int, script: str) -> None:
     """Kill a store on disk, or cut its power, at each call of a workload."""
     memory = Path("/dev/shm")
@@ -154,6 +171,8 @@ def battery(area: str, shift: int) -> dict[str, Callable[[], object]]:
         return dict(CHECKS)
     if area == "trainers":
         return trainers(shift)
+    if area == "sweep":
+        return variants(shift)
     if area in ("disk", "frozen"):  # the first script hardly touches frozen rows
         scripts = SCRIPTS if area == "disk" else SCRIPTS[:0:-1]
         return {script: lambda script=script: crashes(shift, script) for script in scripts}

@@ -299,6 +299,45 @@ TRAINERS = [
           "range(self.first * each, self.last * each, each)", "range(self.first * each, self.last * each, each)[::-1]"),
 ]  # fmt: skip
 
+SWEEP = [
+    Fault("a variant's columns are those of the first", "engine.packs:Pack.place",
+          "at=2 * begin if self.half else begin", "at=0"),
+    Fault("a neighbour's columns are read", "engine.packs:Pack.own",
+          "slice(self.begins[bank], self.begins[bank] + self.held[bank])", "slice(0, self.held[bank])"),
+    Fault("rows begin by another's seed", "engine.packs:Pack.place",
+          "seed=self.seed", "seed=0"),
+    Fault("rows have another's rate", "engine.packs:Pack.scalars",
+          "settings, self.steps", "[one._replace(lr=0.1) for one in settings], self.steps"),
+    Fault("steps are counted for the first", "engine.rows:Rows.apply",
+          "pack.steps += raised", "engine.packs[0].steps += raised"),
+    Fault("the first variant's gradients move the rows of all", "nn.current_step:CurrentStep.returned",
+          "ticket.work.grads[ticket.bank, ticket.micro] = grad",
+          "first = self.engine.__dict__.setdefault((ticket.work.number, ticket.bank, ticket.micro), grad)\n"
+          "ticket.work.grads[ticket.bank, ticket.micro] = first if first.shape == grad.shape else grad"),
+    Fault("dense weights begin by another's seed", "sweep.sweep:Sweep.__init__",
+          "kind(self.engine, pack), pack.seed", "kind(self.engine, pack), 0"),
+    Fault("variants share a generator", "sweep.contender:Contender.drawing",
+          "_put(self._generator)", "pass"),
+    Fault("a variant draws the same numbers in each step", "sweep.contender:Contender.drawing",
+          "self._generator = _state()", "pass"),
+    Fault("a variant's draws move the loop's", "sweep.contender:Contender.drawing",
+          "_put(others)", "pass"),
+    Fault("dense gradients add up", "sweep.contender:Contender.step",
+          "self.dense.zero_grad()", "pass"),
+    Fault("dense weights step at each micro-batch", "sweep.contender:Contender.step",
+          "self.dense is not None and self.ends_step", "self.dense is not None"),
+    Fault("steps of tables are not resumed", "sweep.contender:OfVariant.restore",
+          "pack.steps[:] = table_steps", "pass"),
+    Fault("a checkpoint's rows come into the first columns", "sweep.contender:OfVariant.restore",
+          "pack.number", "0"),
+    Fault("a variant that diverged trains on", "sweep.contender:Contender.diverged",
+          "not math.isfinite(self.loss)", "False"),
+    Fault("those that stay take the columns of who left", "engine.engine:Engine._narrow",
+          "pack.own(bank)", ":pack.held[bank]"),
+    Fault("rows of an array begin in all variants", "engine.first_values:FirstValues.give",
+          "p == pack and ", ""),
+]  # fmt: skip
+
 AREAS = {
     "oracle": ORACLE,
     "moves": MOVES,
@@ -307,5 +346,6 @@ AREAS = {
     "frozen": FROZEN,
     "checkpoints": CHECKPOINTS,
     "trainers": TRAINERS,
+    "sweep": SWEEP,
 }
 """One test for each area, run side by side."""

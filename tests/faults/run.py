@@ -20,7 +20,7 @@ from types import ModuleType
 from tests.faults.catalogue import AREAS
 from tests.faults.plant import Fault
 
-COMPILED = ("disk", "frozen", "checkpoints")
+COMPILED = ("disk", "frozen", "checkpoints", "sweep")
 """Areas without faults in Numba's kernels."""
 ATTEMPTS = 3
 """A fault that needs a race may go unnoticed once on a busy machine. Each attempt has its own process, so that
