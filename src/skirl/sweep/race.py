@@ -156,7 +156,7 @@ class VariantPlace:
     loss: float | None
     """Mean over the recent batches that nobody had trained on; if it has left, over those before it left."""
     difference: float | None
-    """Mean loss of its configuration minus that of rank 1, on the same batches: the recent ones before it left."""
+    """Mean loss of its configuration minus that of rank 1, on the same batches; if it has left, as it was then."""
     error: float | None
     """Standard error of that difference."""
     state: str
@@ -164,18 +164,6 @@ class VariantPlace:
     """Whether its configuration is that of rank 1."""
     held_out: float | None = None
     """Its lowest log loss on the samples held out, while ranks are by that."""
-
-
-@dataclass(frozen=True)
-class _Gone:
-    """What was known of a variant when it left."""
-
-    step: int
-    state: str
-    loss: float | None
-    differences: list[float]
-    """Mean loss of its configuration minus that of each; nan if not known."""
-    errors: list[float]
 
 
 class Race:
@@ -204,7 +192,8 @@ class Race:
         """By variant: its lowest log loss on the samples held out."""
         self._judged = False
         """Whether ranks are by these."""
-        self._gone: dict[int, _Gone] = {}
+        self._gone: dict[int, tuple[int, VariantPlace]] = {}
+        """By variant that has left: the step, and its place before."""
 
     @property
     def racing(self) -> list[str]:
@@ -260,11 +249,12 @@ class Race:
         """Return the places of all variants, best first. Those that left follow, the last to leave and the best first."""
         order, values = self._order(), self._values()
         best = [k for c in order for k in sorted(self._own(c), key=lambda k: values[k])]
-        rest = [k for k in range(len(self.names)) if k not in best]
+        by = {k: place.loss or 0.0 for k, (_, place) in self._gone.items()} | (self._held_out if self._judged else {})
+        rest = sorted(self._gone, key=lambda k: (-self._gone[k][0], by[k], k))
         whole = self._whole()
-        by = {k: gone.loss or 0.0 for k, gone in self._gone.items()} | (self._held_out if self._judged else {})
-        rest.sort(key=lambda k: (-self._gone[k].step, by[k], k))
-        return [self._place(k, rank, order, whole) for rank, k in enumerate([*best, *rest], start=1)]
+        places = [self._place(k, "races", order, whole) for k in best] + [self._gone[k][1] for k in rest]
+        places = [replace(place, rank=rank, held_out=self._judged_of(place)) for rank, place in enumerate(places, start=1)]
+        return [replace(places[0], state="leads") if best else places[0], *places[1:]]
 
     def seed_noise(self) -> float | None:
         """Return the standard deviation over seeds of what ranks are by; None if no configuration has several."""
@@ -284,7 +274,7 @@ class Race:
             "unseen": self.unseen,
             "racing": self._racing.tolist(),
             "left": [asdict(left) for left in self.left],
-            "gone": {str(k): asdict(gone) for k, gone in self._gone.items()},
+            "gone": {str(k): (step, asdict(place)) for k, (step, place) in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "judged": self._judged,
             "length": self._length,
@@ -299,7 +289,7 @@ class Race:
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
         self.left = [Left(**left) for left in state["left"]]
-        self._gone = {int(k): _Gone(**gone) for k, gone in state["gone"].items()}
+        self._gone = {int(k): (step, VariantPlace(**place)) for k, (step, place) in state["gone"].items()}
         self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["judged"]
         self._length = state["length"]
@@ -339,30 +329,23 @@ class Race:
         return self._leave(gone, f"dropped at step {self.step:,} by {by}", "dropped")
 
     def _leave(self, numbers: Sequence[int], why: str, kind: str) -> list[Left]:
-        whole = self._whole()
+        whole, order = self._whole(), self._order()
         left = [Left(self.step, self.names[k], why, kind) for k in numbers]
-        self._gone |= {k: self._known_of(k, why, whole) for k in numbers}
+        self._gone |= {k: (self.step, self._place(k, why, order, whole)) for k in numbers}
         self._racing[list(numbers)] = False
         self.left += left
         return left
 
-    def _known_of(self, k: int, state: str, whole: PairSums) -> _Gone:
-        """Return what is known of a variant that races: its own loss, and its configuration's differences."""
-        n, c = whole.batches, int(self._of[k])
+    def _place(self, k: int, state: str, order: Sequence[int], whole: PairSums) -> VariantPlace:
+        """Return the place of a variant that races, whose rank comes later: its own loss, its configuration's difference."""
+        n, c, first = whole.batches, int(self._of[k]), order[0]
         if not n:
-            unknown = [np.nan] * len(whole.losses)
-            return _Gone(self.step, state, None, unknown, unknown)
-        apart = (whole.differences[c] / n).tolist()
-        return _Gone(self.step, state, float(self._sums().losses[k] / n), apart, errors(whole)[c].tolist())
+            return VariantPlace(0, self.names[k], None, None, None, state, leading=c == first)
+        loss, apart = float(self._sums().losses[k] / n), float(whole.differences[c, first] / n)
+        return VariantPlace(0, self.names[k], loss, apart, _known(errors(whole)[c, first]), state, leading=c == first)
 
-    def _place(self, k: int, rank: int, order: Sequence[int], whole: PairSums) -> VariantPlace:
-        of = self._gone.get(k) or self._known_of(k, "leads" if rank == 1 else "races", whole)
-        held_out = self._held_out.get(k) if self._judged else None
-        place = VariantPlace(rank, self.names[k], of.loss, None, None, of.state, held_out=held_out)
-        if not order:  # all have diverged
-            return place
-        first, leading = order[0], int(self._of[k]) == order[0]
-        return replace(place, difference=_known(of.differences[first]), error=_known(of.errors[first]), leading=leading)
+    def _judged_of(self, place: VariantPlace) -> float | None:
+        return self._held_out.get(self.names.index(place.variant)) if self._judged else None
 
 
 def _known(value: float) -> float | None:
