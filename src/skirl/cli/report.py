@@ -309,8 +309,8 @@ def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
         lead=[
             first or sweep["failed"] or "No step is done yet.",
             *([f"Here, {MEANS}."] if sweep["seed_noise"] is not None else []),
-            "A loss is a mean over the recent batches, each before anybody trained on its samples. A difference is to rank 1, "
-            "on the same batches, with the standard error of the paired difference. Of one that left, all is as it was then.",
+            "A loss is a mean over the recent batches, each before anybody trained on its samples. A difference is to rank "
+            "1, on the same batches, with its standard error. Of one that left, all is as it was then.",
         ],
         tables=[Table(head, cells, "Variants"), Table(("", ""), [*lines.items()], "Sweep")],
         charts=[
