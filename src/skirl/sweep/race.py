@@ -253,7 +253,9 @@ class Race:
         rest = sorted(self._gone, key=lambda k: (-self._gone[k][0], by[k], k))
         whole = self._whole()
         places = [self._place(k, "races", order, whole) for k in best] + [self._gone[k][1] for k in rest]
-        places = [replace(place, rank=rank, held_out=self._judged_of(place)) for rank, place in enumerate(places, start=1)]
+        places = [
+            replace(place, rank=rank, held_out=self._judged_of(place)) for rank, place in enumerate(places, start=1)
+        ]
         return [replace(places[0], state="leads") if best else places[0], *places[1:]]
 
     def seed_noise(self) -> float | None:
