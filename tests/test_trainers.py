@@ -39,6 +39,7 @@ class Case(one.Case):
     prefetch: int = 2
     hook: Any = None
     """Called before each call to other trainers."""
+    placement: dict[str, int] | None = None
     looks: int = 0
     """Steps between two evaluations of rows; 0: none."""
     fetched: list[int] = field(default_factory=list)
@@ -53,7 +54,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(
             one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store,
-            device=case.device,
+            device=case.device, placement=case.placement,
         )  # fmt: skip
     model = one.Model(embeddings, case.dtype, dropout=0.0)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []

@@ -11,7 +11,7 @@ import numpy as np
 from skirl.core.ids import BankIds
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
-from skirl.oracle.options import AUTO_ROWS, Plan, Vote, is_full
+from skirl.oracle.options import AUTO_ROWS, LONGEST_AUTO, Plan, Vote, is_full
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
@@ -126,7 +126,8 @@ class Planner(Generic[Item]):
         """Return this planner's vote, for several owners that decide together when to plan."""
         rows = 0
         if self._plan.depth == "auto":
-            rows = min(_at_least(bank.rows_ahead(), AUTO_ROWS * bank.capacity) for bank in self.banks)
+            ahead = (_at_least(b.rows_ahead(), AUTO_ROWS * b.capacity) for b in self.banks if b.window_rows)
+            rows = min(ahead, default=LONGEST_AUTO)  # others may have all tables of a bank
         if self.stopped:
             return Vote(rows, self.window)
         return Vote(rows, _at_least(self._bytes_ahead(), self._plan.most_bytes))
