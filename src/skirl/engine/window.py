@@ -214,7 +214,9 @@ class Window:
                 resident_next=self._first_uses(i, residents),
                 first=self.next_number,
             )
-        self._planner = Planner(banks, self._plan, may_stop=True)
+        owners = [(e.rows, e.rows.whole.get(bank.tables[0])) for e in self._engines for bank in e.schema.banks]
+        elsewhere = {i for i, (rows, owner) in enumerate(owners) if owner not in (None, rows.peers.rank)}
+        self._planner = Planner(banks, self._plan, may_stop=True, elsewhere=elsewhere)
         for number, works in enumerate(self._first, self.next_number):
             self._add(self._planner, works, number)
         self._first.clear()
