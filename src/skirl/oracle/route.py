@@ -89,19 +89,24 @@ def _narrow(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _words(array: np.ndarray) -> list[np.ndarray]:
-    """Return an array as words: its dtype, its bytes, and these, padded."""
-    head = np.frombuffer(array.dtype.str.encode().ljust(4) + array.nbytes.to_bytes(4, "little"), np.int32)
-    padded = np.zeros(-(-array.nbytes // 4) * 4, np.uint8)
-    padded[: array.nbytes] = array.view(np.uint8)
-    return [head, padded.view(np.int32)]
+    """Return an array as words: its dtype, its bytes, and these, padded. Whole numbers below 2**24 take three bytes."""
+    name, raw = array.dtype.str, np.ascontiguousarray(array).view(np.uint8)
+    if name == "<u4" and array.max(initial=0) < 1 << 24:
+        name, raw = "<u3", raw.reshape(-1, 4)[:, :3].reshape(-1)
+    padded = np.zeros(-(-len(raw) // 4) * 4, np.uint8)
+    padded[: len(raw)] = raw
+    return [np.frombuffer(name.encode().ljust(4) + len(raw).to_bytes(4, "little"), np.int32), padded.view(np.int32)]
 
 
 def _arrays(words: np.ndarray) -> list[np.ndarray]:
     found, at = [], 0
     while at < len(words):
-        dtype, nbytes = np.dtype(words[at : at + 1].tobytes().decode().strip()), int(words[at + 1])
+        name, nbytes = words[at : at + 1].tobytes().decode().strip(), int(words[at + 1])
         begin, at = at + 2, at + 2 + -(-nbytes // 4)
-        found.append(words[begin:at].view(np.uint8)[:nbytes].view(dtype))
+        raw = words[begin:at].view(np.uint8)[:nbytes]
+        if name == "<u3":
+            name, raw = "<u4", np.pad(raw.reshape(-1, 3), ((0, 0), (0, 1))).reshape(-1)
+        found.append(raw.view(np.dtype(name)))
     return found
 
 
