@@ -225,6 +225,8 @@ def _check_launched(words: tuple[str, ...]) -> None:
         raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train ...`")
     if words[0] in COMMANDS and words[0] != LAUNCH:
         _parse(words[0], list(words[1:]))
+    elif words[0].endswith(".py") and not Path(words[0]).exists():
+        raise ValueError(f"{words[0]} does not exist: name a Python file that does")
     elif not (words[0].endswith(".py") and Path(words[0]).is_file()):
         raise ValueError(f"{words[0]!r} cannot be launched: write a command after --, such as train, or a Python file")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, columns, facts
+from skirl.cli.show import ShowFlags, facts
 from skirl.sweep.flags import KeepFlags, RaceFlags
 from skirl.sweep.variants import Varied, check_store, variants_of
 from skirl.tools.flags import Composed
@@ -99,7 +99,7 @@ class SweepCommand(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.report import MEANS, standing, sweep_lines
+        from skirl.cli.report import race_line, sweep_lines
         from skirl.cli.train import origin_line
 
         ended = {
@@ -109,9 +109,8 @@ class SweepCommand(Composed):
             "step": result["steps"],
             "left": [],
         }
-        places = standing(result["standing"], {name: of.get("test_auc") for name, of in result["by_variant"].items()})
-        race = columns(places, left=(1, len(places[0]) - 1)) + f"\n{MEANS}" * (result["seed_noise"] is not None)
-        lines = sweep_lines(result | ended) | {"race": race}
+        ended["test_auc"] = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
+        lines = sweep_lines(result | ended) | race_line(result | ended)
         lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes")
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])

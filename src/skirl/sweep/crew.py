@@ -48,7 +48,9 @@ class Entrant:
         self.meter = Meter()
         self.judge = Evaluation(every=duty.evaluation.eval_every)
         folder = duty.folder(variant.name)
-        alone = (SaveFlags(from_=duty.from_), LogFlags(run=folder, log_every=duty.every))
+        kept = None if duty.save is None else duty.save / variant.name
+        saved = SaveFlags(save=kept, keep_best=duty.keep_best, from_=duty.from_)
+        alone = (saved, LogFlags(run=folder, log_every=duty.every))
         self.flags = flat_of(variant.recipe, duty.evaluation, *alone)
         self.begun_from: dict[str, Any] | None = None
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=duty.every, resume=duty.resume)
@@ -140,6 +142,7 @@ class Duty:
     trace: Path | None = None
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     save: Path | None = None
+    keep_best: bool = False
     from_: Path | None = None
     origin: Origin | None = None
 

@@ -105,7 +105,7 @@ class SweepRun:
         duty = Duty(
             recipe, racing, self.every, self.folder.of, resume=keeping.resume,
             goes_on=self.header is not None, trace=logged.trace, evaluation=evaluation, save=keeping.save,
-            from_=keeping.from_, origin=origin,
+            keep_best=keeping.keep_best, from_=keeping.from_, origin=origin,
         )  # fmt: skip
         own = share_of(duty, ranks.rank, ranks.size)
         self.bests = Bests(

@@ -87,20 +87,17 @@ def figure(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
 
 
-def size(count: float, beside: float = 0) -> str:
-    """Return bytes as people write them, in the unit of a larger count that stands beside them.
+def size(count: float, beside: float | None = None) -> str:
+    """Return bytes as people write them, in the unit of a smaller count that stands beside them.
 
-    >>> size(512), size(3 * 2**20), size(5.5 * 2**30), size(3 * 2**20, beside=2**30)
-    ('512 B', '3.0 MiB', '5.5 GiB', '0.003 GiB')
+    >>> size(512), size(3 * 2**20), size(5.5 * 2**30), size(2**30, beside=3 * 2**20)
+    ('512 B', '3.0 MiB', '5.5 GiB', '1,024.0 MiB')
     """
-    unit, largest = 0, max(count, beside)
-    while largest >= 1024 and unit < 4:
-        largest /= 1024
+    unit, least = 0, count if beside is None else min(count, beside)
+    while least >= 1024 and unit < 4:
+        least /= 1024
         unit += 1
-    count /= 1024**unit
-    if unit == 0:
-        return f"{count:.0f} B"
-    return f"{count:.{1 if count >= 0.1 or not count else 3}f} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
+    return f"{count:.0f} B" if unit == 0 else f"{count / 1024**unit:,.1f} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
 
 
 def malformed(count: int, first: str | None) -> str:
