@@ -166,7 +166,7 @@ def test_a_second_run_on_a_folder_that_another_saves_to_is_refused(tmp_path):
     with subprocess.Popen([sys.executable, "-c", holding], stdin=subprocess.PIPE) as other:
         wait_for(lambda: (tmp_path / "lock").is_file() and (tmp_path / "lock").stat().st_size, 60)
         with pytest.raises(DiskError, match=rf"in use by process {other.pid} on "):
-            Train.of(**JUDGED, steps=1, save=tmp_path, resume=True, run="none").run()
+            Train.of(**JUDGED | {"steps": 1}, save=tmp_path, resume=True, run="none").run()
 
 
 # The best checkpoint.
