@@ -54,7 +54,7 @@ class Train(Composed):
             return {"ended": f"the run {how} at step {at:,}: nothing was left to train"} | shown | ends
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
         sizes = rows["bytes_of_all"], result["cache_bytes"], result["staging_bytes"]
-        wide, least = self.recipe.model.row_dim, min(filter(None, sizes), default=0)
+        wide, least = self.recipe.model.row_dim, max(1 << 20, min(filter(None, sizes), default=0))
         lines |= {
             "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'], least)} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
