@@ -160,7 +160,8 @@ def test_a_flag_that_may_not_change_is_named_with_both_values(flags, said, halfw
 
 
 def test_a_second_run_on_a_folder_that_another_saves_to_is_refused(tmp_path):
-    holding = f"from pathlib import Path; from skirl.store.disk.os_files import Lock; held = Lock(Path({str(tmp_path)!r})); input()"
+    lock = f"Lock(Path({str(tmp_path)!r}))"
+    holding = f"from pathlib import Path; from skirl.store.disk.os_files import Lock; held = {lock}; input()"
     with subprocess.Popen([sys.executable, "-c", holding], stdin=subprocess.PIPE) as other:
         wait_for(lambda: (tmp_path / "lock").is_file() and (tmp_path / "lock").stat().st_size, 60)
         with pytest.raises(DiskError, match=rf"in use by process {other.pid} on "):
