@@ -184,9 +184,10 @@ def _failed(name: str, error: Exception, code: int) -> int:
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error
     text = said(error)
+    new = says_first(re.sub(r"^rank \d+ ended the job: ", "", text))
     if isinstance(error, ValueError):
         text = in_flags(text, [CONFIG.name, *flags_of(_command(name))])
-    if says_first(text):
+    if new:
         print(f"skirl {name}: {text}", file=sys.stderr)
     return code
 
