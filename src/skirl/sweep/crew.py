@@ -110,6 +110,7 @@ class Entrant:
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
             "from": self.begun_from,
+            "exact": self.contender.exact,
             "rows": self.rows,
             **more,
             "missing": self.run.missing + more.get("missing", []),
@@ -121,7 +122,7 @@ class Entrant:
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
     names = (
-        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run",
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run", "exact",
     )  # fmt: skip
     return {name: result[name] for name in names if name in result}
 
@@ -142,6 +143,7 @@ class Duty:
     save: Path | None = None
     from_: Path | None = None
     origin: Origin | None = None
+    inexact: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Crew:
         self._duty = duty
         recipe = duty.recipe
         self.stream = recipe.stream()
-        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on)
+        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on, inexact=duty.inexact)
         try:
             self.entrants = {
                 variant.name: Entrant(variant, contender, duty)
@@ -199,6 +201,8 @@ class Crew:
         if header is not None:
             assert path is not None
             load_all(path, header, self.sweep.racing, self.batches, self._parts)
+            for contender in self.sweep.racing:  # it may have had inexact steps before
+                contender.exact = not self._duty.inexact
         elif (origin := self._duty.origin) is not None:
             for contender in self.sweep.racing:
                 with contender.drawing():
@@ -308,7 +312,8 @@ class Crew:
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
-        return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
+        steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in ("loop", "fused")}
+        return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
 
     @property
     def racing(self) -> list[str]:
@@ -326,7 +331,7 @@ def check_pooled(variants: Sequence[Varied]) -> None:
         )
 
 
-def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False) -> Sweep:
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False, inexact: bool = False) -> Sweep:
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
     shared = []
@@ -345,6 +350,7 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False
         device=recipe.device.device,
         threads=recipe.device.threads or 1,
         resume=resume,
+        inexact=inexact,
     )
 
 

@@ -171,7 +171,7 @@ def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
 def close(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or not a.numel():
         return (a is None) == (b is None)
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.detach().abs().max()))
 
 
 # Variants that are one model but for their numbers.
@@ -285,21 +285,21 @@ class Group:
     def changed(self) -> bool:
         return self._unfit is None and not equal(self._before, self._now())
 
-    def step(self, batch: Any, only: Form | None) -> tuple[Form, bool]:
-        """Train all on a batch. Return the form, and whether it is exact."""
+    def step(self, batch: Any, only: Form | None) -> Form:
+        """Train all on a batch, and return in which form."""
         layout = None if self._unfit is not None or only == "loop" else self._layout(batch)
         if layout is not None and layout not in self._choices:
             self._choices[layout] = self._probed(batch)
-            return "loop", True
+            return "loop"
         choice = Choice(fits=False, exact=True) if layout is None else self._choices[layout]
         form, began = only if only is not None and choice.fits else choice.form, time.perf_counter()
-        if form == "loop" or not self._fused(batch):
+        if form == "loop" or not self._fused(batch, choice.exact):
             form = "loop"
             for contender in self.contenders:
                 with contender.turn():
                     contender.train(self._loss, batch)
         choice.took(form, time.perf_counter() - began)
-        return form, form == "loop" or choice.exact
+        return form
 
     def _layout(self, batch: Any) -> Any:
         """Return what the bits may depend on: shapes and strides of rows, and of a batch's tensors."""
@@ -317,7 +317,7 @@ class Group:
         log.info("variants %s train in turn: %s", ", ".join(c.name for c in self.contenders), why)
         return Choice(fits=False, exact=True)
 
-    def _fused(self, batch: Any) -> bool:
+    def _fused(self, batch: Any, exact: bool) -> bool:
         """Train all as one. Return False, with nothing trained, if they do not fit."""
         generators = [contender.generator for contender in self.contenders]
         try:
@@ -332,6 +332,7 @@ class Group:
         torch.autograd.backward(losses)
         for contender, loss in zip(self.contenders, losses, strict=True):
             with contender.turn():
+                contender.exact &= exact
                 contender.step(loss)
         return True
 
@@ -428,11 +429,12 @@ def check_calls(calls: Sequence[tuple[Any, Any]], count: int) -> None:
 class Forms:
     """The forms of a sweep's steps: probed, measured, and chosen anew when variants leave."""
 
+    only: Form | None = None
+    """The form wherever it fits, instead of the faster one."""
+
     def __init__(self, loss: Loss, inexact: bool) -> None:
-        self.only: Form | None = None
-        """The form wherever it fits, instead of the faster one."""
         self.steps: Counter[str] = Counter()
-        """Steps of variants in each form, and those that were inexact."""
+        """Steps of variants in each form."""
         self._loss, self._inexact, self._changes = loss, inexact, 0
         self._groups: list[Group] = []
 
@@ -443,8 +445,8 @@ class Forms:
             self.forget()
         self._groups = self._groups or [Group(alike, self._loss, self._inexact) for alike in grouped(racing)]
         for group in self._groups:
-            form, exact = group.step(batch, "loop" if self._changes > MOST else self.only)
-            self.steps.update({form: len(group.contenders), "inexact": 0 if exact else len(group.contenders)})
+            form = group.step(batch, "loop" if self._changes > MOST else self.only)
+            self.steps[form] += len(group.contenders)
 
     def forget(self) -> None:
         """Let go of all models."""

@@ -99,7 +99,7 @@ class Sweep:
     - `threads`: torch threads that each variant computes with inside the with-block. Bits depend on it, so its default does
       not depend on the machine.
     - `inexact`: let `step` compute variants of one architecture as one even where their bits would not be those of lone
-      runs, if that is faster. By default only where a probe finds them equal; `forms.steps` counts what was done.
+      runs, if that is faster. By default only where a probe finds them equal; `variant.exact` says what was done.
     """
 
     def __init__(
