@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack as outside  # of vmap
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.func import functional_call
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -42,6 +42,13 @@ class Unfit(Exception):
 
 
 # Operators under vmap.
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Leave vmap for a while, and whatever replaces operators."""
+    with temporarily_pop_interpreter_stack(), torch._C.DisableTorchFunction():
+        yield
 
 
 class Linear(torch.autograd.Function):
@@ -266,24 +273,26 @@ class Group:
         self._body = Body(contenders[0].model)
         self._operators = Operators(len(contenders), inexact)
         self._weights = [weights_of(contender.model) for contender in contenders]
-        self._modules = [m for c in contenders for m in c.model.modules() if not isinstance(m, Collection)]
-        self._before = self._now()
+        modules = [m for c in contenders for m in c.model.modules() if not isinstance(m, Collection)]
+        self._buffers = [buffer for contender in contenders for buffer in contender.model.buffers()]
+        self._attributes = [vars(module) for module in modules]
+        self._before = (
+            [
+                {key: of.copy() if isinstance(of, dict | list | set) else of for key, of in own.items()}
+                for own in self._attributes
+            ],
+            [buffer._version for buffer in self._buffers],
+        )
         self._choices: dict[Any, Choice] = {}
         self._unfit: str | None = None if len(contenders) > 1 else "no other variant has its architecture"
-        if any(of for m in self._modules for key, of in vars(m).items() if key.endswith("hooks")):
+        if any(of for own in self._attributes for key, of in own.items() if key.endswith("hooks")):
             self._unfit = "its modules have hooks"
-
-    def _now(self) -> list[Any]:
-        """Return all attributes of modules, and the versions of buffers."""
-        copies = [
-            {key: of.copy() if isinstance(of, dict | list | set) else of for key, of in vars(m).items()}
-            for m in self._modules
-        ]
-        return [*copies, *(b._version for m in self._modules for b in m._buffers.values() if b is not None)]
 
     @property
     def changed(self) -> bool:
-        return self._unfit is None and not equal(self._before, self._now())
+        """Whether attributes or buffers of a model are no more what they were."""
+        now = self._attributes, [buffer._version for buffer in self._buffers]
+        return self._unfit is None and not equal(now, self._before)
 
     def step(self, batch: Any, only: Form | None) -> Form:
         """Train all on a batch, and return in which form."""
