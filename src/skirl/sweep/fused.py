@@ -82,13 +82,11 @@ ONE_BY_ONE = (linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, scaled_dot
 
 
 class Operators(TorchFunctionMode):
-    """Under vmap: layers as products of stacks where these have the bits of lone layers, and other products one by one."""
+    """Under vmap: layers as products of stacks, which have the bits of lone layers, and other products one by one."""
 
-    def __init__(self, variants: int, inexact: bool) -> None:
+    def __init__(self, variants: int) -> None:
         super().__init__()
-        self._variants, self._inexact = variants, inexact
-        self._same: dict[Any, bool] = {}
-        """By the layouts of a layer's stacks: whether their product has the bits of lone layers."""
+        self._variants = variants
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -99,7 +97,7 @@ class Operators(TorchFunctionMode):
             if func is pairs:  # sample by sample
                 x, vectors, _ = stacks
                 out = pairs(x.flatten(0, 1), vectors.flatten(0, 1), args[2]).unflatten(0, x.shape[:2])
-            elif func is linear and self._fuses(*stacks):
+            elif func is linear and stacks[0].dim() > 2 and stacks[1].shape[1] > 1:  # one output is no matrix product
                 out = by_stack(*stacks)
             else:
                 out = one_by_one(partial(func, **kwargs), *stacks)
@@ -112,19 +110,6 @@ class Operators(TorchFunctionMode):
         if not functorch.is_batchedtensor(value):
             return value.expand(self._variants, *value.shape)
         return functorch.get_unwrapped(value).movedim(functorch.maybe_get_bdim(value), 0)
-
-    def _fuses(self, *stacks: Any) -> bool:
-        """Probe on random numbers whether products of stacks of these layouts have the bits of lone layers."""
-        key = tuple(s if s is None else (s.shape, s.stride(), s.dtype, s.device, s.requires_grad) for s in stacks)
-        if key not in self._same:
-            noise = Noise()
-            numbers: list[Any] = [s if s is None else noise(s) for s in stacks]
-            leaves = [one for one in numbers if one is not None and one.requires_grad]
-            lone, fused = one_by_one(linear, *numbers), by_stack(*numbers)
-            grad = noise(lone.detach())
-            of_lone, of_fused = ([out, *torch.autograd.grad(out, leaves, grad)] for out in (lone, fused))
-            self._same[key] = self._inexact or all(map(same_bits, of_lone, of_fused))
-        return self._same[key]
 
 
 class Outputs(Mapping[str, Tensor]):
@@ -156,17 +141,11 @@ class Outputs(Mapping[str, Tensor]):
 # Numbers of the probe.
 
 
-class Noise:
-    """Random numbers from a generator that nobody else uses."""
-
-    def __init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(0)
-
-    def __call__(self, like: Tensor, scale: float = 1.0) -> Tensor:
-        """Return numbers in the layout of a tensor."""
-        last = sum((n - 1) * step for n, step in zip(like.shape, like.stride())) if like.numel() else -1
-        numbers = torch.randn(last + 1, generator=self._generator).mul_(scale).to(like.device, like.dtype)
-        return numbers.as_strided(like.shape, like.stride()).requires_grad_(like.requires_grad)
+def noise(like: Tensor, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+    """Return random numbers in the layout of a tensor."""
+    last = sum((n - 1) * step for n, step in zip(like.shape, like.stride())) if like.numel() else -1
+    numbers = torch.randn(last + 1, generator=generator).mul_(scale).to(like.device, like.dtype)
+    return numbers.as_strided(like.shape, like.stride()).requires_grad_(like.requires_grad)
 
 
 def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
@@ -208,6 +187,10 @@ def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the dense weights of a model, by their names in its `Body`."""
     return {f"model.{name}": weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
+
+
+def shallow(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: of.copy() if isinstance(of, dict | list | set) else of for name, of in attributes.items()}
 
 
 _PLAIN = {*vars(nn.Module())} - {"training"}
@@ -270,33 +253,27 @@ class Group:
 
     def __init__(self, contenders: Sequence[Contender], loss: Loss, inexact: bool) -> None:
         self.contenders, self._loss, self._inexact = contenders, loss, inexact
-        self._body = Body(contenders[0].model)
-        self._operators = Operators(len(contenders), inexact)
-        self._weights = [weights_of(contender.model) for contender in contenders]
-        modules = [m for c in contenders for m in c.model.modules() if not isinstance(m, Collection)]
-        self._buffers = [buffer for contender in contenders for buffer in contender.model.buffers()]
-        self._attributes = [vars(module) for module in modules]
-        self._before = (
-            [
-                {key: of.copy() if isinstance(of, dict | list | set) else of for key, of in own.items()}
-                for own in self._attributes
-            ],
-            [buffer._version for buffer in self._buffers],
-        )
+        models = [contender.model for contender in contenders]
+        self._body, self._operators = Body(models[0]), Operators(len(models))
+        self._weights = [weights_of(model) for model in models]
+        self._buffers = [buffer for model in models for buffer in model.buffers()]
+        self._attributes = [vars(m) for model in models for m in model.modules() if not isinstance(m, Collection)]
+        self._before = models, [shallow(own) for own in self._attributes], [of._version for of in self._buffers]
         self._choices: dict[Any, Choice] = {}
-        self._unfit: str | None = None if len(contenders) > 1 else "no other variant has its architecture"
-        if any(of for own in self._attributes for key, of in own.items() if key.endswith("hooks")):
-            self._unfit = "its modules have hooks"
+        self._unfit = len(models) == 1 or any(
+            name == "forward" or (name.endswith("hooks") and of) for own in self._attributes for name, of in own.items()
+        )
 
     @property
     def changed(self) -> bool:
         """Whether attributes or buffers of a model are no more what they were."""
-        now = self._attributes, [buffer._version for buffer in self._buffers]
-        return self._unfit is None and not equal(now, self._before)
+        models = [contender.model for contender in self.contenders]
+        now = models, self._attributes, [buffer._version for buffer in self._buffers]
+        return not self._unfit and not equal(now, self._before)
 
     def step(self, batch: Any, only: Form | None) -> Form:
         """Train all on a batch, and return in which form."""
-        layout = None if self._unfit is not None or only == "loop" else self._layout(batch)
+        layout = None if self._unfit or only == "loop" else self._layout(batch)
         if layout is not None and layout not in self._choices:
             self._choices[layout] = self._probed(batch)
             return "loop"
@@ -322,7 +299,7 @@ class Group:
         )
 
     def _refuse(self, why: object) -> Choice:
-        self._unfit = str(why)
+        self._unfit = True
         log.info("variants %s train in turn: %s", ", ".join(c.name for c in self.contenders), why)
         return Choice(fits=False, exact=True)
 
@@ -331,9 +308,7 @@ class Group:
         generators = [contender.generator for contender in self.contenders]
         try:
             losses = self._losses(batch)
-        except (
-            Exception
-        ) as error:  # of vmap, or of a loss that does something new; if of the batch, it comes in turn too
+        except Exception as error:  # of vmap, of a loss that does something new, or of the batch: then in turn too
             for contender, generator in zip(self.contenders, generators, strict=True):
                 contender.generator = generator
             self._refuse(error)
@@ -370,10 +345,9 @@ class Group:
             return torch.vmap(lambda own: functional_call(self._body, own, args, kwargs))(stacks).unbind()
 
     def _look_up(self, sparse: Any) -> Outputs:
-        with ExitStack() as stack:
-            stack.enter_context(outside())
+        with outside(), ExitStack() as turns:
             for contender in self.contenders:
-                stack.enter_context(contender.embeddings.turn())
+                turns.enter_context(contender.embeddings.turn())
             return Outputs([type(c.embeddings).forward(c.embeddings, sparse) for c in self.contenders])
 
     def _probed(self, batch: Any) -> Choice:
@@ -393,16 +367,17 @@ class Group:
                 contender.train(self._loss, batch)
         try:
             check_calls(calls, len(self.contenders))
-            before = [state for generator in generators for state in generator]
-            after = [state for contender in self.contenders for state in contender.generator]
-            for why, unfit in {
-                "a step changes attributes or buffers of a model": self.changed,
-                "a step draws random numbers": not all(map(torch.equal, before, after)),
-                "a model returns no tensor": len(grads) != len(calls),
-                f"batches have more than {MOST} layouts": len(self._choices) == MOST,
-            }.items():
-                if unfit:
-                    raise Unfit(why)
+            drawn = [
+                pair for c, state in zip(self.contenders, generators, strict=True) for pair in zip(c.generator, state)
+            ]
+            if any(not torch.equal(now, before) for now, before in drawn):
+                raise Unfit("a step draws random numbers")
+            if self.changed:
+                raise Unfit("a step changes attributes or buffers of a model")
+            if len(grads) != len(calls):
+                raise Unfit("a model returns no tensor with a gradient")
+            if len(self._choices) == MOST:
+                raise Unfit(f"batches have more than {MOST} layouts")
             with unchanged():
                 return self._compared(calls[0], grads)
         except Exception as error:  # of vmap or autograd as well
@@ -410,10 +385,11 @@ class Group:
 
     def _compared(self, call: tuple[Any, Any], grads: Sequence[Tensor]) -> Choice:
         """Compare logits and gradients of weights and rows in both forms, on random numbers."""
-        noise, lone, lone_grads, inputs = Noise(), list[Any](), list[Any](), list[Tensor]()
-        weights = [{n: noise(w, max(1, *w.shape[-1:]) ** -0.5) for n, w in own.items()} for own in self._weights]
-        outputs = [contender.embeddings.current.out.with_rows(noise) for contender in self.contenders]
-        grads = [noise(grad) for grad in grads]
+        lone, lone_grads, inputs = list[Any](), list[Any](), list[Tensor]()
+        drawn = partial(noise, generator=torch.Generator().manual_seed(0))
+        weights = [{n: drawn(w, scale=max(1, *w.shape[-1:]) ** -0.5) for n, w in own.items()} for own in self._weights]
+        outputs = [contender.embeddings.current.out.with_rows(drawn) for contender in self.contenders]
+        grads = [drawn(grad) for grad in grads]
         for contender, own, output, grad in zip(self.contenders, weights, outputs, grads, strict=True):
             leaves = [leaf for leaf in (*own.values(), *output.banks) if leaf.requires_grad]
             with instead(contender.embeddings, lambda sparse, output=output: output.only(sparse.keys())):
