@@ -144,7 +144,15 @@ class Draws(Tower):
         return super().loss(batch) * torch.rand(())
 
 
-@pytest.mark.parametrize("kind", [Twice, Counts, Branches, Draws])
+class Wrapped(Tower):
+    """As a compiled module is."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.forward = super().forward
+
+
+@pytest.mark.parametrize("kind", [Twice, Counts, Branches, Draws, Wrapped])
 def test_what_does_not_fit_trains_in_turn(kind: type[Tower]):
     sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
     assert not sweep.forms.steps["fused"]

@@ -268,6 +268,7 @@ class Crew:
             self._saving.ended()
             self.sweep.saving = None  # a failed write is reported when somebody waits for it
         self._open.close()
+        self.sweep.forms.forget()
         for contender in self.sweep.racing:
             contender.leave("no variant is left", self.batches.step)
         self.sweep.engine.release()

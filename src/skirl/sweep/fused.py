@@ -17,6 +17,7 @@ from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.func import functional_call
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from skirl.models.pairs import pairs
 from skirl.nn.collection import Collection
@@ -291,11 +292,10 @@ class Group:
         """Return what the bits may depend on: shapes and strides of rows, and of a batch's tensors."""
         current = self.contenders[0].embeddings.current
         assert current.work is not None
-        parts = batch.values() if isinstance(batch, dict) else getattr(batch, "__dict__", {"": batch}).values()
-        banks = current.work.micros[current.micro].banks
+        banks, parts = current.work.micros[current.micro].banks, tree_leaves(getattr(batch, "__dict__", batch))
         return (
             *((ids.batch, None if ids.pooled and not ids.shares else ids.count) for ids in banks),
-            *((part.shape, part.stride()) for part in parts if isinstance(part, Tensor)),
+            *((part.shape, part.stride(), part.dtype) for part in parts if isinstance(part, Tensor)),
         )
 
     def _refuse(self, why: object) -> Choice:
