@@ -259,7 +259,7 @@ class Group:
         self._weights = [weights_of(model) for model in models]
         self._buffers = [buffer for model in models for buffer in model.buffers()]
         self._attributes = [vars(m) for model in models for m in model.modules() if not isinstance(m, Collection)]
-        self._before = models, [shallow(own) for own in self._attributes], [of._version for of in self._buffers]
+        self._before = models, [shallow(own) for own in self._attributes], self._flags()
         self._choices: dict[Any, Choice] = {}
         self._unfit = len(models) == 1 or any(
             name == "forward" or (name.endswith("hooks") and of) for own in self._attributes for name, of in own.items()
@@ -267,10 +267,13 @@ class Group:
 
     @property
     def changed(self) -> bool:
-        """Whether attributes or buffers of a model are no more what they were."""
-        models = [contender.model for contender in self.contenders]
-        now = models, self._attributes, [buffer._version for buffer in self._buffers]
+        """Whether more of a model than its weights is no more what it was."""
+        now = [contender.model for contender in self.contenders], self._attributes, self._flags()
         return not self._unfit and not equal(now, self._before)
+
+    def _flags(self) -> list[int]:
+        trained = [weight.requires_grad for own in self._weights for weight in own.values()]
+        return [*trained, *(buffer._version for buffer in self._buffers)]
 
     def step(self, batch: Any, only: Form | None) -> Form:
         """Train all on a batch, and return in which form."""
@@ -365,6 +368,8 @@ class Group:
 
             with contender.turn(), instead(contender.model, noted):
                 contender.train(self._loss, batch)
+        if self.changed:  # the next step finds other groups
+            return Choice(fits=False, exact=True)
         try:
             check_calls(calls, len(self.contenders))
             drawn = [
@@ -372,8 +377,6 @@ class Group:
             ]
             if any(not torch.equal(now, before) for now, before in drawn):
                 raise Unfit("a step draws random numbers")
-            if self.changed:
-                raise Unfit("a step changes attributes or buffers of a model")
             if len(grads) != len(calls):
                 raise Unfit("a model returns no tensor with a gradient")
             if len(self._choices) == MOST:
@@ -425,8 +428,9 @@ class Forms:
 
     def step(self, racing: Sequence[Contender], batch: Any) -> None:
         """Train all on a batch."""
-        if any(group.changed for group in self._groups):
+        if self._changes <= MOST and any(group.changed for group in self._groups):
             self._changes += 1
+            log.info("models have changed, %d times so far", self._changes)
             self.forget()
         self._groups = self._groups or [Group(alike, self._loss, self._inexact) for alike in grouped(racing)]
         for group in self._groups:
