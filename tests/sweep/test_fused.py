@@ -121,6 +121,19 @@ class Twice(Tower):
         return super().loss(batch) + self(batch.sparse).square().mean()
 
 
+class Decays(Tower):
+    """Its first layer gets four gradients, which add up in an order."""
+
+    def forward(self, sparse: Any) -> Tensor:
+        rows = self.embeddings(sparse)
+        x = torch.cat([rows[name] for name in ("x", "b", "c", "y")], 1)
+        hidden = torch.relu(self.first(x * torch.relu(self.first(x)).mean(1, keepdim=True)))
+        return self.last(hidden + torch.tanh(self.first(x))).squeeze(1)
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) + 0.001 * sum(weight.square().sum() for weight in self.parameters())
+
+
 class Anneals(Tower):
     """Its forward is another from one batch on."""
 
@@ -133,7 +146,7 @@ class Anneals(Tower):
         self.frozen.requires_grad_(self.power == 2.0)
         if int(batch.sparse.values().sum()) == self.at:
             self.power = 2.0
-        return binary_cross_entropy_with_logits(self.forward(batch.sparse) * self.last.bias, batch.labels)
+        return binary_cross_entropy_with_logits(self.forward(batch.sparse), batch.labels)
 
 
 class Counts(Tower):
@@ -161,7 +174,7 @@ class Wrapped(Tower):
         self.forward = super().forward
 
 
-@pytest.mark.parametrize("kind", [Twice, Counts, Branches, Draws, Wrapped])
+@pytest.mark.parametrize("kind", [Twice, Counts, Branches, Draws, Decays, Wrapped])
 def test_what_does_not_fit_trains_in_turn(kind: type[Tower]):
     sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
     assert not sweep.forms.steps["fused"]

@@ -2,6 +2,7 @@
 
 import logging
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -336,6 +337,7 @@ class Group:
         for contender in self.contenders:
             with contender.turn(), instead(contender.model, answer):
                 losses.append(contender.loss_of(self._loss, batch))
+            check_graph(losses[-1], logits)
         check_calls(calls, len(losses))
         return losses
 
@@ -381,7 +383,7 @@ class Group:
                 raise Unfit("a model returns no tensor with a gradient")
             if len(self._choices) == MOST:
                 raise Unfit(f"batches have more than {MOST} layouts")
-            with unchanged():
+            with unchanged(), warnings.catch_warnings(action="ignore"):  # vmap warns of what is slow
                 return self._compared(calls[0], grads)
         except Exception as error:  # of vmap or autograd as well
             return self._refuse(error)
@@ -412,6 +414,19 @@ def check_calls(calls: Sequence[tuple[Any, Any]], count: int) -> None:
     same = {(*map(id, args), *((name, id(of)) for name, of in kwargs.items())) for args, kwargs in calls}
     if len(calls) != count or len(same) != 1:
         raise Unfit("losses do not call each model once, with the same")
+
+
+def check_graph(loss: Tensor, logits: Sequence[Tensor]) -> None:
+    """Raise unless a loss depends on weights and rows by its logits alone: gradients would add up in another order."""
+    end = logits[0].grad_fn if logits else None
+    nodes, seen = [loss.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [] if node is end else [before for before, _ in node.next_functions]
+    if end not in seen or any(hasattr(node, "variable") for node in seen):
+        raise Unfit("a loss takes other weights or rows than those of its logits")
 
 
 class Forms:
