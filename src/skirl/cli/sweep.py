@@ -35,6 +35,9 @@ class SweepCommand(Composed):
     """A TOML file with a table for each variant; with --vary, each of them is combined with every combination."""
     log_every: int | None = None
     """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
+    inexact: bool = False
+    """Compute variants of one architecture as one also where this changes their last bits, if it is faster. By default only
+    where a probe finds the bits of lone runs; the result says which form was used, and whether it was exact."""
     processes: int | Literal["auto"] = "auto"
     """Processes that train variants, each reading the stream; auto: for long sweeps, one for each core and two variants."""
 
@@ -111,7 +114,9 @@ class SweepCommand(Composed):
         }
         ended["test_auc"] = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
         lines = sweep_lines(result | ended) | race_line(result | ended)
-        lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes")
+        lines |= facts(result, "samples_per_second", "processes_used", "form", "plans", "peak_bytes")
+        if not result["exact"]:
+            lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "run", "page", "stopped_by")

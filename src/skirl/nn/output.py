@@ -104,6 +104,19 @@ class Output(Mapping[str, Tensor]):
         part._mode = mode
         return part
 
+    def with_rows(self, rows: Callable[[Tensor], Tensor]) -> Self:
+        """Return the same lookup with other rows in the place of each bank's, which no backward trains."""
+        other = copy(self)
+        other._banks = [rows(bank) for bank in self._banks]
+        other._bags = [bags if bags is None else rows(bags) for bags in self._bags]
+        other._tickets, other._split, other._once, other._copied = None, {}, {}, {}
+        return other
+
+    @property
+    def banks(self) -> list[Tensor]:
+        """The rows of each bank, and its shared bags."""
+        return [*self._banks, *(bags for bags in self._bags if bags is not None)]
+
     @uncompiled
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:

@@ -112,6 +112,7 @@ class Entrant:
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
             "from": self.begun_from,
+            "exact": self.contender.exact,
             "rows": self.rows,
             **more,
             "missing": self.run.missing + more.get("missing", []),
@@ -123,7 +124,7 @@ class Entrant:
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
     names = (
-        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run",
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run", "exact",
     )  # fmt: skip
     return {name: result[name] for name in names if name in result}
 
@@ -145,6 +146,7 @@ class Duty:
     keep_best: bool = False
     from_: Path | None = None
     origin: Origin | None = None
+    inexact: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Crew:
         self._duty = duty
         recipe = duty.recipe
         self.stream = recipe.stream()
-        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on)
+        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on, inexact=duty.inexact)
         try:
             self.entrants = {
                 variant.name: Entrant(variant, contender, duty)
@@ -202,6 +204,8 @@ class Crew:
         if header is not None:
             assert path is not None
             load_all(path, header, self.sweep.racing, self.batches, self._parts)
+            for contender in self.sweep.racing:  # it may have had inexact steps before
+                contender.exact = not self._duty.inexact
         elif (origin := self._duty.origin) is not None:
             for contender in self.sweep.racing:
                 with contender.drawing():
@@ -267,6 +271,7 @@ class Crew:
             self._saving.ended()
             self.sweep.saving = None  # a failed write is reported when somebody waits for it
         self._open.close()
+        self.sweep.forms.forget()
         for contender in self.sweep.racing:
             contender.leave("no variant is left", self.batches.step)
         self.sweep.engine.release()
@@ -311,7 +316,8 @@ class Crew:
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
-        return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
+        steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in ("loop", "fused")}
+        return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
 
     @property
     def racing(self) -> list[str]:
@@ -329,7 +335,7 @@ def check_pooled(variants: Sequence[Varied]) -> None:
         )
 
 
-def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False) -> Sweep:
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False, inexact: bool = False) -> Sweep:
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
     shared = []
@@ -348,6 +354,7 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False
         device=recipe.device.device,
         threads=recipe.device.threads or 1,
         resume=resume,
+        inexact=inexact,
     )
 
 

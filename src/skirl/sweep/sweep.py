@@ -28,7 +28,8 @@ from skirl.sweep.checkpoint import (
     save_all,
     save_one,
 )
-from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, make_variant
+from skirl.sweep.contender import Contender, Loss, VariantBags, VariantRows, check_apart, make_variant
+from skirl.sweep.fused import Forms
 from skirl.sweep.variants import Folders, Variant, check_names, of_variant, optimizer_of, tables_of
 from skirl.tools.interrupts import uninterrupted
 
@@ -45,8 +46,6 @@ class Diverged(ArithmeticError):
 
 
 log = logging.getLogger("skirl")
-
-Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]
 
 
 def _loss_of(model: Any, batch: Any) -> Tensor:
@@ -99,6 +98,8 @@ class Sweep:
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
     - `threads`: torch threads that each variant computes with inside the with-block. Bits depend on it, so its default does
       not depend on the machine.
+    - `inexact`: let `step` compute variants of one architecture as one even where their bits would not be those of lone
+      runs, if that is faster. By default only where a probe finds them equal; `variant.exact` says what was done.
     """
 
     def __init__(
@@ -117,12 +118,14 @@ class Sweep:
         device: str | torch.device = "cpu",
         resume: bool = False,
         threads: int = 1,
+        inexact: bool = False,
     ) -> None:
         variants = list(variants)
         check_names(variants)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
-        self._loss, self._threads = loss, threads
+        self.forms = Forms(loss, inexact)
+        self._threads = threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
         of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
@@ -208,12 +211,7 @@ class Sweep:
                 "brings the rows of all variants"
             )
         racing = self.racing
-        for contender in racing:
-            with contender.turn():
-                found = self._loss(contender.model, batch)
-                loss, contender.kept = found if isinstance(found, tuple) else (found, None)
-                loss.backward()
-                contender.step(loss)
+        self.forms.step(racing, batch)
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
@@ -242,6 +240,7 @@ class Sweep:
             if self.lookahead is not None:
                 self.lookahead.drain()
             embeddings.current.finish()
+            self.forms.forget()
             contender.leave(why, now if step is None else step)
             embeddings.opened_by_sweep(None)
             embeddings.pack.left = True
