@@ -1,5 +1,6 @@
 """A sample's first vector, followed by the dot products of all pairs of its vectors: the input of DLRM's top layers."""
 
+from collections.abc import Callable
 from functools import cache as remember
 from typing import Any
 
@@ -18,6 +19,10 @@ _TILE = 16
 """Number of dot products summed at a time."""
 
 
+in_graph: Callable[[Tensor, Tensor], Tensor] | None = None
+"""While a sweep captures a graph: the operator that stands in it for our own loops."""
+
+
 def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
     """Concatenate x and the dot products of all pairs among x and the vectors: [batch, dim + n (n + 1) / 2].
 
@@ -27,8 +32,8 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
     """
-    if 0 < x.shape[1] <= WIDEST and fit(x, vectors):
-        return _Pairs.apply(x, vectors)
+    if 0 < x.shape[1] <= WIDEST and fit(x, vectors, captured=in_graph is not None):
+        return (in_graph or _Pairs.apply)(x, vectors)
     return by_torch(x, vectors, places)
 
 
@@ -52,22 +57,31 @@ class _Pairs(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, vectors: Tensor) -> Tensor:
         x, vectors = x.detach().contiguous(), vectors.detach().contiguous()
         ctx.save_for_backward(x, vectors)
-        batch, n, dim = vectors.shape
-        out = torch.empty(batch, dim + n * (n + 1) // 2, dtype=x.dtype)
-        run(_products, batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads())
-        return out
+        return products(x, vectors)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, vectors = ctx.saved_tensors
-        batch, n, dim = vectors.shape
-        of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
-        run(
-            _gradients(-(-dim // _TILE) * _TILE), batch, x.numpy(), vectors.view(-1, dim).numpy(), n,
-            grad.contiguous().numpy(), of_x.numpy(), of_vectors.view(-1, dim).numpy(), threads=torch.get_num_threads(),
-        )  # fmt: skip
-        return of_x, of_vectors
+        return gradients(*ctx.saved_tensors, grad.contiguous())
+
+
+def products(x: Tensor, vectors: Tensor) -> Tensor:
+    """Compute the pairs of contiguous tensors."""
+    batch, n, dim = vectors.shape
+    out = torch.empty(batch, dim + n * (n + 1) // 2, dtype=x.dtype)
+    run(_products, batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads())
+    return out
+
+
+def gradients(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of x and the vectors, all contiguous."""
+    batch, n, dim = vectors.shape
+    of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
+    run(
+        _gradients(-(-dim // _TILE) * _TILE), batch, x.numpy(), vectors.view(-1, dim).numpy(), n,
+        grad.numpy(), of_x.numpy(), of_vectors.view(-1, dim).numpy(), threads=torch.get_num_threads(),
+    )  # fmt: skip
+    return of_x, of_vectors
 
 
 @kernel
@@ -104,7 +118,7 @@ def _gradients(wide: int) -> Kernel:
     """
 
     @kernel
-    def gradients(x, vectors, n, grad, of_x, of_vectors, lo, hi):
+    def of_all(x, vectors, n, grad, of_x, of_vectors, lo, hi):
         dim = x.shape[1]
         rows = np.zeros((n + 1, wide), x.dtype)
         sums = np.zeros((n + 1, wide), x.dtype)
@@ -131,4 +145,4 @@ def _gradients(wide: int) -> Kernel:
                 for d in range(dim):
                     of_vectors[sample * n + i, d] = sums[i + 1, d]
 
-    return gradients
+    return of_all

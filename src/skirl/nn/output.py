@@ -98,6 +98,34 @@ class Output(Mapping[str, Tensor]):
         part._names = chosen
         return part
 
+    @property
+    def banks(self) -> list[Tensor]:
+        """The vectors or rows of each bank, of all its features."""
+        return self._banks
+
+    def over(self, banks: Sequence[Tensor]) -> tuple[Self, list[list[Tensor]]]:
+        """Return the same output over other banks, cut outside of autograd: of each bank the features by column. These
+        and the banks are the leaves of a graph that is captured."""
+        if any(ids.shares for ids in self._ids):
+            raise ValueError("samples of a batch share bags, which a captured graph cannot have: run without --memory")
+        part, cuts = copy(self), list[list[Tensor]]()
+        part._banks, part._tickets, part._copied, part._split, part._once = list(banks), None, {}, {}, {}
+        for bank, (rows, ids) in enumerate(zip(banks, self._ids, strict=True)):
+            sizes = np.diff(ids.offsets[ids.first]).tolist()
+            cut = [each.detach() for each in (rows.split(sizes) if self._unpooled else rows.unbind(1))]
+            for column, each in enumerate(cut):
+                each.requires_grad_(self._tickets is None or bool(self._tickets[bank].passes[column]))
+            part._split[bank], part._once[bank] = tuple(cut), dict(enumerate(cut))
+            cuts.append(cut)
+        return part, cuts
+
+    def backward(self, grads: Sequence[Tensor | None], live: Sequence[Sequence[bool]]) -> None:
+        """Train the rows with gradients of the banks from such a graph, in which these features of each bank had one."""
+        for ticket, features in zip(self._tickets or (), live, strict=True):
+            ticket.live |= np.array(features)
+        pairs = [(bank, grad) for bank, grad in zip(self._banks, grads, strict=True) if grad is not None]
+        torch.autograd.backward([bank for bank, _ in pairs], [grad for _, grad in pairs])
+
     def pooling(self, mode: Pooling | None) -> Self:
         """Return the same lookup with the rows of each sample summed or averaged."""
         part = copy(self)
