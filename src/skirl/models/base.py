@@ -163,7 +163,9 @@ def fit(*tensors: Tensor, captured: bool = False) -> bool:
     loops are an operator of that graph."""
     dtype = tensors[0].dtype
     return (
-        all((captured or type(each) is Tensor) and each.device.type == "cpu" and each.dtype == dtype for each in tensors)
+        all(
+            (captured or type(each) is Tensor) and each.device.type == "cpu" and each.dtype == dtype for each in tensors
+        )
         and dtype in (torch.float32, torch.float64)
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"))
         and _lanes()

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.traceback import annotate
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from skirl.core.batch import Batch
@@ -16,7 +15,7 @@ from skirl.models import pairs
 from skirl.nn.collection import Collection
 from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Output
-from skirl.sweep.memory.passes import traced
+from skirl.sweep.memory.passes import annotate, traced
 from skirl.sweep.memory.simulate import Step, step_of
 
 Loss = Callable[[Any, Any], Any]
@@ -29,6 +28,8 @@ class Captured:
 
     graph: fx.GraphModule
     step: Step
+    rows: tuple[str, ...]
+    """Its inputs that are rows' outputs."""
     weights: tuple[str, ...]
     """Parameters and buffers by name: its first inputs. Rows' outputs, dense features, labels and `places` follow."""
     trained: tuple[str, ...]
@@ -85,22 +86,26 @@ def capture(model: nn.Module, loss: Loss, rows: Output | Sequence[Tensor], batch
                 found = torch.func.functional_call(whole, of_model, (data,))
             kept, spec = tree_flatten(found)
             specs.append(spec)
+            told = [each.detach() if isinstance(each, Tensor) else each for each in kept]
         with annotate({"phase": "backward"}):
-            wanted = [*(own[name] for name in trained), *leaves, *(each for cut in cuts for each in cut if each.requires_grad)]
+            wanted = [
+                *(own[name] for name in trained),
+                *leaves,
+                *(each for cut in cuts for each in cut if each.requires_grad),
+            ]
             grads = list(torch.autograd.grad(kept[0], wanted, allow_unused=True))
-            of_cuts = iter(grads[len(trained) + len(leaves) :])
-            of_banks = list[Tensor | None]()
+            of_cuts, of_banks = iter(grads[len(trained) + len(leaves) :]), list[Tensor | None]()
             live.clear()
-            for whole_grad, bank, cut in zip(grads[len(trained) :], leaves, cuts, strict=False):
+            for own_grad, bank, cut in zip(grads[len(trained) :], leaves, cuts, strict=False):
                 parts = [next(of_cuts) if each.requires_grad else None for each in cut]
-                live.append([whole_grad is not None or part is not None for part in parts])
-                of_banks.append(_joined(whole_grad, parts, cut, bank))
-        return [*(each.detach() if isinstance(each, Tensor) else each for each in kept), *grads[: len(trained)], *of_banks]
+                live.append([own_grad is not None or part is not None for part in parts])
+                of_banks.append(_joined(own_grad, parts, cut, bank))
+        return [*told, *grads[: len(trained)], *of_banks]
 
     graph, places = traced(step, [*weights.values(), *banks, batch.dense, batch.labels])
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-    of_rows = names[len(weights) : len(weights) + len(banks)]
-    return Captured(graph, step_of(graph, of_rows), tuple(weights), tuple(trained), places, live, specs[-1])
+    of_rows = tuple(names[len(weights) : len(weights) + len(banks)])
+    return Captured(graph, step_of(graph, of_rows), of_rows, tuple(weights), tuple(trained), places, live, specs[-1])
 
 
 def _joined(whole: Tensor | None, parts: Sequence[Tensor | None], cut: Sequence[Tensor], bank: Tensor) -> Tensor | None:

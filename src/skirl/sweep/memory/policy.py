@@ -1,6 +1,7 @@
 """What of a step is kept, made again or moved away, so that its peak fits, and whether packs run in turns or in pairs."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -13,9 +14,11 @@ from skirl.tools.units import size
 class Infeasible(ValueError):
     """No plan fits; the message names the least memory that would do."""
 
-    def __init__(self, least: int, limit: float) -> None:
+    def __init__(self, least: int, limit: float, what: str = "a step needs") -> None:
         self.least = least
-        super().__init__(f"a step needs {size(least)} at least, and has {size(limit, beside=least)}")
+        super().__init__(
+            f"{what} {size(least)} ({least:,} bytes) at least, and the limit is {size(limit, beside=least)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -33,19 +36,22 @@ class Plan(NamedTuple):
     timeline: Timeline
 
 
-def operators_again(step: Step, storages: Iterable[str]) -> frozenset[str] | None:
-    """Return the operators that run again to make these storages from what is kept, or None if one may not."""
-    again = set(storages)
-    kept, found = set(step.maps) - again, set[str]()
-    stack = [name for name, operator in step.operators.items() if again & set(operator.storages)]
+def operators_again(step: Step, choice: Choice) -> frozenset[str] | None:
+    """Return the operators that run again for a choice, from what is kept or was moved, or None if one may not."""
+    again, found = set(choice.again), set[str]()
+    stack = [name for storage in again for name in step.aliases[storage]]
+    kept = set(step.maps) - again
     while stack:
         operator = step.operators[name := stack.pop()]
-        if name in found or operator.backward or (operator.storages and kept.issuperset(operator.storages)):
+        if name in found or operator.backward or kept.issuperset(operator.storages):
             continue
-        if operator.once:
+        if operator.once or choice.moved.intersection(operator.makes):
             return None
         found.add(name)
         stack += operator.reads
+        if beside := kept.intersection(operator.makes):  # it makes them all
+            kept -= beside
+            stack += [other for storage in beside for other in step.aliases[storage]]
     return frozenset(found)
 
 
@@ -61,17 +67,17 @@ class Planner:
     def __post_init__(self) -> None:
         self.kinds = list(dict.fromkeys(self.steps))
         self._maps = {step: frozenset(step.maps) for step in self.kinds}
-        self._orders: dict[tuple[Step, frozenset[str]], Order | None] = {}
+        self._orders: dict[tuple[Step, Choice], Order | None] = {}
 
-    def order(self, step: Step, storages: frozenset[str]) -> Order | None:
-        if (step, storages) not in self._orders:
-            again = operators_again(step, storages)
-            self._orders[step, storages] = None if again is None else step.order(again)
-        return self._orders[step, storages]
+    def order(self, step: Step, choice: Choice) -> Order | None:
+        if (step, choice) not in self._orders:
+            again = operators_again(step, choice)
+            self._orders[step, choice] = None if again is None else step.order(again)
+        return self._orders[step, choice]
 
     def plan(self, choices: Mapping[Step, Choice], limit: float | None = None) -> Plan | None:
         """Return the schedule of these choices, or None if an operator of them may not run again."""
-        orders = [self.order(step, choices[step].again) for step in self.steps]
+        orders = [self.order(step, choices[step]) for step in self.steps]
         found = [order for order in orders if order is not None]
         if len(found) < len(orders):
             return None
@@ -88,7 +94,7 @@ class Planner:
         fitting = [plan for plan in found if plan.figures.peak <= self.limit] or [self.least()]
         if fitting[0].figures.peak > self.limit:
             raise Infeasible(fitting[0].figures.peak, self.limit)
-        return min((self._improved(plan) for plan in fitting), key=self._cost)
+        return self._improved(min(fitting, key=self._cost))
 
     def least(self) -> Plan:
         """Return the plan that holds least: of what the forward leaves, only what the operator that runs takes."""
@@ -112,9 +118,9 @@ class Planner:
             step = timeline.steps[stay.pack]
             choice = plan.choices[step]
             around = [place for place in stay.uses if place < peak][-1:] + [p for p in stay.uses if p > peak][:1]
-            if len(around) == 2 and peak not in stay.uses and stay.storage in self._maps[step]:
-                if stay.storage not in choice.again | choice.moved:
-                    idle[step, stay.storage] = starts[around[1]] - starts[around[0]], stay.size
+            is_idle = len(around) == 2 and peak not in stay.uses and stay.storage in self._maps[step]
+            if is_idle and stay.storage not in choice.again | choice.moved:
+                idle[step, stay.storage] = starts[around[1]] - starts[around[0]], stay.size
         if idle and "moved" in kinds:
             yield from self._with(plan, *max(idle, key=lambda each: idle[each]), "moved")
         rates = {each: idle[each][1] / (1e-12 + self._again(plan, *each)) for each in idle if "again" in kinds}
@@ -123,9 +129,10 @@ class Planner:
 
     def _again(self, plan: Plan, step: Step, storage: str) -> float:
         """Return the seconds of what runs again for a storage, or infinity if it may not."""
-        chosen = plan.choices[step].again
-        more = operators_again(step, chosen | {storage})
-        return inf if more is None else sum(step.seconds.get(name, 0.0) for name in more - (operators_again(step, chosen) or set()))
+        choice = plan.choices[step]
+        now = operators_again(step, choice)
+        more = operators_again(step, replace(choice, again=choice.again | {storage}))
+        return inf if more is None else sum(step.seconds.get(name, 0.0) for name in more - (now or set()))
 
     def _with(self, plan: Plan, step: Step, storage: str, kind: str) -> Iterator[Plan]:
         choice = plan.choices[step]
@@ -134,19 +141,40 @@ class Planner:
             yield made
 
     def _improved(self, plan: Plan) -> Plan:
-        """Drop what is not needed, and do otherwise with one storage at a time, while that saves time."""
+        """Drop what is not needed, and do otherwise with one storage at a time, while more than 1% of the time is lost."""
+        enough = 1.01 * sum(sum(step.seconds.values()) for step in self.steps)
         before = None
         while before is not plan:
             before = plan
             for step, choice in before.choices.items():
-                for storage in sorted(step.maps, key=lambda name: -step.sizes[name]):
-                    one = frozenset({storage})
-                    kept = Choice(plan.choices[step].again - one, plan.choices[step].moved - one)
+                for storage in sorted(step.maps, key=step.sizes.__getitem__, reverse=True):
+                    one, own = frozenset({storage}), plan.choices[step]
+                    if plan.figures.seconds <= enough and storage not in choice.again | choice.moved:
+                        continue
+                    kept = Choice(own.again - one, own.moved - one)
                     for other in (kept, Choice(kept.again | one, kept.moved), Choice(kept.again, kept.moved | one)):
-                        made = self.plan({**plan.choices, step: other})
+                        made = None if other == own else self.plan({**plan.choices, step: other})
                         if made and made.figures.peak <= self.limit and self._cost(made) < self._cost(plan):
                             plan = made
+            if plan.figures.seconds <= enough:
+                break
         return plan
 
     def _cost(self, plan: Plan) -> tuple[float, int]:
         return plan.figures.seconds, sum(len(choice.again) + len(choice.moved) for choice in plan.choices.values())
+
+
+def fastest(steps: Sequence[Step], limit: float, rate: float) -> Plan:
+    """Return the plan of packs in turns, or in pairs if that fits and is faster."""
+    choices = {step: Planner([step], limit, rate).best().choices[step] for step in dict.fromkeys(steps)}
+    plan = Planner(steps, limit, rate).plan(choices)
+    assert plan is not None
+    lost = plan.figures.seconds - sum(sum(step.seconds.values()) for step in steps)
+    if len(steps) > 1 and lost > 0:
+        alike = len(choices) == 1  # then three stand for all
+        with suppress(Infeasible):
+            few = Planner(steps[:3] if alike else steps, limit, rate, paired=True).best()
+            pairs = Planner(steps, limit, rate, paired=True).plan(few.choices)
+            if pairs and pairs.figures.peak <= limit and pairs.figures.seconds < plan.figures.seconds:
+                return pairs
+    return plan

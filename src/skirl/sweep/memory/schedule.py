@@ -41,74 +41,100 @@ class Schedule:
         left behind, or the peak is above the limit."""
         peak = held = 0
         clock = stall = out_until = in_until = 0.0
-        at: list[dict[str, str]] = [{} for _ in self.steps]  # of each storage that has been made: where it is
-        there: list[set[str]] = [set() for _ in self.steps]  # the operators whose results are
-        ran: list[dict[str, int]] = [{} for _ in self.steps]
-        last: list[dict[bool, int]] = [{} for _ in self.steps]
-        present, until = set[int](), dict[tuple[int, str], float]()
-        places = [{name: place for place, name in enumerate(step.operators)} for step in self.steps]
-
-        def require(holds: bool, why: str) -> None:
-            if not holds:
-                raise Unsound(f"action {number}, {kind} {what} of pack {pack}: {why}")
-
-        def moves(before: str, after: str) -> int:
-            require(at[pack].get(what) == before, f"it is {at[pack].get(what, 'not made')}, and not {before}")
-            at[pack][what] = after
-            return step.sizes[what]
-
+        states = [_State(step) for step in self.steps]
         for number, (kind, pack, what) in enumerate(self.actions):
-            step = self.steps[pack]
-            require((pack in present) != (kind == "enter"), "the pack has not entered, or has twice")
-            if kind == "enter":
-                require(not ran[pack], "the pack has been here before")
-                present.add(pack)
-                held += step.entered
+            state, step = states[pack], self.steps[pack]
+            wrong = None if (state.present or kind == "enter") else "the pack is not there"
+            if wrong is not None:
+                pass
             elif kind == "run":
-                operator = step.operators[what]
-                for read in operator.reads:
-                    require(read in there[pack], f"the result of {read} is not there")
-                    away = [name for name in step.operators[read].storages if at[pack][name] not in ("here", "leaving")]
-                    require(not away, f"{away} of {read} is not here")
-                require(what not in there[pack], "its result is there")
-                require(not (ran[pack].get(what) and (operator.once or operator.backward)), "it may run only once")
-                if operator.once or operator.backward:
-                    require(places[pack][what] > last[pack].get(operator.once, -1), "it runs behind a later one")
-                    last[pack][operator.once] = places[pack][what]
-                for storage in operator.makes:
-                    require(at[pack].get(storage, "free") == "free", f"it makes {storage}, which is there")
-                    at[pack][storage] = "here"
-                    held += step.sizes[storage]
-                ran[pack][what] = ran[pack].get(what, 0) + 1
-                there[pack].add(what)
+                wrong = state.run(what)
+                held += sum(map(step.sizes.__getitem__, step.operators[what].makes))
                 clock += step.seconds.get(what, 0.0)
-            elif kind == "free":
-                held -= moves("here", "free")
-                there[pack] -= {name for name in there[pack] if what in step.operators[name].storages}
-            elif kind == "offload":
-                out_until = until[pack, what] = max(clock, out_until) + moves("here", "leaving") / self.rate
-            elif kind == "reload":
-                size = moves("away", "coming")
-                held += size
-                in_until = until[pack, what] = max(clock, in_until) + size / self.rate
-            elif kind in ("release", "await"):
-                size = moves("leaving", "away") if kind == "release" else moves("coming", "here")
-                held -= size if kind == "release" else 0
-                waits = max(0.0, until.pop((pack, what)) - clock)
-                clock, stall = clock + waits, stall + waits
+            elif kind == "enter":
+                wrong, state.present, state.entered = "the pack enters twice" if state.entered else None, True, True
+                held += step.entered
+            elif kind == "leave":
+                wrong, state.present = state.leave(), False
+                held -= step.entered + sum(map(step.sizes.__getitem__, state.outputs))
             else:
-                require(len(ran[pack]) == len(step.operators), f"{sorted({*step.operators} - {*ran[pack]})[:3]} never ran")
-                kept = {storage for name in step.outputs for storage in step.operators[name].storages}
-                require(there[pack].issuperset(step.outputs), "an output is not there")
-                wrong = [name for name, where in at[pack].items() if where != ("here" if name in kept else "free")]
-                require(not wrong, f"{wrong[:3]} is left behind, or moves, or is not there")
-                held -= step.entered + sum(step.sizes[storage] for storage in kept)
-                present.remove(pack)
+                before, after = _MOVES[kind]
+                if state.at.get(what) != before:
+                    wrong = f"it is {state.at.get(what, 'not made')}, and not {before}"
+                state.at[what], size = after, step.sizes[what]
+                if kind == "free":
+                    state.results.difference_update(step.aliases[what])
+                elif kind == "offload":
+                    state.until[what] = out_until = max(clock, out_until) + size / self.rate
+                elif kind == "reload":
+                    state.until[what] = in_until = max(clock, in_until) + size / self.rate
+                else:
+                    waits = max(0.0, state.until.pop(what, clock) - clock)
+                    clock, stall = clock + waits, stall + waits
+                held += {"free": -size, "release": -size, "reload": size}.get(kind, 0)
             peak = max(peak, held)
-            require(peak <= limit, f"{peak:,} bytes are held, and the limit is {limit:,}")
-        kind, pack, what = "leave", 0, ""
-        require(not present and all(ran), "a pack has not left, or never entered")
+            if peak > limit:
+                wrong = wrong or f"{peak:,} bytes are held, and the limit is {limit:,}"
+            if wrong is not None:
+                raise Unsound(f"action {number}, {kind} {what} of pack {pack}: {wrong}")
+        if any(state.present or not state.entered for state in states):
+            raise Unsound("a pack has not left, or never came")
         return Figures(peak, clock, stall)
+
+
+_MOVES = {
+    "free": ("here", "free"), "offload": ("here", "leaving"), "release": ("leaving", "away"),
+    "reload": ("away", "coming"), "await": ("coming", "here"),
+}  # fmt: skip
+"""Where a storage is before an action, and behind it."""
+
+
+class _State:
+    """A pack while its schedule is checked. Methods return what is wrong, or None."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.entered = self.present = False
+        self.at = dict[str, str]()
+        """Where each storage is that was made."""
+        self.until = dict[str, float]()
+        self.results = set[str]()
+        """The operators whose results are there."""
+        self.ran = set[str]()
+        self.last = {True: -1, False: -1}
+        """The last operators that may run only once: those that draw or write, and the others of the backward."""
+        self.outputs = {storage for name in step.outputs for storage in step.operators[name].storages}
+
+    def run(self, name: str) -> str | None:
+        operator, at = self.step.operators[name], self.at
+        for read in operator.reads:
+            if read not in self.results:
+                return f"the result of {read} is not there"
+            for storage in self.step.operators[read].storages:
+                if at[storage] not in ("here", "leaving"):
+                    return f"{storage} of {read} is {at[storage]}"
+        if name in self.results:
+            return "its result is there"
+        if operator.once or operator.backward:
+            place = self.step.places[name]
+            if place <= self.last[operator.once]:
+                return "it runs twice, or behind a later one"
+            self.last[operator.once] = place
+        for storage in operator.makes:
+            if at.get(storage, "free") != "free":
+                return f"it makes {storage}, which is there"
+            at[storage] = "here"
+        self.results.add(name)
+        self.ran.add(name)
+        return None
+
+    def leave(self) -> str | None:
+        if len(self.ran) < len(self.step.operators):
+            return f"{min({*self.step.operators} - self.ran)} has not run"
+        if not self.results.issuperset(self.step.outputs):
+            return "an output is not there"
+        wrong = [name for name, where in self.at.items() if where != ("here" if name in self.outputs else "free")]
+        return f"{wrong[0]} is left behind, moves, or is not there" if wrong else None
 
 
 def in_turns(orders: Sequence[Order]) -> list[Run]:
@@ -121,7 +147,9 @@ def in_turns(orders: Sequence[Order]) -> list[Run]:
     ]
 
 
-def in_pairs(steps: Sequence[Step], orders: Sequence[Order], moves: Sequence[Collection[str]], rate: float) -> list[Run]:
+def in_pairs(
+    steps: Sequence[Step], orders: Sequence[Order], moves: Sequence[Collection[str]], rate: float
+) -> list[Run]:
     """Return packs half a step apart: the forward of the next fills the time in which a backward waits for the link."""
     runs = [Run(0, name, False) for name in orders[0].forward]
     for pack, (step, order) in enumerate(zip(steps, orders, strict=True)):

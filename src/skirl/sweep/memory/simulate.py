@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, fx
@@ -55,7 +55,7 @@ class Step:
                     if (read := stack.pop()) in again and read not in done | missing:
                         missing.add(read)
                         stack += self.operators[read].reads
-                backward += [*sorted(missing, key=self._places.__getitem__), name]
+                backward += [*sorted(missing, key=self.places.__getitem__), name]
                 done |= missing
         taken = {read for name in backward for read in self.operators[name].reads} - set(again) | set(self.outputs)
         forward = list[str]()
@@ -67,7 +67,7 @@ class Step:
         return Order(forward[::-1], backward)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_places", {name: place for place, name in enumerate(self.operators)})
+        object.__setattr__(self, "places", {name: place for place, name in enumerate(self.operators)})
         out = {storage for name in self.outputs for storage in self.operators[name].storages}
         taken = {
             storage: None
@@ -76,10 +76,18 @@ class Step:
             for storage in self.operators[read].storages if storage not in out
         }  # fmt: skip
         object.__setattr__(self, "maps", [storage for storage in taken if self.sizes[storage]])
+        aliases: dict[str, list[str]] = {storage: [] for storage in self.sizes}
+        for name, operator in self.operators.items():
+            for storage in operator.storages:
+                aliases[storage].append(name)
+        object.__setattr__(self, "aliases", aliases)
 
-    _places: Mapping[str, int] = field(init=False, repr=False)
+    places: Mapping[str, int] = field(init=False, repr=False)
+    """Of each operator: its place in the graph."""
     maps: Sequence[str] = field(init=False, repr=False)
     """The storages that the forward leaves for the backward, and that are not handed over."""
+    aliases: Mapping[str, Sequence[str]] = field(init=False, repr=False)
+    """By storage: the operators whose results are in it."""
 
 
 def step_of(graph: fx.GraphModule, rows: Sequence[str], seconds: Mapping[str, float] | None = None) -> Step:
@@ -96,7 +104,7 @@ def step_of(graph: fx.GraphModule, rows: Sequence[str], seconds: Mapping[str, fl
             new = {at: f"{node.name}.{number}" for number, at in enumerate(own) if at not in known}
             known |= new
             sizes |= {name: own[at] for at, name in new.items()}
-            draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            draws = _draws(node)
             touched = {at for each in (node, *node.all_input_nodes) for at in _storages(each)}
             operators[node.name] = Operator(
                 node.name,
@@ -110,6 +118,16 @@ def step_of(graph: fx.GraphModule, rows: Sequence[str], seconds: Mapping[str, fl
     output = graph.graph.output_node()
     outputs = tuple(each.name for each in output.all_input_nodes if each.op == "call_function")
     return Step(operators, sizes, entered, outputs, seconds or {})
+
+
+def _draws(node: fx.Node) -> bool:
+    """Return whether a node draws random numbers. Attention without dropout has the tag too."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema = cast(torch._ops.OpOverload, node.target)._schema
+    given = {a.name: a.default_value for a in schema.arguments} | dict(node.kwargs)
+    given |= {a.name: each for a, each in zip(schema.arguments, node.args, strict=False)}
+    return given.get("dropout_p") != 0.0
 
 
 def _storages(node: fx.Node) -> dict[int, int]:
@@ -175,7 +193,7 @@ class Timeline:
         self.held[last + 1] -= size
 
     def _stays(self, moves: Sequence[Collection[str]]) -> Iterator[Stay]:
-        here, of_value, ran = dict[tuple[int, str], Stay](), dict[tuple[int, str], list[Stay]](), set[int]()
+        here, of_value = dict[tuple[int, str], Stay](), dict[tuple[int, str], list[Stay]]()
         for place, (pack, name, backward) in enumerate(self.runs):
             step = self.steps[pack]
             operator = step.operators[name]
