@@ -19,8 +19,8 @@ _TILE = 16
 """Number of dot products summed at a time."""
 
 
-in_graph: Callable[[Tensor, Tensor], Tensor] | None = None
-"""While a sweep captures a graph: the operator that stands in it for our own loops."""
+captures = False
+"""Whether a sweep captures a graph now, in which our loops are an operator."""
 
 
 def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
@@ -32,8 +32,8 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
     """
-    if 0 < x.shape[1] <= WIDEST and fit(x, vectors, captured=in_graph is not None):
-        return (in_graph or _Pairs.apply)(x, vectors)
+    if 0 < x.shape[1] <= WIDEST and fit(x, vectors, captured=captures):
+        return operator()(x, vectors) if captures else _Pairs.apply(x, vectors)
     return by_torch(x, vectors, places)
 
 
@@ -62,7 +62,36 @@ class _Pairs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return gradients(*ctx.saved_tensors, grad.contiguous())
+        x, vectors = ctx.saved_tensors
+        return gradients(x, vectors, grad.contiguous())
+
+
+@remember
+def operator() -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the pairs as an operator of torch, for graphs. Outside of one, it would take 60 us more than a function."""
+
+    @torch.library.custom_op("skirl::pairs", mutates_args=())
+    def forward(x: Tensor, vectors: Tensor) -> Tensor:
+        return products(x.contiguous(), vectors.contiguous())
+
+    @forward.register_fake
+    def _(x: Tensor, vectors: Tensor) -> Tensor:
+        n = vectors.shape[1]
+        return x.new_empty(len(x), x.shape[1] + n * (n + 1) // 2)
+
+    @torch.library.custom_op("skirl::pairs_backward", mutates_args=())
+    def backward(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients(x.contiguous(), vectors.contiguous(), grad.contiguous())
+
+    @backward.register_fake
+    def _(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return x.new_empty(x.shape), x.new_empty(vectors.shape)
+
+    forward.register_autograd(
+        lambda ctx, grad: backward(*ctx.saved_tensors, grad),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return forward
 
 
 def products(x: Tensor, vectors: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
-"""A schedule as it runs: operators of graphs, and storages that leave the device and come back over its link."""
+"""A schedule as it runs: operators of graphs, and storages that go to the host and back over the device's link."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -15,223 +16,160 @@ from skirl.sweep.memory.capture import Captured
 from skirl.sweep.memory.schedule import Schedule
 from skirl.sweep.memory.simulate import Step
 
-
-class Link(Protocol):
-    """What moves bytes between the device and the host."""
-
-    rate: float
-    """Bytes a second, each way."""
-    stall: float
-    """Seconds for which somebody has waited."""
-
-    def offload(self, data: Tensor) -> Any:
-        """Begin to copy to the host."""
-        ...
-
-    def reload(self, copied: Tensor, device: torch.device) -> Any:
-        """Begin to copy back, into new memory."""
-        ...
-
-    def wait(self, moving: Any) -> Tensor:
-        """Wait for the copy, and return it."""
-        ...
+Storage = torch.UntypedStorage
 
 
 class EmulatedLink:
-    """A link for a machine without one: copies are made at once, and are waited for as long as the link would take."""
+    """A link for a machine without one: copies are made at once, and waited for as long as the link would take.
 
-    def __init__(
-        self, rate: float, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self.rate, self.stall = rate, 0.0
-        self._clock, self._sleep = clock, sleep
-        self._free = {"out": 0.0, "in": 0.0}
+    - `rate`: bytes a second, each way.
+    - `clock`, `sleep`: as those of `time`, which are the defaults.
+    """
 
-    def offload(self, data: Tensor) -> Any:
-        return self._copied(data, "out")
+    def __init__(self, rate: float, clock: Callable[[], float] = time.perf_counter, sleep: Any = time.sleep) -> None:
+        self.rate, self._clock, self._sleep = rate, clock, sleep
+        self._free = [0.0, 0.0]
+        self.stall = 0.0
+        """Seconds for which operators have waited."""
 
-    def reload(self, copied: Tensor, device: torch.device) -> Any:
-        return self._copied(copied, "in")
-
-    def wait(self, moving: tuple[Tensor, float]) -> Tensor:
-        data, until = moving
-        if (left := until - self._clock()) > 0:
-            self.stall += left
-            self._sleep(left)
-        return data
-
-    def _copied(self, data: Tensor, way: str) -> tuple[Tensor, float]:
+    def offload(self, data: Tensor, way: int = 0) -> Any:
+        """Begin to copy bytes to the host."""
         self._free[way] = max(self._clock(), self._free[way]) + data.nbytes / self.rate
         return data.clone(), self._free[way]
 
+    def reload(self, copied: Tensor, device: torch.device) -> Any:
+        """Begin to copy them back, into new memory."""
+        return self.offload(copied, 1)
 
-class DeviceLink:
-    """The link of an accelerator, by torch's operators: pinned memory, a stream and events. No GPU has run it yet."""
+    def wait(self, moving: tuple[Tensor, Any]) -> Tensor:
+        """Wait for either, and return the copy."""
+        if (left := moving[1] - self._clock()) > 0:
+            self.stall += left
+            self._sleep(left)
+        return moving[0]
 
-    stall = 0.0  # the device waits, not the host
 
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
+class DeviceLink(EmulatedLink):
+    """A GPU's own link, by torch's operators: pinned memory, a stream, events. The GPU waits, and not the host, so `stall`
+    stays 0. No GPU has run it yet."""
 
-    def offload(self, data: Tensor) -> Any:
+    def offload(self, data: Tensor, way: int = 0) -> Any:
         return torch.ops.ao.offload(data), data
 
     def reload(self, copied: Tensor, device: torch.device) -> Any:
         return torch.ops.ao.reload(copied, device), copied
 
-    def wait(self, moving: tuple[Tensor, Tensor]) -> Tensor:
+    def wait(self, moving: tuple[Tensor, Any]) -> Tensor:
         return torch.ops.ao.wait_tensor(*moving)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pack:
     """A pack's graph, and what is around it."""
 
     captured: Captured
     enter: Callable[[], Sequence[Tensor]]
     """Returns the graph's inputs. Rows' outputs are held from then on."""
-    leave: Callable[[Sequence[Tensor | None]], None]
+    leave: Callable[[Sequence[Any]], None]
     """Takes the graph's outputs."""
     drawing: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Stands around operators that draw random numbers."""
-
-    def for_times(self) -> "Pack":
-        """Return a pack that trains nothing: it runs on the same inputs, and on copies of what a graph may write to."""
-        weights = len(self.captured.weights)
-
-        def enter() -> list[Tensor]:
-            given = enumerate(self.enter())
-            return [w.clone() if at < weights and not isinstance(w, nn.Parameter) else w for at, w in given]
-
-        return Pack(self.captured, enter, lambda outputs: None)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds of each operator's runs, while its step has none."""
 
 
-class Executor:
-    """Runs schedules that have been checked.
-
-    - `measures`: whether to sum up, in each operator, the bytes of all storages that are held: `peak` is the largest sum.
-    - `times`: a list for the seconds of each operator's runs, by name; None: they are not taken.
-    """
-
-    def __init__(self, link: Link, *, measures: bool = False, times: dict[str, list[float]] | None = None) -> None:
-        self.link, self.measures, self.times, self.peak = link, measures, times, 0
-
-    @torch.no_grad()
-    def run(self, schedule: Schedule, packs: Sequence[Pack]) -> None:
-        running = [_Running(pack, step, self.link) for pack, step in zip(packs, schedule.steps, strict=True)]
-        for kind, number, what in schedule.actions:
-            one = running[number]
-            if kind == "run":
-                began = time.perf_counter()
-                one.run(what)
-                if self.times is not None:
-                    one.synchronize()
-                    self.times.setdefault(what, []).append(time.perf_counter() - began)
-                if self.measures:
-                    held = {each._cdata: each.nbytes() for other in running for each in other.held()}
-                    self.peak = max(self.peak, sum(held.values()))
-            elif kind == "enter":
-                one.inputs = dict(zip(one.places, packs[number].enter(), strict=True))
-            elif kind == "leave":
-                results = one.results()
-                one.values, one.storages, one.inputs = {}, {}, {}
-                packs[number].leave(results)
-                del results
-            else:
-                getattr(one, kind if kind != "await" else "come_back")(what)
+@torch.no_grad()
+def execute(schedule: Schedule, packs: Sequence[Pack], link: EmulatedLink, *, measures: bool = False) -> int:
+    """Run a schedule that has been checked. Return the most bytes that were held in an operator, if it measures."""
+    running, peak = [_Running(*each, link) for each in zip(packs, schedule.steps, strict=True)], 0
+    for kind, pack, what in schedule.actions:
+        getattr(running[pack], kind)(what)
+        if measures and kind == "run":
+            held = {storage._cdata: storage.nbytes() for each in running for storage in each.held()}
+            peak = max(peak, sum(held.values()))
+    return peak
 
 
 class _Running:
-    """A pack while its schedule runs."""
+    """A pack while its schedule runs, with a method for each kind of action."""
 
-    def __init__(self, pack: Pack, step: Step, link: Link) -> None:
+    def __init__(self, pack: Pack, step: Step, link: EmulatedLink) -> None:
         self.pack, self.step, self.link = pack, step, link
-        graph = pack.captured.graph.graph
-        self.nodes = {node.name: node for node in graph.nodes}
-        self.places = [node.name for node in graph.nodes if node.op == "placeholder"]
-        self.inputs = dict[str, Tensor]()
-        self.values = dict[str, Any]()
-        """The results of operators that are held."""
-        self.storages = dict[str, torch.UntypedStorage]()
+        self.nodes = {node.name: node for node in pack.captured.graph.graph.nodes}
+        self.results, self.inputs = dict[str, Any](), dict[str, Tensor]()
+        self.storages, self.away = dict[str, Storage](), dict[str, Tensor]()
         self.leaving, self.coming = dict[str, Any](), dict[str, Any]()
-        self.away = dict[str, Tensor]()
+
+    def enter(self, _: str) -> None:
+        names = [name for name, node in self.nodes.items() if node.op == "placeholder"]
+        self.inputs = dict(zip(names, self.pack.enter(), strict=True))
+        self.device = self.inputs[names[0]].device
 
     def run(self, name: str) -> None:
-        node, operator = self.nodes[name], self.step.operators[name]
-        found = lambda of: self.values[of.name] if of.op == "call_function" else self.inputs[of.name]  # noqa: E731
-        with self.pack.drawing() if operator.draws else nullcontext():
-            self.values[name] = node.target(*map_arg(node.args, found), **map_arg(node.kwargs, found))
-        if operator.makes:
-            made = list(_storages(self.values[name]).values())
-            self.storages |= {storage: made[int(storage.rpartition(".")[2])] for storage in operator.makes}
+        def found(of: fx.Node) -> Any:
+            return self.results[of.name] if of.op == "call_function" else self.inputs[of.name]
 
-    def results(self) -> list[Tensor | None]:
-        outputs = cast(Sequence[Any], self.nodes["output"].args[0])
-        return [self.values[each.name] if isinstance(each, fx.Node) else each for each in outputs]
+        node, operator, began = self.nodes[name], self.step.operators[name], time.perf_counter()
+        with self.pack.drawing() if operator.draws else nullcontext():
+            self.results[name] = node.target(*map_arg(node.args, found), **map_arg(node.kwargs, found))
+        if not self.step.seconds:
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
+            self.pack.times.setdefault(name, []).append(time.perf_counter() - began)
+        if operator.makes:
+            made = [*_storages(self.results[name]).values()]
+            self.storages |= {storage: made[int(storage.rpartition(".")[2])] for storage in operator.makes}
 
     def free(self, storage: str) -> None:
         del self.storages[storage]
         for name in self.step.aliases[storage]:
-            self.values.pop(name, None)
+            self.results.pop(name, None)
 
     def offload(self, storage: str) -> None:
-        self.leaving[storage] = self.link.offload(_bytes(self.storages[storage]))
+        self.leaving[storage] = self.link.offload(_over(torch.uint8, 0, None, None, self.storages[storage]))
 
     def release(self, storage: str) -> None:
+        def away(value: Tensor) -> Any:
+            if value.untyped_storage()._cdata != old._cdata:
+                return value
+            return partial(_over, value.dtype, int(value.storage_offset()), value.shape, value.stride())
+
         old = self.storages.pop(storage)
         self.away[storage] = self.link.wait(self.leaving.pop(storage))
-        self._replace(storage, Tensor, lambda value: _Away.of(value) if _address(value) == old._cdata else value)
+        self._replace(storage, Tensor, away)
 
     def reload(self, storage: str) -> None:
-        self.coming[storage] = self.link.reload(self.away.pop(storage), next(iter(self.inputs.values())).device)
+        self.coming[storage] = self.link.reload(self.away.pop(storage), self.device)
 
-    def come_back(self, storage: str) -> None:
+    def back(self, storage: str) -> None:
         new = self.storages[storage] = self.link.wait(self.coming.pop(storage)).untyped_storage()
-        self._replace(storage, _Away, lambda value: value.over(new))
+        self._replace(storage, partial, lambda over: over(new))
+
+    def leave(self, _: str) -> None:
+        outputs: Any = self.nodes["output"].args[0]
+        results = [self.results[each.name] if isinstance(each, fx.Node) else each for each in outputs]
+        self.results, self.inputs, self.storages = {}, {}, {}
+        self.pack.leave(results)
 
     def _replace(self, storage: str, kind: type, by: Callable[[Any], Any]) -> None:
         for name in self.step.aliases[storage]:
-            if name in self.values:
-                self.values[name] = tree_map_only(kind, by, self.values[name])
+            if name in self.results:
+                self.results[name] = tree_map_only(kind, by, self.results[name])
 
-    def held(self) -> Iterator[torch.UntypedStorage]:
-        """Yield what counts as held: results, rows' outputs, and what is coming back; but not views of other inputs."""
-        rows = set(self.pack.captured.rows)
+    def held(self) -> Iterator[Storage]:
+        """Yield what counts as held: results, rows' outputs and what comes back, but not views of other inputs."""
+        rows = {name: value for name, value in self.inputs.items() if name in self.pack.captured.rows}
         others = _storages([value for name, value in self.inputs.items() if name not in rows])
-        everything = _storages([self.values, self.coming, [self.inputs[name] for name in rows & {*self.inputs}]])
+        everything = _storages([self.results, self.coming, rows])
         yield from (storage for address, storage in everything.items() if address not in others)
 
-    def synchronize(self) -> None:
-        if next(iter(self.inputs.values())).device.type != "cpu":
-            torch.accelerator.synchronize()
+
+def _storages(values: Any) -> dict[int, Storage]:
+    found = [value.untyped_storage() for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return {storage._cdata: storage for storage in found}
 
 
-@dataclass(frozen=True)
-class _Away:
-    """A tensor whose storage is on the host."""
-
-    dtype: torch.dtype
-    offset: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, value: Tensor) -> "_Away":
-        return cls(value.dtype, int(value.storage_offset()), value.shape, value.stride())
-
-    def over(self, storage: torch.UntypedStorage) -> Tensor:
-        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.shape, self.stride)  # pyright: ignore[reportArgumentType]
-
-
-def _address(value: Tensor) -> int:
-    return value.untyped_storage()._cdata
-
-
-def _storages(result: Any) -> dict[int, torch.UntypedStorage]:
-    tensors = [value.untyped_storage() for value in tree_leaves(result) if isinstance(value, Tensor)]
-    return {storage._cdata: storage for storage in tensors}
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # pyright: ignore[reportArgumentType]
+def _over(dtype: torch.dtype, offset: int, shape: Any, stride: Any, storage: Storage) -> Tensor:
+    """Return a tensor over a storage, of all its bytes without a shape."""
+    empty = torch.empty(0, dtype=dtype, device=storage.device)
+    return empty.set_(storage) if shape is None else empty.set_(storage, offset, shape, stride)

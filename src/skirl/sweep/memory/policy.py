@@ -1,8 +1,9 @@
 """What of a step is kept, made again or moved away, so that its peak fits, and whether packs run in turns or in pairs."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -10,10 +11,11 @@ from skirl.sweep.memory.schedule import Figures, Schedule, in_pairs, in_turns, w
 from skirl.sweep.memory.simulate import Order, Step, Timeline
 from skirl.tools.units import size
 
+ENOUGH = 1.01
+"""A plan is not improved further if it takes no more than this of the time that its operators take once."""
+
 
 class Infeasible(ValueError):
-    """No plan fits; the message names the least memory that would do."""
-
     def __init__(self, least: int, limit: float, what: str = "a step needs") -> None:
         self.least = least
         super().__init__(
@@ -23,24 +25,35 @@ class Infeasible(ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """What happens to storages of a step between forward and backward; those in neither are kept."""
+    """What happens to storages of a step between its forward and its backward; those in neither are kept."""
 
     again: frozenset[str] = frozenset()
     moved: frozenset[str] = frozenset()
+
+    def but(self, storage: str) -> "Iterable[Choice]":
+        """Yield what is chosen with this storage kept, moved and made again."""
+        one = frozenset({storage})
+        again, moved = self.again - one, self.moved - one
+        yield from (Choice(again, moved), Choice(again, moved | one), Choice(again | one, moved))
 
 
 class Plan(NamedTuple):
     schedule: Schedule
     figures: Figures
-    choices: dict[Step, Choice]
+    choices: Mapping[Step, Choice]
     timeline: Timeline
 
+    @property
+    def cost(self) -> tuple[float, int]:
+        """Its time, and how many storages do not stay."""
+        return self.figures.seconds, sum(len(each.again) + len(each.moved) for each in self.choices.values())
 
+
+@lru_cache(maxsize=4096)
 def operators_again(step: Step, choice: Choice) -> frozenset[str] | None:
     """Return the operators that run again for a choice, from what is kept or was moved, or None if one may not."""
-    again, found = set(choice.again), set[str]()
-    stack = [name for storage in again for name in step.aliases[storage]]
-    kept = set(step.maps) - again
+    stack, found = [name for storage in choice.again for name in step.aliases[storage]], set[str]()
+    kept = set(step.maps) - choice.again
     while stack:
         operator = step.operators[name := stack.pop()]
         if name in found or operator.backward or kept.issuperset(operator.storages):
@@ -48,120 +61,84 @@ def operators_again(step: Step, choice: Choice) -> frozenset[str] | None:
         if operator.once or choice.moved.intersection(operator.makes):
             return None
         found.add(name)
-        stack += operator.reads
-        if beside := kept.intersection(operator.makes):  # it makes them all
-            kept -= beside
-            stack += [other for storage in beside for other in step.aliases[storage]]
+        beside = kept.intersection(operator.makes)  # it makes them all
+        kept -= beside
+        stack += [*operator.reads, *(other for storage in beside for other in step.aliases[storage])]
     return frozenset(found)
 
 
-@dataclass
+@lru_cache(maxsize=4096)
+def order_of(step: Step, choice: Choice) -> Order | None:
+    again = operators_again(step, choice)
+    return None if again is None else step.order(again)
+
+
+@dataclass(frozen=True)
 class Planner:
-    """Plans packs of these steps on one device."""
+    """Plans packs of these steps on one device, whose link has a rate in bytes a second."""
 
     steps: Sequence[Step]
     limit: float
     rate: float
     paired: bool = False
 
-    def __post_init__(self) -> None:
-        self.kinds = list(dict.fromkeys(self.steps))
-        self._maps = {step: frozenset(step.maps) for step in self.kinds}
-        self._orders: dict[tuple[Step, Choice], Order | None] = {}
-
-    def order(self, step: Step, choice: Choice) -> Order | None:
-        if (step, choice) not in self._orders:
-            again = operators_again(step, choice)
-            self._orders[step, choice] = None if again is None else step.order(again)
-        return self._orders[step, choice]
-
     def plan(self, choices: Mapping[Step, Choice], limit: float | None = None) -> Plan | None:
-        """Return the schedule of these choices, or None if an operator of them may not run again."""
-        orders = [self.order(step, choices[step]) for step in self.steps]
-        found = [order for order in orders if order is not None]
-        if len(found) < len(orders):
+        """Return the schedule of these choices, or None if what they make again may not be."""
+        orders = [order for step in self.steps if (order := order_of(step, choices[step])) is not None]
+        if len(orders) < len(self.steps):
             return None
         moved = [choices[step].moved for step in self.steps]
-        runs = in_pairs(self.steps, found, moved, self.rate) if self.paired else in_turns(found)
+        runs = in_pairs(self.steps, orders, moved, self.rate) if self.paired else in_turns(orders)
         timeline = Timeline(self.steps, runs, moved)
         schedule = with_transfers(timeline, self.limit if limit is None else limit, self.rate)
-        return Plan(schedule, schedule.check(), dict(choices), timeline)
-
-    def best(self) -> Plan:
-        """Return a plan that fits: first is done what costs least of the time that other work cannot hide, and at last
-        what turned out not to be needed is dropped."""
-        found = [self._greedy(kinds) for kinds in (("again", "moved"), ("moved",), ("again",))]
-        fitting = [plan for plan in found if plan.figures.peak <= self.limit] or [self.least()]
-        if fitting[0].figures.peak > self.limit:
-            raise Infeasible(fitting[0].figures.peak, self.limit)
-        return self._improved(min(fitting, key=self._cost))
+        return Plan(schedule, schedule.check(), choices, timeline)
 
     def least(self) -> Plan:
         """Return the plan that holds least: of what the forward leaves, only what the operator that runs takes."""
-        plan = self.plan({step: Choice(moved=frozenset(step.maps)) for step in self.kinds}, limit=0)
+        plan = self.plan({step: Choice(moved=frozenset(step.maps)) for step in self.steps}, limit=0)
         assert plan is not None
         return plan
 
-    def _greedy(self, kinds: Collection[str]) -> Plan:
-        plan = self.plan({step: Choice() for step in self.kinds})
+    def best(self) -> Plan:
+        """Return a plan that fits: first is done what costs least of the time that other work cannot hide; then one storage
+        after the other is kept or treated otherwise, if that saves time. Raise Infeasible if none fits."""
+        plan = self.plan({step: Choice() for step in self.steps})
         assert plan is not None
-        while plan.figures.peak > self.limit and (found := [*self._candidates(plan, kinds)]):
+        while plan.figures.peak > self.limit and (found := [*self._candidates(plan)]):
             plan = min(found, key=lambda each: (each.figures.seconds, each.figures.peak))
-        return plan
+        if plan.figures.peak > self.limit and (plan := self.least()).figures.peak > self.limit:
+            raise Infeasible(plan.figures.peak, self.limit)
+        return self._improved(plan)
 
-    def _candidates(self, plan: Plan, kinds: Collection[str]) -> Iterator[Plan]:
-        """Yield the plans in which, of all that is idle at the peak, also that moves which is so for the longest time, and
+    def _candidates(self, plan: Plan) -> Iterable[Plan]:
+        """Yield the plans in which, of all that is idle at the peak, also that moves which is so for the longest time, or
         that is made again which frees most bytes a second."""
         timeline, starts = plan.timeline, plan.timeline.starts
-        peak, idle = timeline.held.index(timeline.peak), dict[tuple[Step, str], tuple[float, int]]()
+        peak, idle, rates = timeline.held.index(max(timeline.held)), dict[tuple[Step, str], float](), {}
         for stay in timeline.stays:
-            step = timeline.steps[stay.pack]
-            choice = plan.choices[step]
-            around = [place for place in stay.uses if place < peak][-1:] + [p for p in stay.uses if p > peak][:1]
-            is_idle = len(around) == 2 and peak not in stay.uses and stay.storage in self._maps[step]
-            if is_idle and stay.storage not in choice.again | choice.moved:
-                idle[step, stay.storage] = starts[around[1]] - starts[around[0]], stay.size
-        if idle and "moved" in kinds:
-            yield from self._with(plan, *max(idle, key=lambda each: idle[each]), "moved")
-        rates = {each: idle[each][1] / (1e-12 + self._again(plan, *each)) for each in idle if "again" in kinds}
-        if any(rates.values()):
-            yield from self._with(plan, *max(rates, key=lambda each: rates[each]), "again")
-
-    def _again(self, plan: Plan, step: Step, storage: str) -> float:
-        """Return the seconds of what runs again for a storage, or infinity if it may not."""
-        choice = plan.choices[step]
-        now = operators_again(step, choice)
-        more = operators_again(step, replace(choice, again=choice.again | {storage}))
-        return inf if more is None else sum(step.seconds.get(name, 0.0) for name in more - (now or set()))
-
-    def _with(self, plan: Plan, step: Step, storage: str, kind: str) -> Iterator[Plan]:
-        choice = plan.choices[step]
-        more = replace(choice, **{kind: getattr(choice, kind) | {storage}})
-        if (made := self.plan({**plan.choices, step: more})) is not None:
-            yield made
+            step, storage = timeline.steps[stay.pack], stay.storage
+            before, behind = [use for use in stay.uses if use <= peak], [use for use in stay.uses if use >= peak]
+            chosen = storage in plan.choices[step].again | plan.choices[step].moved
+            if before and behind and before[-1] < peak < behind[0] and storage in step.maps and not chosen:
+                idle[step, storage] = starts[behind[0]] - starts[before[-1]]
+                again = operators_again(step, Choice(again=frozenset({storage})))
+                cost = inf if again is None else sum(step.seconds.get(name, 0.0) for name in again)
+                rates[step, storage] = stay.size / (cost + 1e-12)
+        for way, values in enumerate((idle, rates)) if idle else ():
+            step, storage = max(values, key=values.__getitem__)
+            other = [*plan.choices[step].but(storage)][1 + way]
+            if (made := self.plan({**plan.choices, step: other})) is not None:
+                yield made
 
     def _improved(self, plan: Plan) -> Plan:
-        """Drop what is not needed, and do otherwise with one storage at a time, while more than 1% of the time is lost."""
-        enough = 1.01 * sum(sum(step.seconds.values()) for step in self.steps)
-        before = None
-        while before is not plan:
-            before = plan
-            for step, choice in before.choices.items():
-                for storage in sorted(step.maps, key=step.sizes.__getitem__, reverse=True):
-                    one, own = frozenset({storage}), plan.choices[step]
-                    if plan.figures.seconds <= enough and storage not in choice.again | choice.moved:
-                        continue
-                    kept = Choice(own.again - one, own.moved - one)
-                    for other in (kept, Choice(kept.again | one, kept.moved), Choice(kept.again, kept.moved | one)):
-                        made = None if other == own else self.plan({**plan.choices, step: other})
-                        if made and made.figures.peak <= self.limit and self._cost(made) < self._cost(plan):
-                            plan = made
-            if plan.figures.seconds <= enough:
-                break
+        enough = ENOUGH * sum(sum(step.seconds.values()) for step in self.steps)
+        for kind, storage in [(kind, storage) for kind in plan.choices for storage in kind.maps]:
+            own = plan.choices[kind]
+            if storage in own.again | own.moved or plan.figures.seconds > enough:
+                made = [self.plan({**plan.choices, kind: each}) for each in own.but(storage) if each != own]
+                fits = [each for each in made if each is not None and each.figures.peak <= self.limit]
+                plan = min([plan, *fits], key=lambda each: each.cost)
         return plan
-
-    def _cost(self, plan: Plan) -> tuple[float, int]:
-        return plan.figures.seconds, sum(len(choice.again) + len(choice.moved) for choice in plan.choices.values())
 
 
 def fastest(steps: Sequence[Step], limit: float, rate: float) -> Plan:
@@ -169,12 +146,10 @@ def fastest(steps: Sequence[Step], limit: float, rate: float) -> Plan:
     choices = {step: Planner([step], limit, rate).best().choices[step] for step in dict.fromkeys(steps)}
     plan = Planner(steps, limit, rate).plan(choices)
     assert plan is not None
-    lost = plan.figures.seconds - sum(sum(step.seconds.values()) for step in steps)
-    if len(steps) > 1 and lost > 0:
-        alike = len(choices) == 1  # then three stand for all
+    if len(steps) > 1 and plan.figures.seconds > sum(sum(step.seconds.values()) for step in steps):
         with suppress(Infeasible):
-            few = Planner(steps[:3] if alike else steps, limit, rate, paired=True).best()
+            few = Planner(steps[:3] if len(choices) == 1 else steps, limit, rate, paired=True).best()  # three alike do
             pairs = Planner(steps, limit, rate, paired=True).plan(few.choices)
-            if pairs and pairs.figures.peak <= limit and pairs.figures.seconds < plan.figures.seconds:
-                return pairs
+            if pairs is not None and pairs.figures.peak <= limit:
+                return min(plan, pairs, key=lambda each: each.figures.seconds)
     return plan
