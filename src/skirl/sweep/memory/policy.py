@@ -103,12 +103,12 @@ class Planner:
         """Return a plan that fits: first is done what costs least of the time that other work cannot hide; then one storage
         after the other is kept or treated otherwise, if that saves time. Raise Infeasible if none fits."""
         plan = self.plan({step: Choice() for step in self.steps})
-        assert plan is not None
-        while plan.figures.peak > self.limit and (found := [*self._candidates(plan)]):
-            plan = min(found, key=lambda each: (each.figures.seconds, each.figures.peak))
-        if plan.figures.peak > self.limit and (plan := self.least()).figures.peak > self.limit:
-            raise Infeasible(plan.figures.peak, self.limit)
-        return self._improved(plan)
+        while plan is not None and plan.figures.peak > self.limit:
+            plan = min(self._candidates(plan), key=lambda each: each.figures[1::-1], default=None)
+        if (least := self.least()).figures.peak > self.limit:
+            raise Infeasible(least.figures.peak, self.limit)
+        found = [each for each in (plan, self.plan(least.choices)) if each and each.figures.peak <= self.limit]
+        return min(map(self._improved, found or [least]), key=lambda each: each.cost)
 
     def _candidates(self, plan: Plan) -> Iterable[Plan]:
         """Yield the plans in which, of all that is idle at the peak, also that moves which is so for the longest time, or
@@ -132,7 +132,7 @@ class Planner:
 
     def _improved(self, plan: Plan) -> Plan:
         enough = ENOUGH * sum(sum(step.seconds.values()) for step in self.steps)
-        for kind, storage in [(kind, storage) for kind in plan.choices for storage in kind.maps]:
+        for kind, storage in [(each, storage) for each in plan.choices for storage in each.maps]:
             own = plan.choices[kind]
             if storage in own.again | own.moved or plan.figures.seconds > enough:
                 made = [self.plan({**plan.choices, kind: each}) for each in own.but(storage) if each != own]

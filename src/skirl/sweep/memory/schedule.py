@@ -50,20 +50,21 @@ class Schedule:
         clock = stall = 0.0
         packs, link = [_Checked(step) for step in self.steps], {"offload": 0.0, "reload": 0.0}
         for number, (kind, at, what) in enumerate(self.actions):
-            pack, step, wrong = packs[at], self.steps[at], None
-            if pack.present == (kind == "enter"):
-                wrong = "the pack is here already, or not here"
-            elif kind in ("enter", "leave"):
-                wrong = pack.enter() if kind == "enter" else pack.leave()
-                size = step.entered + (0 if kind == "enter" else sum(map(step.sizes.__getitem__, step.handed_over)))
-                held += size if kind == "enter" else -size
-            elif kind == "run":
-                wrong = pack.run(what)
+            pack, step = packs[at], self.steps[at]
+            sound = pack.present == (kind != "enter")
+            if kind == "run":
+                sound = sound and pack.runs(what)
                 held += sum(map(step.sizes.__getitem__, step.operators[what].makes))
                 clock += step.seconds.get(what, 0.0)
+            elif kind == "enter":
+                sound, pack.present = sound and not pack.ran, True
+                held += step.entered
+            elif kind == "leave":
+                sound, pack.present = sound and pack.is_done(), False
+                held -= step.entered + sum(map(step.sizes.__getitem__, step.handed_over))
             else:
-                before, pack.where[what], sign = pack.where.get(what, "not made"), _MOVES[kind][1], _MOVES[kind][2]
-                wrong = None if before == _MOVES[kind][0] else f"it is {before}"
+                before, after, sign = _MOVES[kind]
+                sound, pack.where[what] = sound and pack.where.get(what) == before, after
                 held += sign * step.sizes[what]
                 if kind == "free":
                     pack.results.difference_update(step.aliases[what])
@@ -73,17 +74,17 @@ class Schedule:
                     waits = max(0.0, pack.until.get(what, 0.0) - clock)
                     clock, stall = clock + waits, stall + waits
             peak = max(peak, held)
-            if wrong is None and peak > limit:
-                wrong = f"{peak:,} bytes are held, and the limit is {limit:,}"
-            if wrong is not None:
-                raise Unsound(f"action {number}, {kind} {what} of pack {at}: {wrong}")
+            if not sound or peak > limit:
+                raise Unsound(
+                    f"action {number} is wrong, {kind} {what} of pack {at}; {held:,} bytes are held of {limit:,}"
+                )
         if any(pack.present or not pack.ran for pack in packs):
             raise Unsound("a pack has not left, or never came")
         return Figures(peak, clock, stall)
 
 
 class _Checked:
-    """A pack while its schedule is checked. Methods return what is wrong, or None."""
+    """A pack while its schedule is checked."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.present = step, False
@@ -92,34 +93,26 @@ class _Checked:
         self.last = {True: -1, False: -1}
         """The last operators that may run only once: those that draw or write, and the others of the backward."""
 
-    def enter(self) -> str | None:
-        self.present = True
-        return "it has been here" if self.ran else None
-
-    def run(self, name: str) -> str | None:
-        operator = self.step.operators[name]
-        missing = [read for read in operator.reads if read not in self.results]
-        read = [storage for read in operator.reads for storage in self.step.operators[read].storages]
-        away = [storage for storage in read if self.where[storage] not in ("here", "leaving")]
-        again = [storage for storage in operator.makes if self.where.get(storage, "free") != "free"]
-        if missing or away or again or name in self.results:
-            return f"of what it reads {missing + away} is not here; of what it makes {again or 'nothing'} is"
+    def runs(self, name: str) -> bool:
+        operator, place = self.step.operators[name], self.step.places[name]
+        read = [storage for each in operator.reads for storage in self.step.operators[each].storages]
+        if not self.results.issuperset(operator.reads) or any(self.where[s] not in ("here", "leaving") for s in read):
+            return False
+        if name in self.results or any(self.where.get(storage, "free") != "free" for storage in operator.makes):
+            return False
         if operator.once or operator.backward:
-            if self.step.places[name] <= self.last[operator.once]:
-                return "it runs twice, or behind a later one"
-            self.last[operator.once] = self.step.places[name]
+            if place <= self.last[operator.once]:
+                return False
+            self.last[operator.once] = place
         self.where |= dict.fromkeys(operator.makes, "here")
         self.results.add(name)
         self.ran.add(name)
-        return None
+        return True
 
-    def leave(self) -> str | None:
-        self.present = False
-        kept = {storage for storage, where in self.where.items() if where != "free"}
-        here = all(self.where[storage] == "here" for storage in kept) and self.results.issuperset(self.step.outputs)
-        if len(self.ran) < len(self.step.operators) or kept != self.step.handed_over or not here:
-            return f"of {len(self.step.operators)} operators {len(self.ran)} ran, and {kept} is there"
-        return None
+    def is_done(self) -> bool:
+        where = {storage: where for storage, where in self.where.items() if where != "free"}
+        all_ran = len(self.ran) == len(self.step.operators) and self.results.issuperset(self.step.outputs)
+        return all_ran and where == dict.fromkeys(self.step.handed_over, "here")
 
 
 def in_turns(orders: Sequence[Order]) -> list[Run]:
@@ -131,17 +124,19 @@ def in_turns(orders: Sequence[Order]) -> list[Run]:
 def in_pairs(
     steps: Sequence[Step], orders: Sequence[Order], moves: Sequence[Collection[str]], rate: float
 ) -> list[Run]:
-    """Return packs half a step apart: the forward of the next fills the time in which a backward waits for the link."""
+    """Return packs half a step apart: the forward of the next, whose memory rises, runs beside a backward, whose memory
+    falls; ahead of its share where the backward would wait for the link."""
     runs = [Run(0, name, False) for name in orders[0].forward]
     for pack, (step, order) in enumerate(zip(steps, orders, strict=True)):
         others = [Run(pack + 1, name, False) for name in orders[pack + 1].forward] if pack + 1 < len(steps) else []
-        others, back, clock, link = others[::-1], set[str](), 0.0, 0.0
-        for name in order.backward:
+        others, all_others, back, clock, link = others[::-1], len(others), set[str](), 0.0, 0.0
+        for place, name in enumerate(order.backward):
             read = {storage for each in step.operators[name].reads for storage in step.operators[each].storages}
             coming = read & set(moves[pack]) - back
             back |= coming
             link += sum(map(step.sizes.__getitem__, coming)) / rate
-            while coming and clock < link and others:
+            share = all_others * (1 - place / len(order.backward))
+            while others and ((coming and clock < link) or len(others) > share):
                 runs.append(others.pop())
                 clock += steps[pack + 1].seconds.get(runs[-1].name, 0.0)
             runs.append(Run(pack, name, True))
