@@ -1,7 +1,7 @@
 """Parts of benchmarks/sweep.py: what planned steps hold and cost, and what they wait for their link."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -32,28 +32,28 @@ def memory(recipe: Recipe) -> dict[str, Any]:
         plan = Planner([timed(case.captured.step)], 0, RATE).least()
         simulated[name], measured[name] = plan.figures.peak, case.run(plan)[1]
     free = Memory(1 << 60, EmulatedLink(RATE))
-    alone = seconds(recipe, 1, free)
+    *_, _ = steps(recipe, 1, free)
     assert free.plan is not None
     limit = FUSED * (free.held + free.plan.figures.peak)
     least = Planner(list(free.plan.schedule.steps), 0, RATE).least().figures.peak
     more = (limit - least) // free.held
-    count = min(more, 4 * FUSED)
-    tight = Memory(limit, EmulatedLink(RATE))
-    planned, eager = seconds(recipe, count, tight), seconds(recipe, count, None)
+    count, tight = min(more, 4 * FUSED), Memory(limit, EmulatedLink(RATE))
+    in_turns = [*zip(steps(recipe, count, tight), steps(recipe, count, None), strict=True)]
+    settled = in_turns[len(in_turns) // 2 :]
     assert tight.plan is not None
     return {
         "peak_simulated": simulated, "peak_measured": measured, "more_variants": more / FUSED,
-        "slower": planned / eager, "variants": count, "limit": limit, "held": tight.held, "peak": tight.plan.figures.peak,
-        "seconds": planned, "seconds_alone": alone,
+        "slower": median(planned / eager for planned, eager in settled), "variants": count, "limit": limit,
+        "held": tight.held, "peak": tight.plan.figures.peak, "seconds": median(eager for _, eager in settled),
     }  # fmt: skip
 
 
-def seconds(recipe: Recipe, count: int, planned: Memory | None) -> float:
-    """Return the median time of a variant's step, after those that are not timed."""
+def steps(recipe: Recipe, count: int, planned: Memory | None) -> Iterator[float]:
+    """Yield the time of a variant's step for each batch."""
     rates = [recipe.rates.lr * (1 + number / count) for number in range(count)]
     recipes = [replace(recipe, rates=replace(recipe.rates, lr=lr)) for lr in rates]
     variants = [Varied(f"lr-{number}", {"lr": own.rates.lr}, recipe=own) for number, own in enumerate(recipes)]
-    sweep, times = sweep_of(recipe, variants), list[float]()
+    sweep = sweep_of(recipe, variants)
     with sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
         for batch in batches:
             began = time.perf_counter()
@@ -61,8 +61,7 @@ def seconds(recipe: Recipe, count: int, planned: Memory | None) -> float:
                 sweep.step(batch)
             else:
                 planned.step(sweep.racing, batch, sweep._loss)
-            times.append((time.perf_counter() - began) / count)
-    return median(times[len(times) // 2 :])
+            yield (time.perf_counter() - began) / count
 
 
 def timed(step: Step) -> Step:

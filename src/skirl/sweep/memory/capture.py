@@ -33,6 +33,8 @@ class Captured:
     rows: Sequence[str]
     """The inputs that are rows' outputs."""
     places: Sequence[Tensor]
+    of_batch: bool
+    """Whether it is the graph of its batch alone, since places or the numbers of rows depend on it."""
     live: Sequence[Sequence[bool]]
     """Of each bank: which features get a gradient."""
     kept: TreeSpec
@@ -87,9 +89,10 @@ def capture(model: nn.Module, loss: Loss, rows: Output | Sequence[Tensor], batch
         told[:] = live, spec
         return [*kept, *grads]
 
-    graph, places = traced(step, [*weights.values(), *banks, batch.dense, batch.labels])
+    graph, places, of_batch = traced(step, [*weights.values(), *banks, batch.dense, batch.labels])
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"][begin:end]
-    return Captured(graph, step_of(graph, names), [*weights], trained, names, places, *told)
+    of_batch |= any(not each.pooled for each in model.modules() if isinstance(each, Collection))
+    return Captured(graph, step_of(graph, names), [*weights], trained, names, places, of_batch, *told)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class Memory:
         """Bytes that variants hold between steps, and the most that a step held besides."""
         self._held: dict[Any, int] = {}
         self._captured: dict[Any, Captured] = {}
-        self._steps: dict[Captured, Step] = {}
+        self._steps: WeakKeyDictionary[Captured, Step] = WeakKeyDictionary()
         self._kinds: dict[Any, Step] = {}
         self._times: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._plans: dict[Any, Plan] = {}
@@ -90,9 +91,7 @@ class Memory:
 
     def _pack(self, contender: Contender, batch: Batch, loss: Loss) -> Pack:
         """Return a variant as a pack: it looks its rows up when it enters, and is stepped when it leaves."""
-        pooled, entered = contender.embeddings.pooled, list[Output]()
-        lists = () if pooled else (batch.sparse.offsets().numpy().tobytes(), *batch.sparse.keys())
-        shapes = batch.dense.shape, batch.labels.shape, lists
+        entered, key = list[Output](), (contender.name, batch.dense.shape, batch.labels.shape)
 
         def look_up() -> Output:
             with torch.enable_grad(), contender.turn():
@@ -113,12 +112,10 @@ class Memory:
                 entered.pop().backward(of_rows, captured.live)
                 contender.step(loss)
 
-        if (contender.name, shapes) not in self._captured:
-            if not pooled:
-                self._captured = {key: each for key, each in self._captured.items() if key[0] != contender.name}
-            self._captured[contender.name, shapes] = capture(contender.model, loss, look_up(), batch)
+        if key not in self._captured or self._captured[key].of_batch:
+            self._captured[key] = capture(contender.model, loss, look_up(), batch)
             contender.embeddings.current.out = None  # it holds rows, whose turn has not come
-        captured = self._captured[contender.name, shapes]
+        captured = self._captured[key]
         return Pack(captured, enter, leave, contender.drawing)
 
 
