@@ -31,6 +31,7 @@ from skirl.tools.machine import cores
 from skirl.train.loop import steps
 from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
+from sweep_memory import memory, overlap
 
 ENDLESS = 1_000_000
 """More steps than any run takes: it is stopped earlier."""
@@ -47,8 +48,9 @@ RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
 class Sweep:
     """Time variants on one stream against the same runs alone, and count what a race of variants costs."""
 
-    part: Literal["race", "speed", "forms"] = "race"
-    """race: steps and regret of races of 16 and 32 variants. speed: time against single runs. forms: fused against loop."""
+    part: Literal["race", "speed", "forms", "memory", "overlap"] = "race"
+    """race: steps and regret of races of 16 and 32 variants. speed: time against single runs. forms: fused against loop.
+    memory: variants and time under a limit. overlap: what packs wait for their link."""
     data: str = "synthetic:criteo-kaggle"
     """The data, as `skirl train` takes it."""
     rows: str | None = None
@@ -74,13 +76,22 @@ class Sweep:
 
     def run(self) -> dict[str, Any]:
         """Measure."""
-        figures = {"race": self._race, "speed": self._speed, "forms": self._forms}[self.part]()
-        return result("sweep", self, "part data rows model dim batch form dropout", **figures)
+        parts = {
+            "race": self._race,
+            "speed": self._speed,
+            "forms": self._forms,
+            "memory": self._memory,
+            "overlap": overlap,
+        }
+        return result("sweep", self, "part data rows model dim batch form dropout", **parts[self.part]())
 
     def _flags(self, steps: int | None, **more: Any) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "batch")}
         own |= {} if self.dropout is None else {"dropout": self.dropout}
         return own | {"cache": "100%", "threads": 1, "steps": steps, **more}
+
+    def _memory(self) -> dict[str, Any]:
+        return memory(Recipe.of(**self._flags(self.steps)))
 
     def _race(self) -> dict[str, Any]:
         recipe = Recipe.of(**self._flags(self.steps if self.data.startswith("synthetic:") else None))

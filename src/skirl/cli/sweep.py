@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 from skirl.cli.show import ShowFlags, facts
 from skirl.sweep.flags import KeepFlags, RaceFlags
 from skirl.sweep.variants import Varied, check_store, variants_of
-from skirl.tools.flags import Composed
+from skirl.tools.flags import Composed, parsed
 from skirl.tools.os_errors import why
+from skirl.tools.units import parse_bytes
 from skirl.train.flags import EvaluationFlags, LogFlags, check_evaluated
 from skirl.train.recipe import Recipe
 
@@ -38,6 +39,9 @@ class SweepCommand(Composed):
     inexact: bool = False
     """Compute variants of one architecture as one also where this changes their last bits, if it is faster. By default only
     where a probe finds the bits of lone runs; the result says which form was used, and whether it was exact."""
+    memory: str | None = None
+    """The most that dense weights, their states and a step of all variants may take, such as 8GiB, or auto: what is free.
+    What does not fit is computed again, moved to the host, or trained in turns. If not given, there is no limit."""
     processes: int | Literal["auto"] = "auto"
     """Processes that train variants, each reading the stream; auto: for long sweeps, one for each core and two variants."""
 
@@ -56,6 +60,8 @@ class SweepCommand(Composed):
             )
         if self.log_every is not None and self.log_every < 1:
             raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
+        if self.memory not in (None, "auto"):
+            parsed("memory", self.memory, parse_bytes, "a size like 8GiB, or to auto")
         if self.processes != "auto" and self.processes < 1:
             raise ValueError(f"processes is {self.processes}: set it to 1 or more, or to auto")
         if self.recipe.step.shards > 1:

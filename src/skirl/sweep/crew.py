@@ -147,6 +147,7 @@ class Duty:
     from_: Path | None = None
     origin: Origin | None = None
     inexact: bool = False
+    memory: str | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Crew:
         self._duty = duty
         recipe = duty.recipe
         self.stream = recipe.stream()
-        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on, inexact=duty.inexact)
+        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on, inexact=duty.inexact, memory=duty.memory)
         try:
             self.entrants = {
                 variant.name: Entrant(variant, contender, duty)
@@ -335,7 +336,7 @@ def check_pooled(variants: Sequence[Varied]) -> None:
         )
 
 
-def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False, inexact: bool = False) -> Sweep:
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], **more: Any) -> Sweep:
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
     shared = []
@@ -353,8 +354,7 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False
         dtype=getattr(torch, recipe.device.dtype),
         device=recipe.device.device,
         threads=recipe.device.threads or 1,
-        resume=resume,
-        inexact=inexact,
+        **more,
     )
 
 

@@ -103,9 +103,9 @@ class SweepRun:
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         racing = [variant for variant in variants if variant.name in self.race.racing]
         duty = Duty(
-            recipe, racing, self.every, self.folder.of, resume=keeping.resume,
-            goes_on=self.header is not None, trace=logged.trace, evaluation=evaluation, save=keeping.save,
-            keep_best=keeping.keep_best, from_=keeping.from_, origin=origin, inexact=flags["inexact"],
+            recipe, racing, self.every, self.folder.of, resume=keeping.resume, goes_on=self.header is not None,
+            trace=logged.trace, evaluation=evaluation, save=keeping.save, keep_best=keeping.keep_best,
+            from_=keeping.from_, origin=origin, inexact=flags["inexact"], memory=flags["memory"],
         )  # fmt: skip
         own = share_of(duty, ranks.rank, ranks.size)
         self.bests = Bests(
@@ -290,7 +290,9 @@ class SweepRun:
             "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
             "processes_used": self.ranks.size,
             **total,
-            "form": "fused" if total["fused_steps"] > total["loop_steps"] else "loop",
+            "form": "planned"
+            if self.flags["memory"]
+            else ["loop", "fused"][total["fused_steps"] > total["loop_steps"]],
             "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,

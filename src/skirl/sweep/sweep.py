@@ -30,8 +30,10 @@ from skirl.sweep.checkpoint import (
 )
 from skirl.sweep.contender import Contender, Loss, VariantBags, VariantRows, check_apart, make_variant
 from skirl.sweep.fused import Forms
+from skirl.sweep.memory import planned
 from skirl.sweep.variants import Folders, Variant, check_names, of_variant, optimizer_of, tables_of
 from skirl.tools.interrupts import uninterrupted
+from skirl.tools.units import parse_bytes
 
 
 class Diverged(ArithmeticError):
@@ -100,6 +102,8 @@ class Sweep:
       not depend on the machine.
     - `inexact`: let `step` compute variants of one architecture as one even where their bits would not be those of lone
       runs, if that is faster. By default only where a probe finds them equal; `variant.exact` says what was done.
+    - `memory`: the most that weights, their states and a step of all variants may take, such as "8GiB", or "auto": what is
+      free. `step` then recomputes, moves to the host or takes variants in turn what does not fit. None: no limit.
     """
 
     def __init__(
@@ -119,12 +123,16 @@ class Sweep:
         resume: bool = False,
         threads: int = 1,
         inexact: bool = False,
+        memory: str | None = None,
     ) -> None:
         variants = list(variants)
         check_names(variants)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
         self.forms = Forms(loss, inexact)
+        if memory not in (None, "auto"):
+            parse_bytes(memory)
+        self._loss, self._limit, self._memory = loss, memory, None
         self._threads = threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
@@ -211,7 +219,12 @@ class Sweep:
                 "brings the rows of all variants"
             )
         racing = self.racing
-        self.forms.step(racing, batch)
+        if self._limit is None:
+            self.forms.step(racing, batch)
+        else:
+            self._memory = self._memory or planned(self._limit, self.engine.device.at)
+            self._memory.step(racing, batch, self._loss)
+            self.forms.steps["planned"] += len(racing)
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
