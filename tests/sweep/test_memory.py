@@ -204,7 +204,7 @@ def test_variants_keep_their_bits(kind: Any) -> None:
         assert found[0] == losses and all(map(torch.equal, found[1], bits))
     assert tight.peak <= least <= free.peak
     with pytest.raises(
-        Infeasible, match=rf"3 variants in turns need .* \({free.held + least:,} bytes\) at least, and the"
+        Infeasible, match=rf"3 variants in turns need .* \({free.held + least:,} bytes\) at least, and memory"
     ):
         trained(kind, 3, 64, Memory(free.held + least - 1, EmulatedLink(1e9)))
 
