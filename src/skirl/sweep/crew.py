@@ -20,7 +20,7 @@ from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.sweep.checkpoint import SweepSaving, load_all
 from skirl.sweep.contender import Contender
 from skirl.sweep.race import Judged
-from skirl.sweep.sweep import Diverged, Sweep
+from skirl.sweep.sweep import FORMS, Diverged, Sweep
 from skirl.sweep.variants import Variant, Varied
 from skirl.tools import rng_state
 from skirl.tools.flags import flat_of
@@ -317,7 +317,7 @@ class Crew:
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
-        steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in ("loop", "fused")}
+        steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in FORMS}
         return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
 
     @property

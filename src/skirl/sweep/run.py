@@ -21,7 +21,7 @@ from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import BROKEN, Judged, Left, Race, best_of, difference
 from skirl.sweep.ranks import Ranks, of_whole, share_of
-from skirl.sweep.sweep import Diverged
+from skirl.sweep.sweep import FORMS, Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine
@@ -290,9 +290,7 @@ class SweepRun:
             "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
             "processes_used": self.ranks.size,
             **total,
-            "form": "planned"
-            if self.flags["memory"]
-            else ["loop", "fused"][total["fused_steps"] > total["loop_steps"]],
+            "form": max(FORMS, key=lambda form: total[f"{form}_steps"]),
             "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
