@@ -16,8 +16,11 @@ RATE = 32e9
 
 def planned(limit: str, device: torch.device) -> "Memory":
     """Return what trains variants in steps that hold at most `limit`: a size, or auto, what is free now."""
-    from skirl.sweep.memory.execute import DeviceLink, EmulatedLink
-    from skirl.sweep.memory.orchestrate import Memory
+    try:
+        from skirl.sweep.memory.execute import DeviceLink, EmulatedLink
+        from skirl.sweep.memory.orchestrate import Memory
+    except ImportError as error:  # of another torch
+        raise ValueError(str(error)) from error
 
     link = (DeviceLink if device.type == "cuda" else EmulatedLink)(RATE)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
