@@ -31,6 +31,7 @@ from skirl.tools.machine import cores
 from skirl.train.loop import steps
 from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
+from sweep_exact import exact
 from sweep_memory import memory, overlap
 
 ENDLESS = 1_000_000
@@ -48,9 +49,12 @@ RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
 class Sweep:
     """Time variants on one stream against the same runs alone, and count what a race of variants costs."""
 
-    part: Literal["race", "speed", "forms", "memory", "overlap"] = "race"
+    part: Literal["race", "speed", "forms", "memory", "overlap", "exact"] = "race"
     """race: steps and regret of races of 16 and 32 variants. speed: time against single runs. forms: fused against loop.
-    memory: variants and time under a limit. overlap: what packs wait for their link."""
+    memory: variants and time under a limit. overlap: what packs wait for their link. exact: random sweeps against lone
+    runs, and planted faults."""
+    cases: int = 300
+    """Random sweeps of part exact."""
     data: str = "synthetic:criteo-kaggle"
     """The data, as `skirl train` takes it."""
     rows: str | None = None
@@ -82,6 +86,7 @@ class Sweep:
             "forms": self._forms,
             "memory": self._memory,
             "overlap": overlap,
+            "exact": lambda: exact(self.cases),
         }
         return result("sweep", self, "part data rows model dim batch form dropout", **parts[self.part]())
 
