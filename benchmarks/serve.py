@@ -64,7 +64,7 @@ def node(within: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
     """Start a memory node. Yield what a trainer's `store` is, and the node's process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    words = ["serve", address, "--rows", "memory"]
+    words = ["serve", address, "--store", "memory"]
     environment = os.environ | {"SKIRL_PATIENCE": f"{PATIENCE:g}"}
     process = subprocess.Popen(
         [*within, sys.executable, "-m", "skirl", *words], stdout=2, start_new_session=True, env=environment

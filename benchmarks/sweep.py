@@ -2,13 +2,15 @@
 
 Part speed: 8 variants of `skirl sweep` against single runs, one after the other and one per core at a time. All runs of a
 cell warm up, each in its own process, for at least `timed` steps and until their windows have stopped growing; then they
-take turns of `timed` steps while the others wait. Part race: all variants of a grid are trained to the end once for the
+take turns of `timed` steps while the others wait. Part forms: the same variants in one process, fused against one after
+the other. Part race: all variants of a grid are trained to the end once for the
 truth, then races are replayed over their losses.
 """
 
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ import numpy as np
 from common import Stopwatch, main, result
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.crew import Crew, Duty, sweep_of
+from skirl.sweep.fused import MEASURED, Forms
 from skirl.sweep.race import Race, Rules
 from skirl.sweep.ranks import how_many, share_of
 from skirl.sweep.variants import Varied, checked_variants, text_of
@@ -28,6 +31,8 @@ from skirl.tools.machine import cores
 from skirl.train.loop import steps
 from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
+from sweep_exact import exact
+from sweep_memory import memory, overlap
 
 ENDLESS = 1_000_000
 """More steps than any run takes: it is stopped earlier."""
@@ -44,8 +49,12 @@ RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
 class Sweep:
     """Time variants on one stream against the same runs alone, and count what a race of variants costs."""
 
-    part: Literal["race", "speed"] = "race"
-    """race: steps and regret of races of 16 and 32 variants. speed: time against single runs."""
+    part: Literal["race", "speed", "forms", "memory", "overlap", "exact"] = "race"
+    """race: steps and regret of races of 16 and 32 variants. speed: time against single runs. forms: fused against loop.
+    memory: variants and time under a limit. overlap: what packs wait for their link. exact: random sweeps against lone
+    runs, and planted faults."""
+    cases: int = 300
+    """Random sweeps of part exact."""
     data: str = "synthetic:criteo-kaggle"
     """The data, as `skirl train` takes it."""
     rows: str | None = None
@@ -60,19 +69,34 @@ class Sweep:
     """Batches of synthetic data that races are over; files are read to their end."""
     together: int = 8
     """How many variants train on one stream, for part speed."""
+    form: Literal["loop", "fused", "auto"] = "auto"
+    """The form of variants' steps wherever it fits, for part speed; auto: the faster."""
+    dropout: float | None = None
+    """Dropout of models that have it: None as in their papers; variants that draw are not fused."""
     timed: int = 30
-    """Steps of a turn, for part speed."""
+    """Steps of a turn, for parts speed and forms."""
     repeats: int = 5
-    """Turns of each run, for part speed; medians are reported."""
+    """Turns of each run, for parts speed and forms; medians are reported."""
 
     def run(self) -> dict[str, Any]:
         """Measure."""
-        figures = self._race() if self.part == "race" else self._speed()
-        return result("sweep", self, "part data rows model dim batch", **figures)
+        parts = {
+            "race": self._race,
+            "speed": self._speed,
+            "forms": self._forms,
+            "memory": self._memory,
+            "overlap": overlap,
+            "exact": lambda: exact(self.cases),
+        }
+        return result("sweep", self, "part data rows model dim batch form dropout", **parts[self.part]())
 
     def _flags(self, steps: int | None, **more: Any) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "batch")}
+        own |= {} if self.dropout is None else {"dropout": self.dropout}
         return own | {"cache": "100%", "threads": 1, "steps": steps, **more}
+
+    def _memory(self) -> dict[str, Any]:
+        return memory(Recipe.of(**self._flags(self.steps)))
 
     def _race(self) -> dict[str, Any]:
         recipe = Recipe.of(**self._flags(self.steps if self.data.startswith("synthetic:") else None))
@@ -84,9 +108,30 @@ class Sweep:
             figures |= {f"{name}{'' if count == 16 else f'_{count}'}": value for name, value in raced.items()}
         return {**figures, "batches": losses.shape[1]}
 
+    def _endless(self) -> dict[str, Any]:
+        return self._flags(ENDLESS, **({} if self.data.startswith("synthetic:") else {"epochs": ENDLESS // 1000}))
+
+    def _forms(self) -> dict[str, Any]:
+        with ExitStack() as stack:
+            one = {
+                form: stack.enter_context(Turns(replace(self, form=form), [self._endless()], self.together))
+                for form in ("loop", "fused")
+            }
+            for _ in range(self.repeats):
+                for turns in one.values():
+                    turns.take()
+            loop, fused = one["loop"], one["fused"]
+            ratio = median(a / b for a, b in zip(loop.seconds, fused.seconds, strict=True))
+            milliseconds = {form: 1e3 * median(turns.seconds) / self.timed for form, turns in one.items()}
+            return {
+                "together": self.together,
+                "milliseconds": milliseconds,
+                "fused_vs_loop": ratio,
+                "share": fused.fused,
+            }
+
     def _speed(self) -> dict[str, Any]:
-        at_once, count = cores(), self.together
-        flags = self._flags(ENDLESS, **({} if self.data.startswith("synthetic:") else {"epochs": ENDLESS // 1000}))
+        at_once, count, flags = cores(), self.together, self._endless()
         with ExitStack() as stack:
 
             def begun(*runs: dict[str, Any], variants: int = 0) -> Turns:
@@ -108,6 +153,7 @@ class Sweep:
             "vs_lone": count * ratio(best.seconds, own.seconds),
             "vs_side_by_side": count / at_once * ratio(side.seconds, own.seconds),
             "cpu_vs_lone": count * ratio(alone[1].cpu, own.cpu),
+            "fused": own.fused,
         }  # fmt: skip
 
 
@@ -147,8 +193,16 @@ class Turns:
         self._started: list[subprocess.Popen[str]] = []
         self.seconds: list[float] = []
         self.cpu: list[float] = []
+        self.fused: float | None = None
+        """Share of variants' steps in the last turn that were fused."""
         for rank, run in enumerate(runs):
-            job = {"flags": run, "timed": flags.timed, "variants": variants, "share": [rank, len(runs)]}
+            job = {
+                "flags": run,
+                "timed": flags.timed,
+                "variants": variants,
+                "share": [rank, len(runs)],
+                "form": flags.form,
+            }
             words = [sys.executable, __file__, "child", json.dumps(job)]
             self._started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
@@ -168,6 +222,7 @@ class Turns:
         found = [json.loads(self._line(one)) for one in self._started]
         self.seconds.append(max(one["seconds"] for one in found))
         self.cpu.append(sum(one["cpu"] for one in found))
+        self.fused = found[0]["fused"]
 
     def _line(self, process: "subprocess.Popen[str]") -> str:
         assert process.stdout is not None
@@ -181,24 +236,28 @@ class Turns:
 def child(job: dict[str, Any]) -> None:
     """Train in this process. For each line read, take a turn and print its figures as JSON."""
     recipe = Recipe.of(**job["flags"])
+    Forms.only = None if job["form"] == "auto" else job["form"]
     run = beside(recipe, job["variants"], *job["share"]) if job["variants"] else alone(recipe)
-    with run as (each, ahead):
+    with run as (each, ahead, forms):
         last, same, number = -1, 0, 0
-        while number < job["timed"] or same < SETTLED:
+        while number < max(job["timed"], MEASURED + 1) or same < SETTLED:
             next(each)
             same = same + 1 if ahead() <= last else 0
             last, number = max(last, ahead()), number + 1
         print("warm", flush=True)
         for _ in sys.stdin:
+            before = Counter(forms)
             with Stopwatch() as watch:
                 for _ in range(job["timed"]):
                     next(each)
-            print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu}), flush=True)
+            taken = Counter(forms) - before
+            fused = taken["fused"] / max(1, taken.total())
+            print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu, "fused": fused}), flush=True)
 
 
 @contextmanager
 def alone(recipe: Recipe) -> Iterator[Any]:
-    """Yield a single run as `skirl train` has it: its steps, and its window."""
+    """Yield a single run as `skirl train` has it: its steps, its window, and no steps of variants."""
     recipe.use_threads()
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
@@ -210,7 +269,7 @@ def alone(recipe: Recipe) -> Iterator[Any]:
                 meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples)
                 yield
 
-        yield trained(), lambda: batches.window
+        yield trained(), lambda: batches.window, Counter()
 
 
 @contextmanager
@@ -230,7 +289,7 @@ def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
                 crew.end_step(last=False)
                 yield
 
-        yield trained(), crew.window
+        yield trained(), crew.window, crew.sweep.forms.steps
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def test_a_failing_write_damages_and_says_so_ever_after(data):
     embeddings = collection(store)
     _, error = run_until_it_fails(embeddings, data.batches, (Broken, Damaged))
     assert "in probe" in trace_of(error)
-    sentence = "could not be written to .* Make new embeddings and resume from a checkpoint"
+    sentence = "could not be written: .* Make new embeddings and resume from a checkpoint"
     for use in (
         lambda: embeddings(data.batches[0].sparse),
         lambda: embeddings.eval()(data.batches[0].sparse),

@@ -81,7 +81,7 @@ class MemoryNodes:
         self.spec = ",".join(f"rpc://{address}" for address in addresses)
         self.nodes = [
             Supervised(
-                f"-m skirl serve {address} --rows {rows.format(i)}".split(),
+                f"-m skirl serve {address} --store {rows.format(i)}".split(),
                 folder / f"node-{i}.log",
                 os.environ | ENVIRONMENT,
             )

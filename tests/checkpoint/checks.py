@@ -258,7 +258,8 @@ def two_that_resume() -> None:
         run.train(saved=saved)
 
     for begun in (0, 1):
-        with scratch() as folder:
+        with scratch() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("skirl.checkpoint.keeper.launched_here", lambda: True)  # by launchers of two machines
             if begun:
                 Run(setup).train(1, saved=lambda step, to=folder: to)
             older, newer = Run(setup), Run(setup)

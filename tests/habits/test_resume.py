@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ import skirl.train.loop as loop
 from skirl.checkpoint import folder, numbers
 from skirl.cli import main
 from skirl.cli.train import Train
+from skirl.store.disk.os_files import DiskError
 from skirl.train.recipe import Recipe
 from skirl.train.resume import told
+from tests.loops import wait_for
 from tests.warm import COMMAND, Python
 
 SMALL: dict[str, Any] = {
@@ -153,6 +157,15 @@ def test_a_flag_that_may_not_change_is_named_with_both_values(flags, said, halfw
     with pytest.raises(ValueError) as caught:
         Train.of(**{**SMALL, **flags}, save=halfway, resume=True).run()
     assert str(caught.value) == said + then
+
+
+def test_a_second_run_on_a_folder_that_another_saves_to_is_refused(tmp_path):
+    lock = f"Lock(Path({str(tmp_path)!r}))"
+    holding = f"from pathlib import Path; from skirl.store.disk.os_files import Lock; held = {lock}; input()"
+    with subprocess.Popen([sys.executable, "-c", holding], stdin=subprocess.PIPE) as other:
+        wait_for(lambda: (tmp_path / "lock").is_file() and (tmp_path / "lock").stat().st_size, 60)
+        with pytest.raises(DiskError, match=rf"in use by process {other.pid} on "):
+            Train.of(**JUDGED | {"steps": 1}, save=tmp_path, resume=True, run="none").run()
 
 
 # The best checkpoint.

@@ -91,10 +91,10 @@ LOST, TOLD = {"step": 7, "lost": True}, {"step": 7, "lost": False}
 @pytest.mark.parametrize(
     ("codes", "notes", "said"),
     [
-        ({0: 1, 1: -9}, {0: LOST}, (137, "rank 1 was killed by SIGKILL in step 7")),
-        ({0: 1, 1: -15}, {0: LOST, 1: TOLD}, (1, "rank 1 ended with exit code 1 in step 7; it said why above")),
-        ({0: 1, 1: 2}, {1: TOLD | {"step": None}}, (2, "rank 1 ended with exit code 2; it said why above")),
-        ({0: -15, 1: 3, 2: 1}, {2: LOST}, (3, "rank 1 ended with exit code 3 in step 7")),
+        ({0: 1, 1: -9}, {0: LOST}, (137, "rank 1 was killed by SIGKILL in step 7", True)),
+        ({0: 1, 1: -15}, {0: LOST, 1: TOLD}, (1, "rank 1 ended with exit code 1 in step 7; it said why above", True)),
+        ({0: 1, 1: 2}, {1: TOLD | {"step": None}}, (2, "rank 1 ended with exit code 2; it said why above", False)),
+        ({0: -15, 1: 3, 2: 1}, {2: LOST}, (3, "rank 1 ended with exit code 3 in step 7", True)),
     ],
 )
 def test_the_launcher_names_the_trainer_that_has_the_reason(tmp_path, codes, notes, said):
@@ -122,7 +122,7 @@ def test_trainers_end_with_the_launcher(launched, tmp_path, number, code):
         ([], "nothing is launched: write a command after --"),
         (["--", "trian"], "'trian' cannot be launched"),
         (["--", "launch", "--", "train"], "'launch' cannot be launched"),
-        (["--", "gone.py"], "'gone.py' cannot be launched"),
+        (["--", "gone.py"], "gone.py does not exist"),
         (["-n", "0", "--", "report"], "--trainers is 0: set it to 1 or more"),
         (["--", "train", "--stpes", "3"], "there is no flag --stpes: did you mean --steps?"),
         (["--", "train", "--data", "synthetic:tiny", "--steps", "0"], "steps is 0"),

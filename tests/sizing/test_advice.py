@@ -60,7 +60,7 @@ def test_no_cache_is_enough():
 def test_nothing_comes_in_again():
     none = drawn(least=[0], d200=[0], d50=[0], d10=[0], d1=[0], lru=[0])
     advice = advise(none, used=1000, touched=100, record_bytes=68)
-    assert (advice.depth, advice.moved, advice.to_least, advice.lru) == (1, 0.0, None, None)
+    assert (advice.depth, advice.moved, advice.to_least, advice.lru) == (1, 0.0, 1.0, None)
     assert "the least possible" in advice.sentence(1)
 
 

@@ -58,4 +58,4 @@ def test_checkpoints_of_a_sweep_are_those_of_its_variants(tmp_path: Path, capsys
         assert (found["kind"], found["variants"]) == ("checkpoints of a sweep", ["lr=0.1", "lr=0.2"])
     assert told(tmp_path / "saved" / "lr=0.2", capsys, "--check")["whole"]
     found = told(tmp_path / "run", capsys)  # which is left to its report
-    assert (found["kind"], found["shown_by"]) == ("folder of a run or a sweep", f"skirl report {tmp_path / 'run'}")
+    assert (found["kind"], found["shown_by"]) == ("folder of a sweep", f"skirl report {tmp_path / 'run'}")

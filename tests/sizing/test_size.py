@@ -52,6 +52,7 @@ def test_a_loader_of_ones_own_gets_the_same_lines(capsys):
     options = {"optimizer": skirl.Adam(lr=0.1), "link": "1Gbit,100us", "step_ms": 5}
     advice = skirl.size(loader, tables, sparse=lambda batch: batch[1], **options)
     command, own = (f"  ids {part}" for part in capsys.readouterr().out.split("  ids ")[1:])
-    assert own == command and f"Use --cache {advice['cache']} --depth {advice['depth']}: " in own
+    assert own == command.replace("--cache ", "cache=").replace(" --depth ", ", depth=")
+    assert f"Use cache={advice['cache']}, depth={advice['depth']}: " in own
     with pytest.raises(ValueError, match="no whole batch"):
         skirl.size([], tables)

@@ -60,8 +60,11 @@ def _init(initial: Initial) -> dict[str, Any]:
 
 def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
     if saved.keys() != here.keys():
-        names = [", ".join(map(repr, found)) for found in (saved, here)]
-        raise CheckpointError(f"{path} has the collections {names[0]}, this model {names[1]}: make it as it was saved")
+        names = [", ".join(name or "the model itself" for name in found) for found in (saved, here)]
+        raise CheckpointError(
+            f"{path} has the rows of {names[0]}, and here they are of {names[1]}: load into the model that was saved, or "
+            "take the rows alone with skirl.import_rows"
+        )
     for name in here:
         check_definition(saved[name], here[name], path)
 

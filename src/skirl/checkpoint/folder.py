@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from skirl.store.disk.os_files import NAME as LOCK
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, put_whole, read_sealed, sync_folder
@@ -241,6 +242,7 @@ def take_back(folder: Path, number: int, start: int | None) -> None:
         sweep(folder, start)
         if start is not None:
             _start_file(folder, start).unlink(missing_ok=True)
+        (folder / LOCK).unlink(missing_ok=True)
         for empty in (folder / ROWS, folder):
             with suppress(OSError):
                 empty.rmdir()

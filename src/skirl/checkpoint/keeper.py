@@ -13,6 +13,7 @@ from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
 from skirl.peers.processes import launched_here
+from skirl.store.disk.os_files import Lock
 from skirl.tools.interrupts import Signals
 from skirl.tools.os_errors import NotWritten, why
 
@@ -53,6 +54,7 @@ class Keeper:
         self._resume, self._first, self._whole = resume, first, whole
         self._best = folder / folders.BEST if keep_best and folder is not None else None
         self._start: int | None = None
+        self._lock: Lock | None = None
         self._data = whole["data"]
         self._last: tuple[Saving, int, bool] | None = None
         self._tried_at = self._whole_at = self._best_at = -1
@@ -71,14 +73,24 @@ class Keeper:
             raise ValueError(
                 f"{folder} cannot be made, {why(error)}: set save to a folder that can be written to"
             ) from None
-        if not self._resume:
-            refuse_checkpoints(folder)
-            if self._best is not None:
-                refuse_checkpoints(self._best)
-        else:
-            self._go_on(folder)
+        if self._first and not launched_here():  # a launcher may start again before the system has ended the one before
+            self._lock = Lock(folder)
+        try:
+            if not self._resume:
+                refuse_checkpoints(folder)
+                if self._best is not None:
+                    refuse_checkpoints(self._best)
+            else:
+                self._go_on(folder)
+        except BaseException:
+            self._release()
+            raise
         self._signals.__enter__()
         return self
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _go_on(self, folder: Path) -> None:
         """Claim the folder before looking for checkpoints, so that no older start changes it afterwards. Then resume."""
@@ -124,6 +136,7 @@ class Keeper:
             self._settle()
         finally:
             self._signals.__exit__(None, None, None)
+            self._release()
         refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
         if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
             take_back(self._savings[0].folder, self._savings[0].number, self._start)

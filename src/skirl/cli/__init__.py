@@ -184,9 +184,10 @@ def _failed(name: str, error: Exception, code: int) -> int:
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error
     text = said(error)
+    new = says_first(re.sub(r"^rank \d+ ended the job: ", "", text))
     if isinstance(error, ValueError):
         text = in_flags(text, [CONFIG.name, *flags_of(_command(name))])
-    if says_first(text):
+    if new:
         print(f"skirl {name}: {text}", file=sys.stderr)
     return code
 
@@ -225,6 +226,8 @@ def _check_launched(words: tuple[str, ...]) -> None:
         raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train ...`")
     if words[0] in COMMANDS and words[0] != LAUNCH:
         _parse(words[0], list(words[1:]))
+    elif words[0].endswith(".py") and not Path(words[0]).exists():
+        raise ValueError(f"{words[0]} does not exist: name a Python file that does")
     elif not (words[0].endswith(".py") and Path(words[0]).is_file()):
         raise ValueError(f"{words[0]!r} cannot be launched: write a command after --, such as train, or a Python file")
 

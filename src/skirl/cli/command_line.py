@@ -111,7 +111,7 @@ def _show_help(
         shown.setdefault("flags" if name in {*positional, *first} else flag.group, []).append(
             f"  {typed.rstrip()}\n{text}"
         )
-    print("usage:", prog, *words, "[flags]\n\n" + _filled(about, ""))
+    print("usage:", prog, *words, f"[flags]{getattr(kind, 'then', '')}\n\n" + _filled(about, ""))
     for group, texts in shown.items():
         print(f"\n{group}", *texts, sep="\n")
     raise SystemExit(0)

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import JsonFlag, ShowFlags, facts, text
+from skirl.cli.show import JsonFlag, ShowFlags, facts
 from skirl.core import OptimizerName
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
 from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.units import parse_bytes, size
+from skirl.tools.units import figure, parse_bytes, size
 
 PART = 1 << 18
 """Bytes of text to read at a time: the rows in it may be many times as large."""
@@ -248,8 +248,14 @@ class Analyze(SessionFlags):
             return lines
         of = result["columns"]
         order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
-        lines |= facts(result, "samples", "seconds", "sessions", "per_session", "sampled")
-        lines["columns"] = text([{"name": name, **of[name]} for name in order])
+        lines |= facts(result, "samples", "seconds", "sessions", "per_session")
+        sampled = result["sampled"]
+        lines |= facts({"looked at": f"{sampled['sessions']:,} of them"} if sampled["one_in"] > 1 else {})
+        lines["columns"] = "\n".join(
+            f"{name}: {'a list of ' + figure(of[name]['ids'], 1) + ' ids' if of[name]['list'] else 'one value'}, which "
+            f"comes {figure(of[name]['factor'], 1)} times in a session"
+            for name in order
+        )
         lines |= facts(result, "bytes", "peak_bytes")
         if result["advice"] != "don't bother":
             flags = {name: getattr(self, name) for name in ("schema", "session", "user", "gap")}

@@ -40,6 +40,10 @@ class Size(Composed):
         self.data.stream().tables(self.model.row_dim)  # checks dim
         if self.link is not None:
             Link.parse(self.link)
+        if self.step_ms is not None and self.link is None:
+            raise ValueError(
+                f"step_ms is {self.step_ms}, and link is not given, so nothing is known to hide: set link too"
+            )
         if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
             raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
 
@@ -85,8 +89,9 @@ class Place(Composed):
     """Cut tables by columns; exact: but where the optimizer keeps one number a row, as that would train another model."""
     seconds: float = 30.0
     """The most seconds to search; the best plan so far is used."""
-    costs: Path = Path("costs.json")
-    """The file that keeps costs of parts of tables; if there is none, they are measured, and it is written."""
+    costs: Path | None = None
+    """The file that keeps costs of parts of tables; if there is none, they are measured, and it is written. If not given,
+    costs-KERNEL.json."""
     minutes: float = 0.5
     """Minutes to measure costs once everything is prepared."""
     no_measure: bool = False
@@ -143,8 +148,9 @@ class Place(Composed):
         else:
             specs = count_tables(Recipe(data=self.data, model=self.model, optimizer=self.optimizer))
         check_specs(self.kernel, specs, self.no_measure)  # before the search, which may take long
+        path = self.costs or Path(f"costs-{self.kernel}.json")
         costs = costs_for(
-            self.kernel, {spec.optimizer for spec in specs}, self.costs, link=self.rate(), ranks=self.ranks,
+            self.kernel, {spec.optimizer for spec in specs}, path, link=self.rate(), ranks=self.ranks,
             minutes=None if self.no_measure else self.minutes,
         )  # fmt: skip
         plan, found, problem = plan_tables(specs, self.caps(), costs, columns=self.columns, seconds=self.seconds)
@@ -193,7 +199,8 @@ class Place(Composed):
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
-        lines["kernel"] = f"{self.kernel}{', with costs as shipped' * self.no_measure}"
+        others = "; TorchRec runs FBGEMM's, which --kernel fbgemm-cpu measures" * (self.kernel == "skirl-cpu")
+        lines["kernel"] = f"{self.kernel}{', with costs as shipped' * self.no_measure}{others}"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         lines["search"] = f"{result['seconds']:.1f} s"
         if result["out"] is not None:

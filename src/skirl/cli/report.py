@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.cli.show import Chart, JsonFlag, Table, facts, scores, write_page
+from skirl.cli.show import Chart, JsonFlag, Table, columns, facts, scores, write_page
 from skirl.tools.flags import check_new, flags_of, option
 from skirl.tools.units import clock, figure, size
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
 Line = Mapping[str, Any]
+SCORES = ("logloss", "calibration")
 MOVED = ("touched", "fetched", "new", "written", "forwarded")
 SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
@@ -41,8 +42,8 @@ class Report(JsonFlag):
         return report(self.folder, self.out or self.folder / "report.html")
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = sweep_lines if result["command"] == "report of a sweep" else run_lines
-        return lines(result) | {"page": result["page"]}
+        lines = run_lines(result) if result["command"] == "report" else sweep_lines(result) | race_line(result)
+        return lines | {"page": result["page"]}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -79,6 +80,8 @@ def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
     config, result = _read(folder / CONFIG), _read(folder / RESULT)
     try:
         run = run_facts(config, lines, evaluations, result)
+        if result and not config["begun_at"]:  # else the result is of the last part alone
+            run |= {name: of for name, of in facts_of_result(result).items() if name in run or name in SCORES}
         tables, charts = [*_tables(config, run, lines, evaluations)], [*_charts(lines, evaluations)]
         write_page(page, title=f"Run {folder.name}", lead=[*_lead(run)], tables=tables, charts=charts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -123,7 +126,7 @@ def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **result, **result["counters"], **result["movement"],
         "flags": result, "ended": True, "stopped_by": result["checkpoints"]["stopped_by"], "run_failed": result["failed"],
-        "losses": result["loss"], "touched": result["rows"]["touched"], "blame": {}, "kept": result["best"],
+        "losses": result["loss"], "touched": result["rows"]["touched"], "kept": result["best"],
         "last": result if "test_step" in result else None,
     }  # fmt: skip
 
@@ -147,7 +150,8 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
         lines["loss"] = f"{first} for the first batch, {last} for the last, {mean} on average"
     else:
         lines["loss"] = f"{figure(run['loss'])} over the last interval"
-    lines["metrics"] = f"{scores(run)} of all predictions, each made before its batch was trained on"
+    before = "its batch was trained on" if flags.get("epochs", 1) == 1 else "this pass trained on its batch"
+    lines["metrics"] = f"{scores(run)} of all predictions, each made before {before}"
     moved = {name: f"{run[name] / steps:,.0f} {word}" for name, word in WORDS.items()}
     if run["forwarded"]:
         moved["fetched"] += f" ({run['forwarded'] / run['fetched']:.0%} of them from the write-back queue)"
@@ -293,6 +297,14 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
     if sweep["seed_noise"] is not None:
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
     return lines
+
+
+def race_line(sweep: Mapping[str, Any]) -> dict[str, str]:
+    if not sweep["standing"]:
+        return {}
+    places = standing(sweep["standing"], sweep["test_auc"])
+    table = columns(places, left=(1, len(places[0]) - 1))
+    return {"race": table + f"\n{MEANS}" * (sweep["seed_noise"] is not None)}
 
 
 def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:

@@ -130,7 +130,7 @@ class Progress:
         self._shown, facts = self._last
         text = " · ".join(f"{name} {value}" for name, value in facts().items())
         self._due = time.monotonic() + EVERY
-        self._print(f"{self._title} {self._shown}{self._of} · {text}")
+        self._print(f"{self._title} {self._shown}{self._of}" + f" · {text}" * bool(text))
 
     def _print(self, line: str) -> None:
         if not self._full:

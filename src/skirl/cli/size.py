@@ -33,7 +33,8 @@ def size(
     - `link`, `step_ms`: rate and delay of the way to the store, "1Gbit,100us", and how long a step computes, if known.
     """
     found = sized(map(sparse, loader), tables, optimizer or RowwiseAdagrad(), 2, link, step_ms)
-    print(listed(lines_of(found)))
+    lines = lines_of(found).items()
+    print(listed({name: of.replace("--cache ", "cache=").replace(" --depth ", ", depth=") for name, of in lines}))
     return found["advice"]
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, columns, facts
+from skirl.cli.show import ShowFlags, facts
 from skirl.sweep.flags import KeepFlags, RaceFlags
 from skirl.sweep.variants import Varied, check_store, variants_of
-from skirl.tools.flags import Composed
+from skirl.tools.flags import Composed, parsed
 from skirl.tools.os_errors import why
+from skirl.tools.units import parse_bytes
 from skirl.train.flags import EvaluationFlags, LogFlags, check_evaluated
 from skirl.train.recipe import Recipe
 
@@ -35,6 +36,12 @@ class SweepCommand(Composed):
     """A TOML file with a table for each variant; with --vary, each of them is combined with every combination."""
     log_every: int | None = None
     """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
+    inexact: bool = False
+    """Compute variants of one architecture as one also where this changes their last bits, if it is faster. By default only
+    where a probe finds the bits of lone runs; the result says which form was used, and whether it was exact."""
+    memory: str | None = None
+    """The most that dense weights, their states and a step of all variants may take, such as 8GiB, or auto: what is free.
+    What does not fit is computed again, moved to the host, or trained in turns. If not given, there is no limit."""
     processes: int | Literal["auto"] = "auto"
     """Processes that train variants, each reading the stream; auto: for long sweeps, one for each core and two variants."""
 
@@ -53,6 +60,8 @@ class SweepCommand(Composed):
             )
         if self.log_every is not None and self.log_every < 1:
             raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
+        if self.memory not in (None, "auto"):
+            parsed("memory", self.memory, parse_bytes, "a size like 8GiB, or to auto")
         if self.processes != "auto" and self.processes < 1:
             raise ValueError(f"processes is {self.processes}: set it to 1 or more, or to auto")
         if self.recipe.step.shards > 1:
@@ -99,7 +108,7 @@ class SweepCommand(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.report import MEANS, standing, sweep_lines
+        from skirl.cli.report import race_line, sweep_lines
         from skirl.cli.train import origin_line
 
         ended = {
@@ -109,10 +118,11 @@ class SweepCommand(Composed):
             "step": result["steps"],
             "left": [],
         }
-        places = standing(result["standing"], {name: of.get("test_auc") for name, of in result["by_variant"].items()})
-        race = columns(places, left=(1, len(places[0]) - 1)) + f"\n{MEANS}" * (result["seed_noise"] is not None)
-        lines = sweep_lines(result | ended) | {"race": race}
-        lines |= facts(result, "samples_per_second", "processes_used", "plans", "peak_bytes")
+        ended["test_auc"] = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
+        lines = sweep_lines(result | ended) | race_line(result | ended)
+        lines |= facts(result, "samples_per_second", "processes_used", "form", "plans", "peak_bytes")
+        if not result["exact"]:
+            lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "run", "page", "stopped_by")

@@ -53,13 +53,14 @@ class Train(Composed):
             shown = facts(lines, "test", "best", "loss", "metrics", "changed", "missing")
             return {"ended": f"the run {how} at step {at:,}: nothing was left to train"} | shown | ends
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
-        wide, most = self.recipe.model.row_dim, max(rows["bytes_of_all"], result["peak_bytes"])
+        sizes = rows["bytes_of_all"], result["cache_bytes"], result["staging_bytes"]
+        wide, least = self.recipe.model.row_dim, max(1 << 20, min(filter(None, sizes), default=0))
         lines |= {
-            "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'], most)} with their state",
+            "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'], least)} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
-            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'], most)}, {rows['in_cache']:,} filled",
-            "staging": f"{size(result['staging_bytes'], most)} besides the cache, for {rows['staging']:,} rows on their way",
-            "memory": f"{size(result['peak_bytes'], most)} at its peak, the whole process",
+            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'], least)}, {rows['in_cache']:,} filled",
+            "staging": f"{size(result['staging_bytes'], least)} more, for {rows['staging']:,} rows on their way",
+            "memory": f"{size(result['peak_bytes'], least)} at its peak, the whole process",
         }
         if result["stopped_early"]:
             lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
@@ -212,6 +213,9 @@ class Launch:
     What they run follows after `--`: a command of skirl with its flags, or a Python file.
     """
 
+    then: ClassVar[str] = " -- COMMAND [flags] | SCRIPT.py [arguments]"
+    """What follows in the usage line."""
+
     trainers: int = 2
     """The number of trainers; -n for short."""
     restarts: int = 0
@@ -230,7 +234,7 @@ class Launch:
         from skirl.peers.launch import launch
 
         os.environ[COMMAND_LINE] = self.line
-        code, how, failed = launch(self.words, self.trainers, self.restarts)
-        if failed and "--save" in self.words:
+        code, how, resumes = launch(self.words, self.trainers, self.restarts)
+        if resumes and "--save" in self.words:
             how = f"{how}; {goes_on(self.words)}"
         return {"exit_code": code, "failed": how}

@@ -78,7 +78,7 @@ def shaped(files: Files, request: Sessions) -> tuple[Files, Columns]:
     session = request.session or (None if request.user else schema.session)
     if session is None and request.user is None:
         raise BadSchema(
-            "nothing says which rows are a session: set session to the column that does, or user and gap, or write "
+            "nothing says which rows are a session: set session to the column that does, or set user and gap, or write "
             'session = "COLUMN" at the top of the schema'
         )
     needs = "a gap" if request.user else "a partition" if request.partition else None

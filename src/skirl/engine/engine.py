@@ -161,7 +161,7 @@ class Engine:
     def lose(self, what: str, cause: BaseException | None = None) -> None:
         """Record that rows are lost: from now on, every use raises this sentence. Only the first loss is recorded."""
         if self.damage is None:
-            then = "" if what.endswith("from a checkpoint") else ". Make new embeddings and resume from a checkpoint"
+            then = "" if "resume" in what else ". Make new embeddings and resume from a checkpoint"
             self.damage, self._cause = what.rstrip(".") + then, cause
 
     def forget_split(self) -> None:
@@ -305,7 +305,7 @@ class Engine:
     def write(self, leaving: Leaving) -> None:
         for bank, (keys, rows) in zip(self.banks, leaving, strict=True):
             if len(keys):
-                with self._losing(f"{len(keys)} rows that left the cache could not be written to {self.store!r}"):
+                with self._losing(f"{len(keys)} rows that left the cache could not be written"):
                     records = bank.landed(rows)
                     taken = self.store.write(keys, records)
                 with self._counting:  # two threads write

@@ -158,11 +158,14 @@ def last(sizes: Sequence[int], otherwise: int) -> int:
     return sizes[-1] if sizes else otherwise
 
 
-def fit(*tensors: Tensor) -> bool:
-    """Return whether our loops can take these tensors: on a CPU, of one dtype, and while no graph is captured."""
+def fit(*tensors: Tensor, captured: bool = False) -> bool:
+    """Return whether our loops can take these tensors: on a CPU, of one dtype, and while no graph is captured, unless the
+    loops are an operator of that graph."""
     dtype = tensors[0].dtype
     return (
-        all(type(each) is Tensor and each.device.type == "cpu" and each.dtype == dtype for each in tensors)
+        all(
+            (captured or type(each) is Tensor) and each.device.type == "cpu" and each.dtype == dtype for each in tensors
+        )
         and dtype in (torch.float32, torch.float64)
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"))
         and _lanes()

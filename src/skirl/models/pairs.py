@@ -1,11 +1,13 @@
 """A sample's first vector, followed by the dot products of all pairs of its vectors: the input of DLRM's top layers."""
 
+from collections.abc import Callable
 from functools import cache as remember
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from skirl.models.base import fit
 from skirl.tools.jit import Kernel, kernel
@@ -18,6 +20,10 @@ _TILE = 16
 """Number of dot products summed at a time."""
 
 
+captures = False
+"""Whether a sweep captures a graph now, in which our loops are an operator."""
+
+
 def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
     """Concatenate x and the dot products of all pairs among x and the vectors: [batch, dim + n (n + 1) / 2].
 
@@ -27,8 +33,10 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
     """
-    if 0 < x.shape[1] <= WIDEST and fit(x, vectors):
-        return _Pairs.apply(x, vectors)
+    if has_torch_function((x, vectors)):
+        return handle_torch_function(pairs, (x, vectors), x, vectors, places)
+    if 0 < x.shape[1] <= WIDEST and fit(x, vectors, captured=captures):
+        return operator()(x, vectors) if captures else _Pairs.apply(x, vectors)
     return by_torch(x, vectors, places)
 
 
@@ -52,22 +60,60 @@ class _Pairs(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, vectors: Tensor) -> Tensor:
         x, vectors = x.detach().contiguous(), vectors.detach().contiguous()
         ctx.save_for_backward(x, vectors)
-        batch, n, dim = vectors.shape
-        out = torch.empty(batch, dim + n * (n + 1) // 2, dtype=x.dtype)
-        run(_products, batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads())
-        return out
+        return products(x, vectors)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, vectors = ctx.saved_tensors
-        batch, n, dim = vectors.shape
-        of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
-        run(
-            _gradients(-(-dim // _TILE) * _TILE), batch, x.numpy(), vectors.view(-1, dim).numpy(), n,
-            grad.contiguous().numpy(), of_x.numpy(), of_vectors.view(-1, dim).numpy(), threads=torch.get_num_threads(),
-        )  # fmt: skip
-        return of_x, of_vectors
+        return gradients(x, vectors, grad.contiguous())
+
+
+@remember
+def operator() -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the pairs as an operator of torch, for graphs. Outside of one, it would take 60 us more than a function."""
+
+    @torch.library.custom_op("skirl::pairs", mutates_args=())
+    def forward(x: Tensor, vectors: Tensor) -> Tensor:
+        return products(x.contiguous(), vectors.contiguous())
+
+    @forward.register_fake
+    def _(x: Tensor, vectors: Tensor) -> Tensor:
+        n = vectors.shape[1]
+        return x.new_empty(len(x), x.shape[1] + n * (n + 1) // 2)
+
+    @torch.library.custom_op("skirl::pairs_backward", mutates_args=())
+    def backward(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients(x.contiguous(), vectors.contiguous(), grad.contiguous())
+
+    @backward.register_fake
+    def _(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return x.new_empty(x.shape), x.new_empty(vectors.shape)
+
+    forward.register_autograd(
+        lambda ctx, grad: backward(*ctx.saved_tensors, grad),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return forward
+
+
+def products(x: Tensor, vectors: Tensor) -> Tensor:
+    """Compute the pairs of contiguous tensors."""
+    batch, n, dim = vectors.shape
+    out = torch.empty(batch, dim + n * (n + 1) // 2, dtype=x.dtype)
+    run(_products, batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads())
+    return out
+
+
+def gradients(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of x and the vectors, all contiguous."""
+    batch, n, dim = vectors.shape
+    of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
+    run(
+        _gradients(-(-dim // _TILE) * _TILE), batch, x.numpy(), vectors.view(-1, dim).numpy(), n,
+        grad.numpy(), of_x.numpy(), of_vectors.view(-1, dim).numpy(), threads=torch.get_num_threads(),
+    )  # fmt: skip
+    return of_x, of_vectors
 
 
 @kernel
@@ -104,7 +150,7 @@ def _gradients(wide: int) -> Kernel:
     """
 
     @kernel
-    def gradients(x, vectors, n, grad, of_x, of_vectors, lo, hi):
+    def of_all(x, vectors, n, grad, of_x, of_vectors, lo, hi):
         dim = x.shape[1]
         rows = np.zeros((n + 1, wide), x.dtype)
         sums = np.zeros((n + 1, wide), x.dtype)
@@ -131,4 +177,4 @@ def _gradients(wide: int) -> Kernel:
                 for d in range(dim):
                     of_vectors[sample * n + i, d] = sums[i + 1, d]
 
-    return gradients
+    return of_all

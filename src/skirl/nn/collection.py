@@ -197,6 +197,10 @@ class Collection(nn.Module):
         del destination[f"{prefix}anchor"]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
+        if f"{prefix}_extra_state" not in state_dict and any(name.startswith(prefix) for name in state_dict):
+            raise ValueError(
+                "rows are not in a state dict: load them with skirl.load, or skirl.import_rows from torch's"
+            )
         super()._load_from_state_dict({f"{prefix}anchor": self.anchor, **state_dict}, prefix, *args, **options)
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -386,7 +386,7 @@ def wrap(
         resume=resume,
     )
     for number, weight in enumerate(weights):
-        if not resume and not weight.is_meta:
+        if not resume and not weight.is_meta and not embeddings.engine.store.read_only:
             put_weight(embeddings.engine, number, weight)
         if not weight.requires_grad:
             embeddings.freeze(tables[number].name)

@@ -98,11 +98,50 @@ class Output(Mapping[str, Tensor]):
         part._names = chosen
         return part
 
+    def over(self, banks: Sequence[Tensor]) -> tuple[Self, list[list[bool]]]:
+        """Return the same output over other banks, as leaves of a graph that is captured, and by bank which features have
+        had a gradient, which a backward fills in."""
+        if any(ids.shares for ids in self._ids):
+            raise ValueError("samples of a batch share bags, which a captured graph cannot have: run without --memory")
+        part, live = copy(self), [[False] * ids.features for ids in self._ids]
+        part._tickets, part._banks, part._copied, part._split, part._once = None, [], {}, {}, {}
+        for bank, (rows, ids) in enumerate(zip(banks, self._ids, strict=True)):
+            passes = [
+                self._tickets is None or bool(self._tickets[bank].passes[column]) for column in range(ids.features)
+            ]
+            sizes = np.diff(ids.offsets[ids.first]).tolist()
+            cut = rows.split(sizes) if self._unpooled else rows.unbind(1)
+            cut = [each if passes else each.detach() for each, passes in zip(cut, passes, strict=True)]
+            part._banks.append(_marked(rows.view_as(rows), live[bank], range(ids.features)))
+            part._split[bank] = tuple(_marked(each, live[bank], [column]) for column, each in enumerate(cut))
+            part._once[bank] = dict(enumerate(part._split[bank]))
+        return part, live
+
+    def backward(self, grads: Sequence[Tensor | None], live: Sequence[Sequence[bool]]) -> None:
+        """Train the rows with gradients of the banks from such a graph, and with what it said of features."""
+        for ticket, features in zip(self._tickets or (), live, strict=True):
+            ticket.live |= np.array(features)
+        if pairs := [(bank, grad) for bank, grad in zip(self._banks, grads, strict=True) if grad is not None]:
+            torch.autograd.backward([bank for bank, _ in pairs], [grad for _, grad in pairs])
+
     def pooling(self, mode: Pooling | None) -> Self:
         """Return the same lookup with the rows of each sample summed or averaged."""
         part = copy(self)
         part._mode = mode
         return part
+
+    def with_rows(self, rows: Callable[[Tensor], Tensor]) -> Self:
+        """Return the same lookup with other rows in the place of each bank's, which no backward trains."""
+        other = copy(self)
+        other._banks = [rows(bank) for bank in self._banks]
+        other._bags = [bags if bags is None else rows(bags) for bags in self._bags]
+        other._tickets, other._split, other._once, other._copied = None, {}, {}, {}
+        return other
+
+    @property
+    def banks(self) -> list[Tensor]:
+        """The rows of each bank, and its shared bags."""
+        return [*self._banks, *(bags for bags in self._bags if bags is not None)]
 
     @uncompiled
     def __getitem__(self, name: str) -> Tensor:
@@ -231,6 +270,16 @@ class Output(Mapping[str, Tensor]):
         ends = np.cumsum(lengths)
         at = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
         return expand(rows, torch.from_numpy(at).to(rows.device))
+
+
+def _marked(part: Tensor, live: list[bool], columns: Sequence[int]) -> Tensor:
+    def mark(grad: Tensor) -> None:
+        for column in columns:
+            live[column] = True
+
+    if part.requires_grad:
+        part.register_hook(mark)
+    return part
 
 
 def shaped(flat: Tensor, ids: BankIds) -> tuple[Tensor, Tensor | None]:

@@ -30,12 +30,12 @@ def ranks_named(ranks: Collection[int]) -> str:
 def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, patience: float) -> str:
     """Return the message of rank `waiting` when others did not come."""
     who = ranks_named(absent) if absent else "the others"
-    if seconds >= 0.9 * patience:
-        it = "it hangs, or takes" if len(absent) == 1 else "they hang, or take"
-        does = "it does" if len(absent) == 1 else "they do"
-        why = f"{it} longer than patience={patience:g}; look at what {does}, or set patience higher"
-    else:
-        why = f"gone; see the last lines that {who} printed, if any"
+    if seconds < 0.9 * patience:
+        gone = "is gone" if len(absent) == 1 else "are gone"
+        return f"{who} {gone}: see the last lines printed there, if any (rank {waiting} was in {doing})"
+    it = "it hangs, or takes" if len(absent) == 1 else "they hang, or take"
+    does = "it does" if len(absent) == 1 else "they do"
+    why = f"{it} longer than patience={patience:g}; look at what {does}, or set patience higher"
     return f"rank {waiting} waited {seconds:.1f} s for {who} in {doing}: {why}"
 
 

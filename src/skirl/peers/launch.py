@@ -25,13 +25,13 @@ CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def launch(words: Sequence[str], trainers: int, restarts: int) -> tuple[int, str | None, bool]:
-    """Start trainers and wait. Return the exit code, how the job ended if not well, and whether a trainer failed."""
+    """Start trainers and wait. Return the exit code, how the job ended if not well, and whether it may go on from there."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     for begun in range(1, restarts + 1):
-        code, how, failed = _job(words, trainers)
-        if not failed:
-            return code, how, failed
+        code, how, resumes = _job(words, trainers)
+        if not code or not resumes:
+            return code, how, resumes
         print(f"skirl launch: {how}; all start again, restart {begun} of {restarts}", file=sys.stderr, flush=True)
     return _job(words, trainers)
 
@@ -64,7 +64,7 @@ def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
         try:
             elastic_launch(config, sys.executable)(*arguments)
         except ChildFailedError as failed:
-            return *_why({rank: of.exitcode for rank, of in failed.failures.items()}, Path(folder)), True
+            return _why({rank: of.exitcode for rank, of in failed.failures.items()}, Path(folder))
         except SignalException as told:
             if Path(folder, STOPPED).exists():
                 return 130 if told.sigval is signal.SIGINT else 0, None, False
@@ -76,8 +76,9 @@ def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
     return 0, None, False
 
 
-def _why(codes: Mapping[int, int], folder: Path) -> tuple[int, str]:
-    """Return the exit code of the trainer that has the reason, and how it ended; others have only lost it."""
+def _why(codes: Mapping[int, int], folder: Path) -> tuple[int, str, bool]:
+    """Return the exit code of the trainer that has the reason, and how it ended; others have only lost it. Also whether it
+    was not refused at once."""
     notes = {int(path.name): json.loads(path.read_bytes()) for path in folder.iterdir() if path.name.isdecimal()}
     silent = [rank for rank in codes if rank not in notes and codes[rank] != -signal.SIGTERM]  # the launcher's
     killed = [rank for rank in silent if codes[rank] < 0]
@@ -87,4 +88,5 @@ def _why(codes: Mapping[int, int], folder: Path) -> tuple[int, str]:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     step = max((note["step"] for note in notes.values() if note["step"] is not None), default=None)
     at = "" if step is None else f" in step {step:,}"
-    return 128 - code if code < 0 else code, f"rank {rank} {how}{at}" + "; it said why above" * (rank in said)
+    text = f"rank {rank} {how}{at}" + "; it said why above" * (rank in said)
+    return 128 - code if code < 0 else code, text, step is not None or rank not in said

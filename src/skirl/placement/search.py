@@ -57,16 +57,16 @@ def plan_tables(
     held, room = sum(spec.nbytes(spec.rows, spec.dim) for spec in specs), sum(caps)
     if held > room:
         raise ValueError(
-            f"the tables take {size(held)} with their optimizer state, the ranks hold {size(room)}, {size(held - room)} too "
-            f"little: set --memory higher, or --ranks to {math.ceil(len(caps) * held / room)}"
+            f"the tables take {size(held)} with their optimizer state, the ranks hold {size(held - room)} less, {size(room)}"
+            f": set --memory higher, or --ranks to {math.ceil(len(caps) * held / room)}"
         )
     numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
     found = search(problem, forced=numbers, seconds=seconds)
     over = found.placed.over
     if over.max() > 0:
         raise ValueError(
-            f"found no plan that fits: rank {over.argmax()} exceeds its memory by {size(int(over.max()))}: let tables be "
-            "cut by rows, or set --memory, --ranks or --seconds higher"
+            f"found no plan that fits: rank {over.argmax()} exceeds its memory by {size(int(over.max()))}, since a table is "
+            "whole at a rank, cut by columns, or cut evenly over all ranks: set --memory, --ranks or --seconds higher"
         )
     return TablePlan.of(specs, order, found.placed), found, problem
 

@@ -30,7 +30,7 @@ class Advice:
     moved: float
     """Rows refetched, as a share of the rows that batches use."""
     to_least: float | None
-    """The same as a multiple of the least possible; None if that is 0."""
+    """The same as a multiple of the least possible; None if that is 0 and this is not."""
     lru: float | None
     """Rows that LRU refetches, as a multiple of ours; None if ours is 0."""
     why: str
@@ -38,11 +38,11 @@ class Advice:
     def sentence(self, cache_bytes: float) -> str:
         """Return the recommendation as a sentence, with the flags to set."""
         lru = "" if self.lru is None or self.lru < 1.05 else f"; LRU would refetch {self.lru:.1f} times as many"
-        least = "the least possible" if self.to_least is None else f"{self.to_least:.2f} times the least possible"
+        least = "" if self.to_least is None else f", {self.to_least:.2f} times the least possible"
         return (
             f"Use --cache {self.cache} --depth {self.depth}: {size(cache_bytes)} of cache on the device, "
             f"{self.share_of_touched:.0%} of the rows that are touched, {self.why}; "
-            f"{self.moved:.1%} of the rows that batches use are refetched, {least}{lru}."
+            f"{self.moved:.1%} of the rows that batches use are refetched{least}{lru}."
         )
 
 
@@ -86,7 +86,7 @@ def advise(
         depth=int(name.split()[1]),
         share_of_touched=ours.cache / max(1, touched),
         moved=ours.moved / max(1, used),
-        to_least=ours.moved / least if least else None,
+        to_least=ours.moved / least if least else None if ours.moved else 1.0,
         lru=lru / ours.moved if ours.moved else None,
         why=reasons[0 if enough_cache else 1],
     )

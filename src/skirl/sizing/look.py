@@ -1,6 +1,7 @@
 """Recognises a path by its contents and collects facts about it."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,28 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
     if (path / MANIFEST).is_file():
         return checkpoint.describe_store(path)
     if any((path / name).is_file() for name in (SWEEP, "config.json", "metrics.jsonl")):
-        return {"kind": "folder of a run or a sweep", "shown_by": f"skirl report {path}", "bytes": _bytes(path)}
+        return {**_of_run(path), "shown_by": f"skirl report {path}", "bytes": _bytes(path)}
+    if owners := [part for part in path.glob("rank-*") if (part / MANIFEST).is_file()]:
+        return {"kind": "rows of a memory node", "trainers": len(owners), "bytes": _bytes(path)}
     data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
     if not data or _kind(data[0]) is None:
         raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
     each = [files.describe(file, kind_of(str(file))) for file in data]
-    facts = each[0] | {"kind": f"folder of {len(each)} files, the first a {each[0]['kind']}", "files": len(each)}
+    count = f"{len(each)} files" if len(each) > 1 else "1 file"
+    facts = each[0] | {"kind": f"folder of {count}, the first a {each[0]['kind']}", "files": len(each)}
     return facts | {name: sum(one.get(name, 0) for one in each) for name in ("rows", "bytes") if name in facts}
+
+
+def _of_run(path: Path) -> dict[str, Any]:
+    kind = "sweep" if (path / SWEEP).is_file() else "run"
+    found: dict[str, Any] = {}
+    for name in (SWEEP if kind == "sweep" else "config.json", "result.json"):
+        with suppress(OSError, ValueError):
+            found |= json.loads((path / name).read_bytes())
+    state = ("failed" if found.get("failed") else "ended") if "steps" in found else "going on, killed or failed"
+    facts = {name: found.get(name) for name in ("steps", "samples", "test_auc", "test_logloss", "winner")}
+    flags = {name: found.get("flags", {}).get(name) for name in ("model", "data", "save")}
+    return {"kind": f"folder of a {kind}", "state": state, **flags, **facts}
 
 
 def _of_file(path: Path, check: bool) -> dict[str, Any]:

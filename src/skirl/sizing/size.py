@@ -66,7 +66,7 @@ def _measured(
         },
         "bytes": tiers,
         "advice": {name: value for name, value in asdict(advice).items() if name != "why"},
-        "step_ms_that_hides": None if link is None else 1e3 * step_that_hides(chosen, average, link),
+        "step_ms_that_hides": None if link is None else float(f"{1e3 * step_that_hides(chosen, average, link):.3g}"),
         "sentence": advice.sentence(tiers["cache"]),
     }
 

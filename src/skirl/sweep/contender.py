@@ -24,6 +24,8 @@ from skirl.nn.output import Output
 from skirl.store.base import Layout, Record
 from skirl.sweep.variants import Variant
 
+Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]
+
 
 class OfVariant(Collection):
     """The embeddings of one variant: its own columns of the sweep's records, which move by one plan."""
@@ -47,6 +49,14 @@ class OfVariant(Collection):
 
     def close(self) -> None:
         raise RuntimeError(f"the rows of variant {self._variant!r} are the sweep's: call sweep.close()")
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        before, self.in_turn = self.in_turn, True
+        try:
+            yield
+        finally:
+            self.in_turn = before
 
     def restore(
         self, rows: OwnRows, files: Path, *, table_steps: Sequence[int], counters: Counters, split: Any
@@ -101,7 +111,9 @@ class Contender:
         """True once it has been trained on the batch in the loop."""
         self.ends_step = True
         """True if that batch is the last micro-batch of its step."""
-        self._generator = _seeded(seed)
+        self.exact = True
+        """False once a step may have had other bits than its lone run."""
+        self.generator = _seeded(seed)
 
     @property
     def model(self) -> Any:
@@ -121,6 +133,18 @@ class Contender:
     @property
     def diverged(self) -> bool:
         return self.loss is not None and not math.isfinite(self.loss)
+
+    def loss_of(self, loss: Loss, batch: Any) -> Tensor:
+        """Return its loss, and keep what else the function returns."""
+        found = loss(self.model, batch)
+        value, self.kept = found if isinstance(found, tuple) else (found, None)
+        return value
+
+    def train(self, loss: Loss, batch: Any) -> None:
+        """Train it as it would be alone, in its turn."""
+        value = self.loss_of(loss, batch)
+        value.backward()
+        self.step(value)
 
     def step(self, loss: Tensor) -> None:
         """Step the dense optimizer after backward, which has already updated the rows."""
@@ -142,21 +166,17 @@ class Contender:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        self.embeddings.in_turn = True
-        try:
-            with self.drawing():
-                yield
-        finally:
-            self.embeddings.in_turn = False
+        with self.embeddings.turn(), self.drawing():
+            yield
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
         others = _state()
-        _put(self._generator)
+        _put(self.generator)
         try:
             yield
         finally:
-            self._generator = _state()
+            self.generator = _state()
             _put(others)
 
     def expect(self, work: Work, micro: int, ends_step: bool) -> None:

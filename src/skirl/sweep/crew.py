@@ -20,7 +20,7 @@ from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.sweep.checkpoint import SweepSaving, load_all
 from skirl.sweep.contender import Contender
 from skirl.sweep.race import Judged
-from skirl.sweep.sweep import Diverged, Sweep
+from skirl.sweep.sweep import FORMS, Diverged, Sweep
 from skirl.sweep.variants import Variant, Varied
 from skirl.tools import rng_state
 from skirl.tools.flags import flat_of
@@ -48,7 +48,9 @@ class Entrant:
         self.meter = Meter()
         self.judge = Evaluation(every=duty.evaluation.eval_every)
         folder = duty.folder(variant.name)
-        alone = (SaveFlags(from_=duty.from_), LogFlags(run=folder, log_every=duty.every))
+        kept = None if duty.save is None else duty.save / variant.name
+        saved = SaveFlags(save=kept, keep_best=duty.keep_best, from_=duty.from_)
+        alone = (saved, LogFlags(run=folder, log_every=duty.every))
         self.flags = flat_of(variant.recipe, duty.evaluation, *alone)
         self.begun_from: dict[str, Any] | None = None
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=duty.every, resume=duty.resume)
@@ -110,6 +112,7 @@ class Entrant:
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
             "from": self.begun_from,
+            "exact": self.contender.exact,
             "rows": self.rows,
             **more,
             "missing": self.run.missing + more.get("missing", []),
@@ -121,7 +124,7 @@ class Entrant:
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
     names = (
-        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run",
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run", "exact",
     )  # fmt: skip
     return {name: result[name] for name in names if name in result}
 
@@ -140,8 +143,11 @@ class Duty:
     trace: Path | None = None
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     save: Path | None = None
+    keep_best: bool = False
     from_: Path | None = None
     origin: Origin | None = None
+    inexact: bool = False
+    memory: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ class Crew:
         self._duty = duty
         recipe = duty.recipe
         self.stream = recipe.stream()
-        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on)
+        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on, inexact=duty.inexact, memory=duty.memory)
         try:
             self.entrants = {
                 variant.name: Entrant(variant, contender, duty)
@@ -199,6 +205,8 @@ class Crew:
         if header is not None:
             assert path is not None
             load_all(path, header, self.sweep.racing, self.batches, self._parts)
+            for contender in self.sweep.racing:  # it may have had inexact steps before
+                contender.exact = not self._duty.inexact
         elif (origin := self._duty.origin) is not None:
             for contender in self.sweep.racing:
                 with contender.drawing():
@@ -264,6 +272,7 @@ class Crew:
             self._saving.ended()
             self.sweep.saving = None  # a failed write is reported when somebody waits for it
         self._open.close()
+        self.sweep.forms.forget()
         for contender in self.sweep.racing:
             contender.leave("no variant is left", self.batches.step)
         self.sweep.engine.release()
@@ -308,7 +317,8 @@ class Crew:
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
-        return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
+        steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in FORMS}
+        return {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
 
     @property
     def racing(self) -> list[str]:
@@ -326,7 +336,7 @@ def check_pooled(variants: Sequence[Varied]) -> None:
         )
 
 
-def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False) -> Sweep:
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], **more: Any) -> Sweep:
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
     shared = []
@@ -344,7 +354,7 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, resume: bool = False
         dtype=getattr(torch, recipe.device.dtype),
         device=recipe.device.device,
         threads=recipe.device.threads or 1,
-        resume=resume,
+        **more,
     )
 
 

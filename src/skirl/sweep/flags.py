@@ -28,7 +28,7 @@ class RaceFlags:
     with the lowest loss on samples that nobody had trained on. Without it, none is dropped. With several epochs, each
     waits for the next evaluation on the samples held out."""
     keep: int = 1
-    """How many configurations are trained to the end, or fewer if some diverge. The seeds of one configuration are dropped
+    """How many configurations at least go on after a rung, unless they diverge. The seeds of one configuration are dropped
     together; if one of them diverges, the race compares those that are left."""
 
     def __post_init__(self) -> None:

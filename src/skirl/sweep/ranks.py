@@ -12,6 +12,7 @@ from skirl.sweep.crew import Duty
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
 from skirl.tools.os_errors import NotWritten
+from skirl.tools.units import parse_bytes
 from skirl.train.loop import touched_rows
 from skirl.train.recipe import Recipe
 
@@ -68,6 +69,8 @@ def share_of(duty: Duty, rank: int, size: int) -> Duty:
         whole = amount if kind == "bytes" else AUTO * free_bytes()
         cache = f"{int(whole * sum(map(_numbers, own)) / sum(map(_numbers, duty.variants)))}B"
     store = inside(recipe.cache.store, f"process-{rank}")
+    if duty.memory not in (None, "auto"):
+        duty = replace(duty, memory=f"{parse_bytes(duty.memory) // size}B")
     return replace(duty, variants=own, recipe=replace(recipe, cache=replace(recipe.cache, cache=cache, store=store)))
 
 

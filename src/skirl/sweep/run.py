@@ -21,7 +21,7 @@ from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import BROKEN, Judged, Left, Race, best_of, difference
 from skirl.sweep.ranks import Ranks, of_whole, share_of
-from skirl.sweep.sweep import Diverged
+from skirl.sweep.sweep import FORMS, Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine
@@ -103,9 +103,9 @@ class SweepRun:
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         racing = [variant for variant in variants if variant.name in self.race.racing]
         duty = Duty(
-            recipe, racing, self.every, self.folder.of, resume=keeping.resume,
-            goes_on=self.header is not None, trace=logged.trace, evaluation=evaluation, save=keeping.save,
-            from_=keeping.from_, origin=origin,
+            recipe, racing, self.every, self.folder.of, resume=keeping.resume, goes_on=self.header is not None,
+            trace=logged.trace, evaluation=evaluation, save=keeping.save, keep_best=keeping.keep_best,
+            from_=keeping.from_, origin=origin, inexact=flags["inexact"], memory=flags["memory"],
         )  # fmt: skip
         own = share_of(duty, ranks.rank, ranks.size)
         self.bests = Bests(
@@ -270,6 +270,7 @@ class SweepRun:
         aucs, seconds = self._aucs(), time.monotonic() - self._began
         winner = None if self.failed else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
+        total = {name: sum(one[name] for one in of_ranks) for name in of_ranks[0]}
         result = {
             "command": "sweep",
             **self.flags,
@@ -288,7 +289,9 @@ class SweepRun:
             "best": best_of(winner, self.judged, {name: results[name].get("best") for name in race.names}),
             "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
             "processes_used": self.ranks.size,
-            **{name: sum(one[name] for one in of_ranks) for name in of_ranks[0]},
+            **total,
+            "form": max(FORMS, key=lambda form: total[f"{form}_steps"]),
+            "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
             "stopped_by": self.stopped_by,

@@ -13,6 +13,7 @@ from torch import Tensor
 from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
+from skirl.engine.device import torch_device
 from skirl.engine.engine import Engine, Opening
 from skirl.engine.packs import Pack
 from skirl.engine.work import Work
@@ -28,9 +29,13 @@ from skirl.sweep.checkpoint import (
     save_all,
     save_one,
 )
-from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, make_variant
+from skirl.sweep.contender import Contender, Loss, VariantBags, VariantRows, check_apart, make_variant
+from skirl.sweep.fused import Forms
+from skirl.sweep.graphed import Graphs
+from skirl.sweep.memory import planned
 from skirl.sweep.variants import Folders, Variant, check_names, of_variant, optimizer_of, tables_of
 from skirl.tools.interrupts import uninterrupted
+from skirl.tools.units import parse_bytes
 
 
 class Diverged(ArithmeticError):
@@ -46,7 +51,8 @@ class Diverged(ArithmeticError):
 
 log = logging.getLogger("skirl")
 
-Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]
+FORMS = ("loop", "fused", "graph", "planned")
+"""How a step trains its variants: one after the other, as one, as branches of a CUDA graph, or within a limit of memory."""
 
 
 def _loss_of(model: Any, batch: Any) -> Tensor:
@@ -99,6 +105,10 @@ class Sweep:
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
     - `threads`: torch threads that each variant computes with inside the with-block. Bits depend on it, so its default does
       not depend on the machine.
+    - `inexact`: let `step` compute variants of one architecture as one even where their bits would not be those of lone
+      runs, if that is faster. By default only where a probe finds them equal; `variant.exact` says what was done.
+    - `memory`: the most that weights, their states and a step of all variants may take, such as "8GiB", or "auto": what is
+      free. `step` then recomputes, moves to the host or takes variants in turn what does not fit. None: no limit.
     """
 
     def __init__(
@@ -117,12 +127,19 @@ class Sweep:
         device: str | torch.device = "cpu",
         resume: bool = False,
         threads: int = 1,
+        inexact: bool = False,
+        memory: str | None = None,
     ) -> None:
         variants = list(variants)
         check_names(variants)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
-        self._loss, self._threads = loss, threads
+        self.forms = Forms(loss, inexact)
+        if memory not in (None, "auto"):
+            parse_bytes(memory)
+        self._loss, self._limit, self._memory = loss, memory, None
+        self._graphs = Graphs(loss) if torch_device(device).type == "cuda" else None
+        self._threads = threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
         of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
@@ -208,12 +225,14 @@ class Sweep:
                 "brings the rows of all variants"
             )
         racing = self.racing
-        for contender in racing:
-            with contender.turn():
-                found = self._loss(contender.model, batch)
-                loss, contender.kept = found if isinstance(found, tuple) else (found, None)
-                loss.backward()
-                contender.step(loss)
+        if self._limit is None and self._graphs is not None and self._graphs.step(racing, batch):
+            self.forms.steps["graph"] += len(racing)
+        elif self._limit is None:
+            self.forms.step(racing, batch)
+        else:
+            self._memory = self._memory or planned(self._limit, self.engine.device.at)
+            self._memory.step(racing, batch, self._loss)
+            self.forms.steps["planned"] += len(racing)
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
@@ -242,6 +261,9 @@ class Sweep:
             if self.lookahead is not None:
                 self.lookahead.drain()
             embeddings.current.finish()
+            self.forms.forget()
+            if self._graphs is not None:
+                self._graphs.forget()
             contender.leave(why, now if step is None else step)
             embeddings.opened_by_sweep(None)
             embeddings.pack.left = True

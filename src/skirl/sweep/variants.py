@@ -52,7 +52,7 @@ class Varied(Variant):
 def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Varied]:
     """Return the variants: each variant of the file combined with every combination of the lists."""
     if not vary and file is None:
-        raise ValueError("a sweep has no variant: set vary, such as lr=0.01,0.02, or variants to a file of them")
+        raise ValueError("a sweep has no variant: set vary, such as lr=0.01,0.02, or set variants to a file of them")
     can = varying()
     tables = {} if file is None else read_file(file)
     named = [(name, _read(f"{file}, [{name}]", found, can)) for name, found in tables.items()] or [("", {})]

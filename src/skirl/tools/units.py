@@ -87,20 +87,23 @@ def figure(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
 
 
-def size(count: float, beside: float = 0) -> str:
-    """Return bytes as people write them, in the unit of a larger count that stands beside them.
+def size(count: float, beside: float | None = None) -> str:
+    """Return bytes as people write them, in the unit of another count that stands beside them.
 
-    >>> size(512), size(3 * 2**20), size(5.5 * 2**30), size(3 * 2**20, beside=2**30)
-    ('512 B', '3.0 MiB', '5.5 GiB', '0.003 GiB')
+    >>> size(512), size(3 * 2**20), size(5.5 * 2**30), size(2**30, beside=3 * 2**20)
+    ('512 B', '3.0 MiB', '5.5 GiB', '1,024.0 MiB')
+    >>> size(100 * 2**10, beside=2**20)
+    '0.098 MiB'
     """
-    unit, largest = 0, max(count, beside)
-    while largest >= 1024 and unit < 4:
-        largest /= 1024
+    unit, of = 0, count if beside is None else beside
+    while of >= 1024 and unit < 4:
+        of /= 1024
         unit += 1
     count /= 1024**unit
     if unit == 0:
         return f"{count:.0f} B"
-    return f"{count:.{1 if count >= 0.1 or not count else 3}f} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
+    digits = f"{count:,.1f}" if count >= 1 or not count else f"{count:.2g}"
+    return f"{digits} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
 
 
 def malformed(count: int, first: str | None) -> str:

@@ -97,7 +97,10 @@ class CacheFlags:
         of_touched = _TOUCHED.fullmatch(self.cache)
         if of_touched is None:
             text = self.cache.strip()
-            return parse_cache(int(text) if re.fullmatch(r"[-+]?\d+", text) else text)
+            try:
+                return parse_cache(int(text) if re.fullmatch(r"[-+]?\d+", text) else text)
+            except ValueError as error:
+                raise ValueError(str(error).replace(" or 'auto'", ", 'auto' or 'touched:10%'")) from None
         try:
             kind, share = parse_cache(of_touched[1])
         except ValueError:

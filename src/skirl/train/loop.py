@@ -290,11 +290,15 @@ class _Run:
         since.begin(batches, meter)
         if judge.stops:
             return None
+        first = True
         every = steps(self.model, self.dense, batches, self.rates, batches.micros)
         if share.alone and self.on_cpu:  # else the loop waits for other trainers, or for the device
             every = watched(every, lambda: batches.times.stall + batches.times.read, told_crowded)
         for step in every:
             done, asked = share.whole(step, keeper.asked())
+            if first:
+                batches.times.restart()
+            first = False
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
             last = batches.step == self.stream.steps
             if meter.diverged(last=last):
@@ -410,5 +414,7 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
             "staging_bytes": int(np.dot(staging, engine.record_bytes[: len(staging)])),
         }),
         "counters": share.total(asdict(engine.counters)) | {"steps": engine.counters.steps},
-        "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
+        "movement": {
+            "hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy, "blame": times.blame,
+        },
     }  # fmt: skip

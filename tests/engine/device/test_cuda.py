@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skirl
-from skirl.cli.train import Verify
+from skirl.cli.sweep import SweepCommand
+from skirl.cli.train import Train, Verify
 from skirl.models import DIN, DLRM
 from tests import test_trainers as trainers
 from tests.cases import cases
@@ -166,6 +167,27 @@ def test_a_loop_on_a_stream_of_its_own_finds_its_rows():
         losses[-1] = [loss.item() for loss in losses[-1]]
         embeddings.close()
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("model", ["dlrm-tiny", "wide-deep-tiny", "dcnv2-tiny", "deepfm-tiny"])
+def test_variants_of_a_sweep_as_one_graph_have_the_bits_of_lone_runs(model):
+    """deepfm draws random numbers, so its variants train in turns."""
+    flags = {
+        "data": "synthetic:tiny",
+        "model": model,
+        "dim": 16,
+        "batch": 256,
+        "steps": 30,
+        "cache": "60%",
+        "device": "cuda",
+    }
+    sweep = SweepCommand.of(**flags, quiet=True, vary=("lr=0.01,0.05", "seed=0,1"), rungs="10", run="none").run()
+    assert sweep["form"] == ("loop" if model == "deepfm-tiny" else "graph") and sweep["exact"]
+    names = [place["variant"] for place in sweep["standing"] if place["state"] in ("leads", "races")]
+    for name in names:
+        lr, seed = (float(part.partition("=")[2]) for part in name.split(","))
+        lone = Train.of(**flags, lr=lr, seed=int(seed), data_seed=0, threads=1, quiet=True, run="none").run()
+        assert lone["loss"] == sweep["by_variant"][name]["loss"]
 
 
 def test_several_trainers_on_one_gpu(monkeypatch):

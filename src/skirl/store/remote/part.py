@@ -186,7 +186,9 @@ class Part:
         try:
             with self._lock:
                 if self.draining:
-                    raise NodeError(f"{self._node} is being ended: start it again")
+                    raise NodeError(
+                        "this node was told to end: start it again, and resume the run from its last checkpoint"
+                    )
                 self._calls += 1
             try:
                 return "ok", getattr(self, method)(*args)

@@ -18,18 +18,17 @@ class Serve:
     Whoever can reach it can make it do anything: use networks that you trust.
     """
 
-    positional: ClassVar[tuple[str, ...]] = ("meet",)
-    example: ClassVar[str] = "skirl serve 127.0.0.1:29400"
+    positional: ClassVar[tuple[str, ...]] = ("address",)
 
-    meet: str = "127.0.0.1:29400"
+    address: str = "127.0.0.1:29400"
     """HOST:PORT of this machine where trainers meet it. A loopback address admits only this machine."""
-    rows: str = "memory"
+    store: str = "memory"
     """Where rows are kept: memory, or disk:FOLDER."""
 
     def __post_init__(self) -> None:
-        Address.meeting(self.meet)
-        if self.rows != "memory" and not (self.rows.startswith("disk:") and self.rows != "disk:"):
-            raise ValueError(f"rows is {self.rows!r}: set it to memory or disk:FOLDER")
+        Address.meeting(self.address)
+        if self.store != "memory" and not (self.store.startswith("disk:") and self.store != "disk:"):
+            raise ValueError(f"store is {self.store!r}: set it to memory or disk:FOLDER")
 
     def run(self) -> dict[str, Any]:
         hush()
@@ -43,18 +42,18 @@ class Serve:
         }
         try:
             patience = patience_of(os.environ, PATIENCE)
-            address = Address.meeting(self.meet)
-            if self.rows != "memory":
+            address = Address.meeting(self.address)
+            if self.store != "memory":
                 self._folder()
             meeting = Meeting(address, keep=True, seconds=patience)
-            node = Node(meeting, rows=self.rows, patience=patience)
+            node = Node(meeting, rows=self.store, patience=patience)
             try:
                 reach = (
                     "only this machine reaches it"
                     if address.loopback
                     else "without passwords or encryption: use networks that you trust"
                 )
-                print(f"skirl serve: {address} keeps rows in {self.rows}, {reach}", file=sys.stderr, flush=True)
+                print(f"skirl serve: {address} keeps rows in {self.store}, {reach}", file=sys.stderr, flush=True)
                 while not signals:
                     node.tick()
                     time.sleep(TICK)
@@ -67,9 +66,9 @@ class Serve:
         return {"node": str(address), "ended_by": signal.Signals(signals[0]).name}
 
     def _folder(self) -> None:
-        folder = Path(self.rows.removeprefix("disk:"))
+        folder = Path(self.store.removeprefix("disk:"))
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"rows is {self.rows!r}, which is a file: name a folder")
+            raise ValueError(f"store is {self.store!r}, which is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:

@@ -134,11 +134,13 @@ class Connection:
     def _failed(self, method: str, error: rpc.Failed, seconds: float) -> NodeError:
         """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
         if self.failure is None:
+            late = str(error) == rpc.LATE
+            how = f"has not answered within {self.patience:g} s" if late else "is gone"
             self.failure = (
-                f"the node at {self.address} failed in `{method}` for the part of trainer {self.address.owner} after "
-                f"{seconds:.1f} s ({error}; limit {self.patience:g} s): see the last lines that the node printed, and "
-                "resume this run from its last checkpoint"
+                f"the node at {self.address} {how} (`{method}`, after {seconds:.1f} s): see the last lines that it printed, "
+                "start it again, and resume this run from its last checkpoint"
             )
+            log.debug("%s: %s", self.failure, error)
         return NodeError(self.failure)
 
 

@@ -1,0 +1,184 @@
+"""A schedule of packs: what is done in which order, where transfers begin and are waited for, and what must hold of it."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, NamedTuple
+
+from skirl.sweep.memory.simulate import Order, Run, Step, Timeline
+
+
+class Action(NamedTuple):
+    kind: Literal["enter", "run", "free", "offload", "release", "reload", "back", "leave"]
+    """Rows come; an operator runs; a storage is let go, leaves, has left, comes, is back; results are handed over."""
+    pack: int
+    what: str = ""
+    """The operator or the storage."""
+
+
+class Figures(NamedTuple):
+    peak: int
+    """The most bytes that are held at once."""
+    seconds: float
+    stall: float
+    """Seconds of them in which operators wait for the link."""
+
+
+class Unsound(ValueError):
+    """A schedule that must not run."""
+
+
+_MOVES = {
+    "free": ("here", "free", -1), "offload": ("here", "leaving", 0), "release": ("leaving", "away", -1),
+    "reload": ("away", "coming", 1), "back": ("coming", "here", 0),
+}  # fmt: skip
+"""Where a storage is before an action and behind it, and whether its bytes come or go."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    steps: Sequence[Step]
+    actions: Sequence[Action]
+    rate: float
+    """Bytes a second of the link, each way."""
+
+    def check(self, limit: float = inf) -> Figures:
+        """Go through the actions on a clock that stands for the device and its link. Raise Unsound if an operator reads
+        what is not there, runs more often or in another order than it may, a transfer has no other half, something is
+        left behind, or the peak is above the limit."""
+        peak = held = 0
+        clock = stall = 0.0
+        packs, link = [_Checked(step) for step in self.steps], {"offload": 0.0, "reload": 0.0}
+        for number, (kind, at, what) in enumerate(self.actions):
+            pack, step = packs[at], self.steps[at]
+            sound = pack.present == (kind != "enter")
+            if kind == "run":
+                sound = sound and pack.runs(what)
+                held += sum(map(step.sizes.__getitem__, step.operators[what].makes))
+                clock += step.seconds.get(what, 0.0)
+            elif kind == "enter":
+                sound, pack.present = sound and not pack.ran, True
+                held += step.entered
+            elif kind == "leave":
+                sound, pack.present = sound and pack.is_done(), False
+                held -= step.entered + sum(map(step.sizes.__getitem__, step.handed_over))
+            else:
+                before, after, sign = _MOVES[kind]
+                sound, pack.where[what] = sound and pack.where.get(what) == before, after
+                held += sign * step.sizes[what]
+                if kind == "free":
+                    pack.results.difference_update(step.aliases[what])
+                elif kind in link:
+                    pack.until[what] = link[kind] = max(clock, link[kind]) + step.sizes[what] / self.rate
+                else:
+                    waits = max(0.0, pack.until.get(what, 0.0) - clock)
+                    clock, stall = clock + waits, stall + waits
+            peak = max(peak, held)
+            if not sound or peak > limit:
+                raise Unsound(
+                    f"action {number} is wrong, {kind} {what} of pack {at}; {held:,} bytes are held of {limit:,}"
+                )
+        if any(pack.present or not pack.ran for pack in packs):
+            raise Unsound("a pack has not left, or never came")
+        return Figures(peak, clock, stall)
+
+
+class _Checked:
+    """A pack while its schedule is checked."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.present = step, False
+        self.where, self.until = dict[str, str](), dict[str, float]()
+        self.results, self.ran = set[str](), set[str]()
+        self.last = {True: -1, False: -1}
+        """The last operators that may run only once: those that draw or write, and the others of the backward."""
+
+    def runs(self, name: str) -> bool:
+        operator, place = self.step.operators[name], self.step.places[name]
+        read = [storage for each in operator.reads for storage in self.step.operators[each].storages]
+        if not self.results.issuperset(operator.reads) or any(self.where[s] not in ("here", "leaving") for s in read):
+            return False
+        if name in self.results or any(self.where.get(storage, "free") != "free" for storage in operator.makes):
+            return False
+        if operator.once or operator.backward:
+            if place <= self.last[operator.once]:
+                return False
+            self.last[operator.once] = place
+        self.where |= dict.fromkeys(operator.makes, "here")
+        self.results.add(name)
+        self.ran.add(name)
+        return True
+
+    def is_done(self) -> bool:
+        where = {storage: where for storage, where in self.where.items() if where != "free"}
+        all_ran = len(self.ran) == len(self.step.operators) and self.results.issuperset(self.step.outputs)
+        return all_ran and where == dict.fromkeys(self.step.handed_over, "here")
+
+
+def in_turns(orders: Sequence[Order]) -> list[Run]:
+    """Return each pack's order behind that of the pack before."""
+    parts = [(pack, backward, part) for pack, order in enumerate(orders) for backward, part in enumerate(order)]
+    return [Run(pack, name, bool(backward)) for pack, backward, part in parts for name in part]
+
+
+def in_pairs(
+    steps: Sequence[Step], orders: Sequence[Order], moves: Sequence[Collection[str]], rate: float
+) -> list[Run]:
+    """Return packs half a step apart: the forward of the next, whose memory rises, runs beside a backward, whose memory
+    falls; ahead of its share where the backward would wait for the link."""
+    runs = [Run(0, name, False) for name in orders[0].forward]
+    for pack, (step, order) in enumerate(zip(steps, orders, strict=True)):
+        others = [Run(pack + 1, name, False) for name in orders[pack + 1].forward] if pack + 1 < len(steps) else []
+        others, all_others, back, clock, link = others[::-1], len(others), set[str](), 0.0, 0.0
+        for place, name in enumerate(order.backward):
+            read = {storage for each in step.operators[name].reads for storage in step.operators[each].storages}
+            coming = read & set(moves[pack]) - back
+            back |= coming
+            link += sum(map(step.sizes.__getitem__, coming)) / rate
+            share = all_others * (1 - place / len(order.backward))
+            while others and ((coming and clock < link) or len(others) > share):
+                runs.append(others.pop())
+                clock += steps[pack + 1].seconds.get(runs[-1].name, 0.0)
+            runs.append(Run(pack, name, True))
+            clock = max(clock, link if coming else 0.0) + step.seconds.get(name, 0.0)
+        runs += others[::-1]
+    return runs
+
+
+def with_transfers(timeline: Timeline, limit: float, rate: float, *, ahead: bool = True) -> Schedule:
+    """Return a schedule in which what moves is waited for as late, and comes back as early, as nothing has to wait, if the
+    limit allows; without `ahead`, it comes back when it is used."""
+    held, starts, steps = list(timeline.held), timeline.starts, timeline.steps
+    before, behind = [[list[Action]() for _ in timeline.runs] for _ in range(2)]
+
+    def grown(place: int, size: int) -> bool:
+        fits = held[place] + size <= limit
+        held[place] += size if fits else 0
+        return fits
+
+    moving, link = sorted((*stay.gap, stay.pack, stay.storage, stay.size) for stay in timeline.stays if stay.gap), 0.0
+    gone = dict[tuple[int, str], int]()
+    for left, back, pack, storage, size in moving:
+        link, place = max(starts[left + 1], link) + size / rate, left + 1
+        while place < back and starts[place] < link and grown(place, size):
+            place += 1
+        gone[pack, storage] = place
+        behind[left].append(Action("offload", pack, storage))
+        before[place].append(Action("release", pack, storage))
+    comes, link = [], inf
+    for _, back, pack, storage, size in sorted(moving, key=lambda each: each[1], reverse=True):
+        link, place = min(starts[back], link) - size / rate, back
+        while ahead and place > gone[pack, storage] and starts[place] > link and grown(place - 1, size):
+            place -= 1
+        comes.append((place, back, pack, storage))
+    for place, back, pack, storage in reversed(comes):
+        before[place].append(Action("reload", pack, storage))
+        before[back].append(Action("back", pack, storage))
+    for stay in timeline.stays:
+        if stay.storage not in steps[stay.pack].handed_over:
+            behind[stay.uses[-1]].append(Action("free", stay.pack, stay.storage))
+    for pack in range(len(steps)):
+        before[timeline.begins[pack]].insert(0, Action("enter", pack))
+        behind[timeline.ends[pack]].append(Action("leave", pack))
+    runs = [[Action("run", run.pack, run.name)] for run in timeline.runs]
+    return Schedule(steps, [each for parts in zip(before, runs, behind) for part in parts for each in part], rate)

@@ -1,0 +1,102 @@
+"""What planned steps are tested and measured on: models and what eager torch makes of them, and steps without models."""
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import skirl
+from skirl.core.batch import Batch
+from skirl.models import by_name
+from skirl.sweep.memory.capture import capture
+from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
+from skirl.sweep.memory.policy import Plan
+from skirl.sweep.memory.simulate import Operator, Step
+
+FEATURES = [f"t{number}" for number in range(6)]
+TABLES = [skirl.Table(name, 100, 8) for name in FEATURES]
+
+
+def batch_of(samples: int, seed: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    ids = skirl.KeyedJagged.one_hot(FEATURES, torch.randint(0, 100, (samples, 6), generator=draw))
+    dense, labels = torch.randn(samples, 4, generator=draw), torch.rand(samples, generator=draw).round()
+    return Batch(dense=dense, sparse=ids, labels=labels)
+
+
+class Transformer(nn.Module):
+    """Over rows that are given as a tensor: [batch, items, dim]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 32, 0.0, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(8, 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        (x,) = batch.sparse
+        for layer in self.layers:
+            x = layer(x)
+        return functional.binary_cross_entropy_with_logits(self.head(x.mean(1)).squeeze(1), batch.labels)
+
+
+class Case:
+    """A captured step, and what eager torch makes of it."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        self.batch, self.rows = batch_of(32), torch.randn(32, 6, 8).requires_grad_()
+        if name == "transformer":
+            self.model, rows = Transformer(), [self.rows]
+            eager = Batch(dense=self.batch.dense, sparse=rows, labels=self.batch.labels)
+        else:
+            embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=0.1), cache="100%")
+            self.model = by_name.MODELS[name].tiny(embeddings, dense_features=4)
+            rows, eager = embeddings(self.batch.sparse), self.batch
+            self.rows = rows.banks[0]
+        banks = rows if isinstance(rows, list) else rows.banks
+        self.captured = capture(self.model, lambda model, batch: model.loss(batch), rows, self.batch)
+        self.inputs = self.captured.inputs(self.model, banks, self.batch)
+        loss = self.model.loss(eager)
+        if name != "transformer":
+            self.rows = embeddings.current.out.banks[0]
+        weights = dict(self.model.named_parameters())
+        wanted = [weights[each] for each in self.captured.trained] + [self.rows]
+        self.eager = [loss.detach(), *torch.autograd.grad(loss, wanted)]
+
+    def run(self, plan: Plan) -> tuple[list[Tensor], int]:
+        outputs = list[Tensor]()
+        pack = Pack(self.captured, lambda: self.inputs, outputs.extend)
+        peak = execute(plan.schedule, [pack], EmulatedLink(1e12), measures=True)
+        return outputs, peak
+
+
+def drawn_step(draw: random.Random, layers: int, once: float = 0.0) -> Step:
+    """A chain with skips, and a backward that takes some of what the forward made."""
+    operators, sizes, seconds = {}, {}, {}
+    names = [(f"{kind}{i}", i) for kind in "fb" for i in (range(layers) if kind == "f" else reversed(range(layers)))]
+    for before, (name, i) in zip([None, *names], names, strict=False):
+        reads = [before[0]] if before else []
+        if name[0] == "f" and i > 1 and draw.random() < 0.4:
+            reads.append(f"f{draw.randrange(i - 1)}")
+        if name[0] == "b":
+            reads += [f"f{each}" for each in (i - 1, i) if each >= 0 and (each < i or draw.random() < 0.3)]
+        draws = name[0] == "f" and draw.random() < once
+        made = (f"{name}.0",)
+        operators[name] = Operator(tuple(dict.fromkeys(reads)), made, made, name[0] == "b", draws, draws)
+        sizes[made[0]], seconds[name] = draw.randint(1, 20) * 100, draw.uniform(0.5, 2)
+    return Step(operators, sizes, 100, ("b0",), seconds)
+
+
+def chain(layers: int, size: int) -> Step:
+    """Layers of 1 ms, with a backward of 2 ms that takes what each layer made."""
+    forward = {f"f{i}": (f"f{i - 1}",) if i else () for i in range(layers)}
+    backward = {f"b{i}": (f"b{i + 1}" if i < layers - 1 else f"f{i - 1}", f"f{i}") for i in reversed(range(layers))}
+    made = {name: (f"{name}.0",) for name in forward | backward}
+    operators = {
+        name: Operator(reads, made[name], made[name], name in backward) for name, reads in (forward | backward).items()
+    }
+    return Step(
+        operators, {f"{name}.0": size for name in made}, 0, ["b0"], {n: 0.001 * (1 + (n in backward)) for n in made}
+    )

@@ -1,0 +1,250 @@
+"""Variants that are fused leave the bits of their lone runs; what cannot be fused trains in turn; faults are seen."""
+
+from contextlib import nullcontext
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from skirl import SGD, Adagrad, Adam
+from skirl.cli.sweep import SweepCommand
+from skirl.pipeline.lookahead import lookahead
+from skirl.sweep import fused
+from skirl.sweep.contender import Contender
+from skirl.sweep.crew import sweep_of
+from skirl.sweep.fused import MEASURED, Choice, Forms, Group, Linear, Outputs
+from skirl.sweep.variants import variants_of
+from skirl.train.recipe import Recipe
+from tests.sweep.runs import Case, Of, batches_of, check
+from tests.sweep.test_models import alone, left
+
+MODELS = ("dlrm-tiny", "wide-deep-tiny", "deepfm-tiny", "dcnv2-tiny", "deep-cross-tiny", "din-tiny")
+
+
+@pytest.fixture(autouse=True)
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Forms, "only", "fused")
+
+
+def compare(model: str, count: int, batch: int, steps: int = 4) -> int:
+    """Train variants of one architecture and each alone. Return how many steps of variants were fused."""
+    more: dict[str, Any] = {"dropout": 0.0} if model == "deepfm-tiny" else {}
+    recipe = Recipe.of(
+        data="synthetic:criteo-kaggle",
+        model=model,
+        dim=16,
+        batch=batch,
+        steps=steps,
+        cache="touched:60%",
+        threads=1,
+        **more,
+    )
+    variants = variants_of(recipe, [f"lr={','.join(str(0.02 * (n + 1)) for n in range(count))}"])
+    losses: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    with sweep_of(recipe, variants) as sweep, lookahead(recipe.stream(), sweep) as batches:
+        for one in batches:
+            for name, loss in sweep.step(one).items():
+                losses[name].append(loss)
+        batches.close()
+        found = {v.name: left(recipe, losses[v.name], v.model, v.embeddings) for v in sweep}
+        for variant in variants:
+            for ours, its in zip(found[variant.name], alone(recipe, variant), strict=True):
+                assert ours == its, variant.name
+        return sweep.forms.steps["fused"]
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "batch"), [*zip(cycle(MODELS), (1, 2, 3, 4, 5, 3) * 3, (32,) * 6 + (128,) * 6 + (500,) * 6)]
+)
+def test_models_train_as_alone(model: str, count: int, batch: int):
+    assert compare(model, count, batch) == (3 * count if count > 1 else 0)
+
+
+def test_small_batches_have_their_bits_in_either_form():
+    for model, batch in (("dlrm-tiny", 1), ("dlrm-tiny", 7), ("dcnv2-tiny", 7)):
+        compare(model, 3, batch)
+
+
+class Tower(nn.Module):
+    """A model whose loss calls it once, over rows by feature."""
+
+    def __init__(self, embeddings: Any, width: int, dropout: float) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.first = nn.Linear(sum(t.dim * len(t.features) for t in embeddings.tables), width)
+        self.drop, self.last = nn.Dropout(dropout), nn.Linear(width, 1)
+        self.frozen = nn.Linear(1, 1).requires_grad_(False)
+        self.register_buffer("scale", torch.full((4,), 0.5))
+
+    def forward(self, sparse: Any) -> Tensor:
+        rows = self.embeddings(sparse)
+        hidden = torch.relu(self.first(torch.cat([rows[name] for name in ("x", "b", "c", "y")], 1)))
+        return self.frozen(self.last(self.drop(hidden))).squeeze(1) * self.scale
+
+    def loss(self, batch: Any) -> Tensor:
+        return binary_cross_entropy_with_logits(self(batch.sparse), batch.labels)
+
+
+def make(variant: Any, kind: type[Tower] = Tower) -> tuple[nn.Module, torch.optim.Optimizer]:
+    own = variant.overrides
+    model, weights = kind(variant.embeddings, own["width"], own["dropout"]), []
+    weights = [w for name, w in model.named_parameters() if "anchor" not in name]
+    return model, (torch.optim.SGD if own["seed"] == 2 else torch.optim.Adam)(weights, lr=own["dense_lr"])
+
+
+MIXED = (
+    Of(width=64),
+    Of(width=64, lr=0.5, rule=Adam(), seed=3, dropped=5),
+    Of(width=64, seed=2, rule={"a": Adagrad(), "*": SGD(momentum=0.9)}),
+    Of(width=64, dense_lr=1e30, nan=99),  # its loss is soon not finite
+    Of(width=64, dim=6),
+    Of(width=64, dim=6, seed=1),
+    Of(width=64, dropout=0.5),
+)
+
+
+def test_dropped_diverged_and_other_optimizers(tmp_path: Any):
+    sweep = check(Case(MIXED, steps=12, kind="disk", folder=tmp_path), made=make, plain=False)
+    assert sweep.forms.steps["fused"] > 30 and sweep["v3"].left is not None, "v3 has diverged"
+
+
+@pytest.mark.parametrize("more", [{"resumed": 4}, {"resumed": 4, "killed": "saves"}, {"accumulate": 2}])
+def test_resumed_and_accumulated(more: dict[str, Any], tmp_path: Any):
+    assert check(Case((*MIXED[:3], *MIXED[4:]), folder=tmp_path, **more), made=make, plain=False).forms.steps["fused"]
+
+
+class Twice(Tower):
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) + self(batch.sparse).square().mean()
+
+
+class Decays(Tower):
+    """Its first layer gets four gradients, which add up in an order."""
+
+    def forward(self, sparse: Any) -> Tensor:
+        rows = self.embeddings(sparse)
+        x = torch.cat([rows[name] for name in ("x", "b", "c", "y")], 1)
+        hidden = torch.relu(self.first(x * torch.relu(self.first(x)).mean(1, keepdim=True)))
+        return self.last(hidden + torch.tanh(self.first(x))).squeeze(1)
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) + 0.001 * sum(weight.square().sum() for weight in self.parameters())
+
+
+class Anneals(Tower):
+    """Its forward is another from one batch on."""
+
+    power, at = 1.0, 0
+
+    def forward(self, sparse: Any) -> Tensor:
+        return super().forward(sparse) * self.power
+
+    def loss(self, batch: Any) -> Tensor:
+        self.frozen.requires_grad_(self.power == 2.0)
+        if int(batch.sparse.values().sum()) == self.at:
+            self.power = 2.0
+        return binary_cross_entropy_with_logits(self.forward(batch.sparse), batch.labels)
+
+
+class Counts(Tower):
+    def forward(self, sparse: Any) -> Tensor:
+        self.scale *= 0.99
+        return super().forward(sparse)
+
+
+class Branches(Tower):
+    def forward(self, sparse: Any) -> Tensor:
+        out = super().forward(sparse)
+        return out if bool(out.detach().sum() > 0) else -out
+
+
+class Draws(Tower):
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) * torch.rand(())
+
+
+class Wrapped(Tower):
+    """As a compiled module is."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.forward = super().forward
+
+
+@pytest.mark.parametrize("kind", [Twice, Counts, Branches, Draws, Decays, Wrapped])
+def test_what_does_not_fit_trains_in_turn(kind: type[Tower]):
+    sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
+    assert not sweep.forms.steps["fused"]
+
+
+def test_a_model_that_changes_is_probed_anew(monkeypatch: pytest.MonkeyPatch):
+    case = Case(MIXED[:1] * 3, steps=12)
+    monkeypatch.setattr(Anneals, "at", int(batches_of(case)[4].sparse.values().sum()))
+    sweep = check(case, made=lambda variant: make(variant, Anneals), plain=False)
+    assert sweep.forms.steps["loop"] == 3 * 3, "the first step, one with another power, and one with a layer that thaws"
+
+
+def no_bias(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    ctx.save_for_backward(x, weight)
+    return torch.bmm(x, weight.mT) + (0 if bias is None else bias[:, None])
+
+
+def turned(function: Any) -> Any:
+    def call(*args: Any) -> Any:
+        first, *others = function(*args)
+        return type(first)([*others, first]) if isinstance(first, list) else (*others, first)
+
+    return call
+
+
+FAULTS = {
+    "a bias added after the product": (Linear, "forward", staticmethod(no_bias)),
+    "a neighbour's logits": (Group, "_forward", turned(Group._forward)),
+    "a neighbour's rows": (Outputs, "__init__", lambda self, each: setattr(self, "_each", [*each[1:], each[0]])),
+    "a neighbour's gradient": (
+        Linear, "backward", staticmethod(lambda ctx, grad, own=Linear.backward: own(ctx, grad.roll(1, 0))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch):
+    """By the probe, which then fuses nothing that has it; and by the bits, were there none."""
+    monkeypatch.setattr(*FAULTS[fault])
+    compare("dlrm-tiny", 3, 128)
+    monkeypatch.setattr(fused, "same_bits", lambda a, b: True)
+    with pytest.raises(AssertionError, match="lr="):
+        compare("dlrm-tiny", 3, 128)
+
+
+def test_a_shared_generator_is_seen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Contender, "drawing", lambda self: nullcontext())
+    with pytest.raises(AssertionError):
+        check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, Draws), plain=False)
+
+
+def test_the_faster_form_is_taken_once_both_are_measured():
+    for fused_seconds, faster in ((1.0, "fused"), (3.0, "loop")):
+        choice = Choice(fits=True, exact=True)
+        forms = []
+        for n in range(MEASURED):
+            forms.append(choice.form)
+            choice.took(choice.form, (99.0 if n % 5 == 0 else 0.0) + (2.0 if choice.form == "loop" else fused_seconds))
+        assert forms == ["fused"] * 5 + ["loop"] * 5 + ["fused"] * 5 + ["loop"] * 5 and choice.form == faster
+    assert Choice(fits=False, exact=True).form == "loop"
+
+
+def test_results_say_what_was_inexact(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fused, "same_bits", lambda a, b: False)
+    for inexact in (False, True):
+        command = SweepCommand.of(
+            data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=16, steps=12, cache="20%", quiet=True,
+            vary=("lr=0.02,0.5",), run="none", processes=1, inexact=inexact,
+        )  # fmt: skip
+        result = command.run()
+        assert result["form"] == ("fused" if inexact else "loop") and result["exact"] == (not inexact)
+        assert all(of["exact"] == (not inexact) for of in result["by_variant"].values())
+        assert ("exact" in command.summary(result)) == inexact
