@@ -55,7 +55,7 @@ def test_a_run_takes_what_moves_fewer_bytes():
     [
         ({"trainers": 3}, "a plan for 3 trainers, and there are 2"),
         ({"tables": [{"name": "a", "trainer": 0}]}, "a plan for other tables"),
-        ({"tables": [{"name": "a", "trainer": 2}, {"name": "b", "trainer": None}]}, "names a trainer that is no number below 2"),
+        ({"tables": [{"name": "a", "trainer": 2}, {"name": "b", "trainer": None}]}, "a trainer that is no number below 2"),
         ({"format": "other"}, "is no plan of tables for trainers"),
         ({"tables": "none"}, "is damaged"),
     ],

@@ -95,7 +95,7 @@ def write(path: Path, owner: Mapping[str, int], tables: Sequence[str], trainers:
 
 def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
     """Read a plan. Raise if it is of other tables, or of another number of trainers."""
-    again = "make one with skirl place --trainers, or leave placement out"
+    again = "name another plan, or leave placement out"
     try:
         body = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
