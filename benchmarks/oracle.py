@@ -137,7 +137,7 @@ class Owner:
     """One of several owners that take turns planning in one thread; the caller passes messages between them."""
 
     def __init__(self, schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> None:
-        self.together = SharedRoute([schema], rank, Placement.even(ranks), lambda given: [])
+        self.together = SharedRoute([(schema, {})], rank, Placement.even(ranks), lambda given: [])
         self._plan = plan
         self._planner: Planner[Joined] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
         self._planner.due = 0

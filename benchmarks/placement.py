@@ -40,19 +40,19 @@ RULES = {
 """The load of a table, according to each greedy rule."""
 
 
-def production(count: int, max_dim: int, seed: int) -> list[TableSpec]:
+def production(count: int, max_dim: int, seed: int, batch: int = BATCH) -> list[TableSpec]:
     """Return random tables with the moments of published production tables, rows 4.1e6 +- 3.1e6, 15.8 +- 25.6 ids."""
     rng, specs = np.random.default_rng(seed), []
     spread = log(1 + (25.6 / 15.8) ** 2)
     for n in range(count):
         rows = int(max(100, rng.gamma((4.11 / 3.13) ** 2, 3.13**2 / 4.11 * 1e6)))
-        ids = round(BATCH * min(200.0, max(1.0, rng.lognormal(log(15.8) - spread / 2, spread**0.5))))
+        ids = round(batch * min(200.0, max(1.0, rng.lognormal(log(15.8) - spread / 2, spread**0.5))))
         head = 10 ** rng.uniform(0, 2.5)
         active = max(head, 0.08 * rows)
         rank = (((active / head + 1) ** rng.random(ids) - 1) * head).astype(np.int64)
         counts = np.unique(rank * 2654435761 % rows, return_counts=True)[1]
         dim = 1 << int(rng.integers(2, max_dim.bit_length()))
-        specs.append(TableSpec(f"t{n}", rows, dim, BATCH, ids, len(counts), reuse_of(counts), OPTIMIZER))
+        specs.append(TableSpec(f"t{n}", rows, dim, batch, ids, len(counts), reuse_of(counts), OPTIMIZER))
     return specs
 
 

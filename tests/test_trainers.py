@@ -39,6 +39,7 @@ class Case(one.Case):
     prefetch: int = 2
     hook: Any = None
     """Called before each call to other trainers."""
+    placement: dict[str, int] | None = None
     looks: int = 0
     """Steps between two evaluations of rows; 0: none."""
     fetched: list[int] = field(default_factory=list)
@@ -53,7 +54,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(
             one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store,
-            device=case.device,
+            device=case.device, placement=case.placement,
         )  # fmt: skip
     model = one.Model(embeddings, case.dtype, dropout=0.0)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
@@ -143,7 +144,13 @@ def draw_case(draw):
         slow=draw(st.sampled_from([0.0, 0.003])),
         prefetch=draw(st.sampled_from([0, 1, 2, 2])),
         looks=draw(st.sampled_from([0, 0, 2, 3])),
+        placement=placed(*(draw(st.integers(0, 2 * trainers)) for _ in "abc"), trainers=trainers),
     )
+
+
+def placed(*owners, trainers):
+    """Return the trainer that looks each table up for all; a number that no trainer has means by rows."""
+    return {table: owner for table, owner in zip("abc", owners) if owner < trainers}
 
 
 @cases(24)
@@ -311,11 +318,12 @@ def test_an_export_of_some_rows_as_all_is_refused(tmp_path):
 
 @cases(12)
 @given(seed=st.integers(0, 99), numbers=st.lists(st.integers(1, 4), min_size=2, max_size=4), on_disk=st.booleans())
-def test_a_run_that_goes_on_with_other_numbers_of_trainers(seed, numbers, on_disk, tmp_path_factory):
+def test_a_run_that_goes_on_with_other_numbers_of_trainers_and_placements(seed, numbers, on_disk, tmp_path_factory):
     case = Case(seed=seed, shards=4, steps=2 * len(numbers), optimizer=one.OPTIMIZERS[seed % 5], depth="auto")
     folder, losses, found = tmp_path_factory.mktemp("run"), [], []
     for stage, trainers in enumerate(numbers, start=1):
         until = None if stage == len(numbers) else 2 * stage
+        case.placement = placed((seed + stage) % 5, stage % 3, seed % 4, trainers=trainers)
         store = f"disk:{tmp_path_factory.mktemp('rows')}" if on_disk else "memory"
         found = InProcess.run(trainers, partial(of_rank, case, folder=folder, until=until, store=store))
         losses += [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]

@@ -37,7 +37,7 @@ class Owner(Generic[Item]):
     """One of several owners that take turns planning in one thread; the caller passes messages between them."""
 
     def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
-        self.together = SharedRoute([schema], rank, placement, _not_called)
+        self.together = SharedRoute([(schema, {})], rank, placement, _not_called)
         self.plan = plan
         self.planner: Planner[tuple[Item, Joined]] = Planner(
             bank_planners(schema, capacities, plan, Seen(schema)), plan

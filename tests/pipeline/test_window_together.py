@@ -39,7 +39,7 @@ def run(
     placement = Placement.even(ranks)
     engines = [collection(cache=cache).engine for _ in batches]
     meet = [peers.channel("ids").exchange for peers in InProcess.job(ranks, patience=60)]
-    together = [SharedRoute([engine.schema], r, placement, meet[r]) for r, engine in enumerate(engines)]
+    together = [SharedRoute([(engine.schema, {})], r, placement, meet[r]) for r, engine in enumerate(engines)]
     windows = [Window([engine], plan, route=each) for engine, each in zip(engines, together, strict=True)]
     works: list[list[Work]] = [[] for _ in batches]
     errors: list[BaseException | None] = [None] * ranks

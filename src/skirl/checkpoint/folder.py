@@ -27,7 +27,7 @@ BEST = "best"
 OF_SWEEP = "sweep-checkpoint.json"
 """The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 ROWS = "rows"
 _FORM = {
     "definition": {},
@@ -38,6 +38,7 @@ _FORM = {
             "rows": {...: {"store": {}, "cache": {}}},
             "counters": {...: {...: COUNT}},
             "split": {},
+            "whole": {...: [[COUNT]]},
         }
     ],
 }
@@ -95,7 +96,9 @@ def read(path: Path) -> dict[str, Any]:
     if not body["parts"]:
         raise CheckpointError(f"{path} has the rows of no trainer: use another checkpoint")
     if any(
-        part[of].keys() != body["definition"].keys() for part in body["parts"] for of in ("rows", "counters", "split")
+        part[of].keys() != body["definition"].keys()
+        for part in body["parts"]
+        for of in ("rows", "counters", "split", "whole")
     ):
         raise CheckpointError(f"{path} has rows of other collections than it defines: use another checkpoint")
     return body

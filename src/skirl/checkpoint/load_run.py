@@ -146,7 +146,8 @@ def _read(
     if votes.rank and digest_of(header) != digest:
         raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
     try:
-        rows_of = rows_for(body, votes)
+        engines = {name: collection.engine for name, collection in collections.items()}
+        rows_of = rows_for(body, votes, engines)
         for rows in rows_of.values():
             rows.check(header.parent / folder.ROWS)
         tensors = codec.read_dense(header.parent, body["dense"])
@@ -167,7 +168,8 @@ def _read(
         for name, collection in collections.items():
             rows = run["rows"][name]
             rows["counters"] = _counters(body["parts"], name, votes)
-            same = len(body["parts"]) == votes.size
+            owners = [[*pair] for pair in collection.engine.rows.whole.items()]
+            same = len(body["parts"]) == votes.size and body["parts"][0]["whole"][name] == owners
             rows["split"] = body["parts"][votes.rank]["split"][name] if same else None  # else the cache is split anew
             if not collection.engine.capacity.allows(rows["split"]):
                 raise CheckpointError(f"{header} has an impossible split of the cache: use another checkpoint")

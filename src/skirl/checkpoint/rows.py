@@ -116,14 +116,17 @@ class OwnRows(NamedTuple):
         return rows if rows and not others and shard is None and not columns else {}
 
 
-def rows_for(body: Mapping[str, Any], votes: Votes) -> dict[str, OwnRows]:
-    """Return the rows of a checkpoint that a trainer takes, by collection."""
-    parts = body["parts"]
-    saved, here, rank = Placement.even(len(parts)), Placement.even(votes.size), votes.rank
-    chosen = [
-        (parts[of], None if saved.meets(of, here) == [rank] else Shard.at(here, rank)) for of in here.meets(rank, saved)
-    ]
-    return {
-        name: OwnRows([(part["rows"][name], shard) for part, shard in chosen], first["store"])
-        for name, first in parts[0]["rows"].items()
-    }
+def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine] | None = None) -> dict[str, OwnRows]:
+    """Return the rows of a checkpoint that a trainer takes, by collection. `engines`: those that take them, if any is
+    here."""
+    parts, rank, found = body["parts"], votes.rank, {}
+    for name, first in parts[0]["rows"].items():
+        whole = {} if engines is None or name not in engines else engines[name].rows.whole
+        saved = Placement.even(len(parts), whole=parts[0]["whole"][name])
+        here = Placement.even(votes.size, whole=whole.items())
+        chosen = [
+            (parts[of]["rows"][name], None if saved.meets(of, here) == [rank] else Shard.at(here, rank))
+            for of in here.meets(rank, saved)
+        ]
+        found[name] = OwnRows(chosen, first["store"])
+    return found

@@ -118,6 +118,7 @@ def _save(
     part = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
         "split": {name: engine.capacity.saved for name, engine in engines.items()},
+        "whole": {name: [*engine.rows.whole.items()] for name, engine in engines.items()},
     }
     writing = partial(write, saving, votes, keep, part)
     frozen: Frozen | None = None

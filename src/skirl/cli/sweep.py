@@ -21,7 +21,7 @@ class SweepCommand(Composed):
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "patience")  # of single runs
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "placement", "patience")  # of single runs
 
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)

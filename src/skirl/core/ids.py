@@ -12,7 +12,7 @@ from skirl.core.batch import Sparse
 from skirl.core.inverse import INTS, array_of, fill_bags, inverse_of, without_unused
 from skirl.core.inverse import BadIds as BadIds
 from skirl.core.keys import ROW_BITS
-from skirl.core.tables import Feature, Schema
+from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
 _NONE, _NO_BAGS = np.empty(0, np.int32), np.zeros(1, np.int32)
@@ -309,11 +309,12 @@ class Resolver:
 
     def resolve(self, ids: Ids) -> Ids:
         """Add bags and scales to the positions of each bank."""
-        for of, bank in zip(ids.banks, self.schema.banks, strict=True):
-            self._resolve(ids, of, bank.features)
+        for bank in range(len(ids.banks)):
+            self.resolve_bank(ids, bank)
         return ids
 
-    def _resolve(self, ids: Ids, of: BankIds, features: Sequence[Feature]) -> None:
+    def resolve_bank(self, ids: Ids, bank: int) -> None:
+        of, features = ids.banks[bank], self.schema.banks[bank].features
         place = [ids.keys.index(f.name) for f in features]
         bags = [ids.bags(p) for p in place]
         of.batch, of.pooled = ids.samples, self.pooled

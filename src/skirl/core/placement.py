@@ -1,7 +1,7 @@
 """Which trainer, node or store has a row: by a hash of its key, and their weights."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.initial import mix
+from skirl.core.keys import ROW_BITS
 from skirl.tools.jit import kernel, read_only
 
 Use = Literal["ranks", "sites"]
@@ -33,10 +34,13 @@ _TO_BUCKET = np.uint64(64 - _BUCKET_BITS)
 
 @dataclass(frozen=True)
 class Placement:
-    """The site of every row. Each site has a range of the hash, as wide as its share of all weights."""
+    """The site of every row. Each site has a range of the hash, as wide as its share of all weights. Tables in `whole` are
+    at one site each."""
 
     weights: tuple[int, ...]
     use: Use = "ranks"
+    whole: tuple[tuple[int, int], ...] = ()
+    """Number of a table and its site."""
 
     def __post_init__(self) -> None:
         weights = tuple(self.weights)
@@ -45,17 +49,19 @@ class Placement:
         object.__setattr__(self, "weights", tuple(weight // gcd(*weights) for weight in weights))
 
     @classmethod
-    def even(cls, sites: int, use: Use = "ranks") -> "Placement":
+    def even(cls, sites: int, use: Use = "ranks", whole: Iterable[Sequence[int]] = ()) -> "Placement":
         """With twice as many sites, each range is split in two."""
-        return cls((1,) * sites, use)
+        return cls((1,) * sites, use, tuple((table, site) for table, site in whole))
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Placement":
-        return cls(tuple(facts["weights"]), facts["use"])
+        return cls(
+            tuple(facts["weights"]), facts["use"], tuple((table, site) for table, site in facts.get("whole", ()))
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"use": self.use, "weights": list(self.weights)}
+        return {"use": self.use, "weights": list(self.weights)} | ({"whole": list(self.whole)} if self.whole else {})
 
     @property
     def digest(self) -> str:
@@ -86,11 +92,14 @@ class Placement:
         out = np.empty(len(keys), np.int32)
         args: Any = (read_only(keys), *self.arrays, out)
         _sites(*args)
+        tables = keys >> ROW_BITS
+        for table, site in self.whole:
+            out[tables == table] = site
         return out
 
     def meets(self, site: int, other: "Placement") -> list[int]:
         """Return the sites of another placement that may have rows of this one's `site`."""
-        if self.use != other.use:
+        if self.use != other.use or self.whole != other.whole or (self.whole and self.sites != other.sites):
             return list(range(other.sites))
         low, high = self.ranges[site]
         return [of for of, (begin, end) in enumerate(other.ranges) if begin < high and low < end]

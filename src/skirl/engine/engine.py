@@ -53,6 +53,7 @@ class Engine:
         resume: bool,
         pooled: bool = True,
         device: str | torch.device = "cpu",
+        placement: Mapping[str, int] | None = None,
     ) -> None:
         if dtype not in (*_DTYPES, *HALVES):
             raise ValueError(
@@ -61,7 +62,9 @@ class Engine:
         if dtype in HALVES and str(device) == "cpu" and store != "checkpoint":  # which is only read
             raise ValueError(f"rows of {dtype} can only be trained on a GPU: set device='cuda', or dtype=torch.float32")
         self.packs = packs
-        self.schema = placed(packs, dtype)
+        self.rows = open_rows(torch_device(device), packs[0].tables, placement if pooled else None)
+        """This trainer's rows, or those that it shares with others."""
+        self.schema = placed(packs, dtype, whole=self.rows.whole)
         """What the plan needs: its dims are those of the first pack."""
         self.torch_dtype = dtype
         self.half = dtype if dtype in HALVES else None
@@ -69,8 +72,6 @@ class Engine:
         self.dtype = _DTYPES[torch.float32 if self.half else dtype]
         """Dtype of computation, and of rows that are given out."""
         self.pooled = pooled
-        self.rows = open_rows(torch_device(device))  # with several GPUs, it chooses one
-        """This trainer's rows, or those that it shares with others."""
         self.device = open_device(device, self.dtype)
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
@@ -248,7 +249,7 @@ class Engine:
     def _load_bank(self, bank: int, work: Work) -> tuple[np.ndarray, Any]:
         cache, step = self.caches[bank], work.steps[bank]
         cache.changing(step.evict_slots)
-        leaving = self.banks[bank].load(work, work.fetched[bank])
+        leaving = self.banks[bank].load(work.of(bank), work.fetched[bank])
         found = work.found[bank]
         made = len(step.fetch_keys) - found  # begun here: no store has had them
         came = [
@@ -265,7 +266,8 @@ class Engine:
 
     def fetch(self, work: Work) -> None:
         for bank, step in zip(self.banks, work.steps, strict=True):
-            (arrival, room), count = bank.arriving(work), 0
+            own = work.of(bank.facts.number)
+            (arrival, room), count = bank.arriving(own), 0
             if len(step.fetch_keys):
                 found = self.store.read(step.fetch_keys, room)
                 count = int(np.count_nonzero(found))
@@ -273,7 +275,7 @@ class Engine:
                     new = step.fetch_keys[~found]
                     self.check_new(new)
                     room[~found] = self.begin(bank.facts.number, new)
-            bank.shipped(arrival, work)
+            bank.shipped(arrival, own)
             work.fetched.append(arrival)
             work.found.append(count)
 

@@ -1,6 +1,6 @@
 """Packs: each is the columns of every record that belong to one variant of a model. A lone model has one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -78,9 +78,12 @@ class Pack:
         return slice(self.begins[bank], self.begins[bank] + self.held[bank])
 
 
-def placed(packs: Sequence[Pack], dtype: torch.dtype, like: Schema | None = None) -> Schema:
-    """Give each pack its columns, one after the other, and return the schema of the plan, with banks `like` another's."""
-    kinds = list(zip(*(pack.kinds for pack in packs), strict=True))
+def placed(
+    packs: Sequence[Pack], dtype: torch.dtype, like: Schema | None = None, whole: Mapping[int, int] | None = None
+) -> Schema:
+    """Give each pack its columns, one after the other, and return the schema of the plan, with banks `like` another's.
+    Tables in `whole`, each with its owner, share no bank with those of others."""
+    kinds = [(*kind, (whole or {}).get(t)) for t, kind in enumerate(zip(*(pack.kinds for pack in packs), strict=True))]
     schema = Schema.of(packs[0].tables, kinds, None if like is None else [bank.tables for bank in like.banks])
     members, begins = [bank.tables for bank in schema.banks], [0 for _ in schema.banks]
     for number, pack in enumerate(packs):

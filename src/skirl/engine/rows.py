@@ -1,9 +1,10 @@
 """The rows of one engine behind one face: they are all this trainer's, or several trainers share them."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from skirl.core.groups import Setting
 from skirl.core.placement import Placement
-from skirl.core.tables import Schema
+from skirl.core.tables import Schema, Table
 from skirl.core.tree import block_of, leaves_of, subtrees
 from skirl.engine.device.base import BankRows
 from skirl.engine.kernels.tree import Parts
@@ -33,6 +34,8 @@ class Rows:
 
     local = True
     """True if no other trainer needs to know of a step."""
+    whole: Mapping[int, int] = {}
+    """By number of a table: the trainer that looks it up for all, and has its rows."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
@@ -40,8 +43,9 @@ class Rows:
     def owns(self, keys: np.ndarray) -> np.ndarray:
         return np.ones(len(keys), np.bool_)
 
-    def route(self, schemas: Sequence[Schema], first: int) -> Route:
-        """Return the way of a pass's ids to the planner of their rows. `first`: the number of its first step in the run."""
+    def route(self, schemas: Sequence[tuple[Schema, Mapping[int, int]]], first: int) -> Route:
+        """Return the way of a pass's ids to the planner of their rows. `schemas`: with `whole` of each. `first`: the number
+        of its first step in the run."""
         return Route()
 
     def gather(self, engine: "Engine", work: Work) -> None: ...
@@ -67,24 +71,26 @@ class Rows:
 
 
 class SharedRows(Rows):
-    """Rows that trainers own by a hash of their key. All exchanges are in the thread of the training loop, except those
-    of ids, which are in the planner's.
+    """Rows that trainers own by a hash of their key, or table by table. All exchanges are in the thread of the training
+    loop, except those of ids, which are in the planner's.
 
     A trainer gets the values of the rows that it reads from their owners and sends their gradients back; as an owner, it
-    serves values and applies gradients for all.
+    serves values and applies gradients for all. Of a table in `whole`, bags go to the owner, which computes on the whole
+    step as a lone trainer does: pooled vectors come back, and their gradients go there.
     """
 
     local = False
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, whole: Mapping[int, int] | None = None) -> None:
         super().__init__(peers)
-        self.placement = Placement.even(peers.size)
+        self.whole = whole or {}
+        self.placement = Placement.even(peers.size, whole=self.whole.items())
         self._rows, self._host = peers.channel("rows"), peers.channel("lookups")
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         return self.placement.site_of(keys) == self.peers.rank
 
-    def route(self, schemas: Sequence[Schema], first: int) -> Route:
+    def route(self, schemas: Sequence[tuple[Schema, Mapping[int, int]]], first: int) -> Route:
         channel = self.peers.channel("ids")
 
         def exchanged(arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -95,26 +101,42 @@ class SharedRows(Rows):
         return together
 
     def gather(self, engine: "Engine", work: Work) -> None:
-        coming = []
-        for number, bank in enumerate(engine.banks):
-            ask, serve = np.diff(work.reads[number].ask).tolist(), np.diff(work.serve[number]).tolist()
-            coming.append(self._rows.begin_swap(bank.values(work), serve, ask, tag="values of rows"))
-        work.values = {number: swap.wait() for number, swap in enumerate(coming)}
+        coming = {}
+        for number, (bank, reads) in enumerate(zip(engine.banks, work.reads, strict=True)):
+            if reads is not None:
+                ask, serve = np.diff(reads.ask).tolist(), np.diff(work.serve[number]).tolist()
+                coming[number] = self._rows.begin_swap(bank.values(work), serve, ask, tag="values of rows")
+        whole = [number for number, reads in enumerate(work.reads) if reads is None]
+        bags = self._swapped(engine, work, whole, False, lambda of, bank, micro: engine.banks[bank].pool(of, micro))
+        work.values = {number: swap.wait() for number, swap in coming.items()}
+        for (bank, _), pooled in bags():
+            work.pooled.setdefault(bank, []).append(pooled)
 
     def apply(
         self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
     ) -> bool:
         (pack,) = engine.packs
+        whole = [bank for bank, reads in enumerate(work.reads) if reads is None]
         # Sums are made while trainers tell each other which tables have gradients, and sent once all have told.
-        flags = torch.from_numpy(np.tile(np.append(raised, not finite).astype(np.uint8), (self.peers.size, 1)))
+        live = self._live(engine, work, whole)
+        said = np.concatenate([raised, [not finite], live.reshape(-1)]).astype(np.uint8)
+        flags = torch.from_numpy(np.tile(said, (self.peers.size, 1)))
         telling = self._host.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
-        sums = {bank: self._sums(engine, work, bank) for bank in pack.banks_of(raised)}
-        *told, bad = np.any([part.numpy() for part in telling.wait()], axis=0)
+        sums = {bank: self._sums(engine, work, bank) for bank in pack.banks_of(raised) if bank not in whole}
+        heard = np.any([part.numpy() for part in telling.wait()], axis=0)
+        told, bad, live = heard[: len(raised)], heard[len(raised)], heard[len(raised) + 1 :].reshape(live.shape)
         if bad:
             return False
         pack.steps += told
         trees, coming = self._trees(work), []
-        for bank in pack.banks_of(np.array(told)):  # other trainers may have gradients where this one has none
+        banks = pack.banks_of(told)
+        bags = self._swapped(
+            engine, work, [bank for bank in banks if bank in whole], True,
+            lambda of, bank, micro: of.grads.get((bank, micro)),
+        )  # fmt: skip
+        for bank in banks:  # other trainers may have gradients where this one has none
+            if bank in whole:
+                continue
             own = sums.get(bank) or self._sums(engine, work, bank)
             engine.caches[bank].changing(work.steps[bank].rows)
             ask, serve = work.reads[bank].ask, work.serve[bank]
@@ -124,7 +146,84 @@ class SharedRows(Rows):
             coming.append((bank, swap))
         for bank, swap in coming:
             apply(engine.banks[bank], work, trees, swap.wait(), pack.scalars(bank, settings), engine.counters.steps)
+        columns = dict(
+            zip(whole, np.split(live, np.cumsum([len(engine.schema.banks[b].features) for b in whole])[:-1], 1))
+        )
+        for (bank, micro), grad in bags():
+            of = work.whole[bank]
+            of.room(bank, micro, grad.shape[1], engine.device.empty).copy_(grad)
+            of.live[bank, micro] = columns[bank][micro]
+        for bank in banks:
+            if bank in work.whole:
+                engine.caches[bank].changing(work.steps[bank].rows)
+                engine.banks[bank].update(work.whole[bank], pack.scalars(bank, settings), engine.counters.steps)
         return True
+
+    def _live(self, engine: "Engine", work: Work, whole: Sequence[int]) -> np.ndarray:
+        """Return [micro-batches of the step, features of banks in `whole`]: which got a gradient on this trainer."""
+        micros = self._micros(work)
+        live = np.zeros((micros[-1].stop, sum(len(engine.schema.banks[bank].features) for bank in whole)), np.bool_)
+        for micro, row in enumerate(live[micros[self.peers.rank].start : micros[self.peers.rank].stop]):
+            at = 0
+            for bank in whole:
+                n = len(engine.schema.banks[bank].features)
+                row[at : at + n] = work.live.get((bank, micro), False)
+                at += n
+        return live
+
+    def _micros(self, work: Work) -> list[range]:
+        """Return which of a step's micro-batches each trainer has."""
+        each, size = len(work.micros) // len(work.mine), self.peers.size
+        blocks = [block_of(rank, size, work.shards) for rank in range(size)]
+        return [range(block.start * each, block.stop * each) for block in blocks]
+
+    def _swapped(
+        self,
+        engine: "Engine",
+        work: Work,
+        banks: Sequence[int],
+        to_owners: bool,
+        of: Callable[[Work, int, int], torch.Tensor | None],
+    ) -> Callable[[], list[tuple[tuple[int, int], torch.Tensor]]]:
+        """Begin to send what `of` returns for each bank and micro-batch, [bags, dim], from trainers to owners or back, zeros
+        where it is None. Return what waits for it and returns what came, with its bank and micro-batch."""
+        if not banks:
+            return list
+        owner = {bank: self.whole[engine.schema.banks[bank].tables[0]] for bank in banks}
+        micros, size = self._micros(work), range(self.peers.size)
+        here = [[(bank, m) for bank in banks if owner[bank] == rank for m in range(len(work.micros))] for rank in size]
+        there = [[(bank, m) for bank in banks if bank in work.whole for m in micros[rank]] for rank in size]
+        go, come = (here, there) if to_owners else (there, here)
+
+        def shape(bank: int, micro: int, owned: bool) -> tuple[int, int]:
+            whose = work.whole[bank] if owned else work
+            return whose.micros[micro].banks[bank].bags, engine.schema.banks[bank].dim
+
+        parts, outs = [], []
+        for leaving, coming in zip(go, come):
+            each = [
+                given.reshape(-1)
+                if (given := of(work if to_owners else work.whole[bank], bank, micro)) is not None
+                else engine.device.empty(*shape(bank, micro, not to_owners)).zero_().reshape(-1)
+                for bank, micro in leaving
+            ]
+            parts.append(torch.cat(each) if each else engine.device.empty(0, 1).reshape(-1))
+            outs.append(engine.device.empty(sum(prod(shape(*one, to_owners)) for one in coming), 1).reshape(-1))
+        swap = self._rows.begin_swap_parts(parts, outs, tag="gradients of bags" if to_owners else "pooled bags")
+
+        def came() -> list[tuple[tuple[int, int], torch.Tensor]]:
+            found = []
+            for out, coming in zip(swap.wait(), come):
+                shapes = [shape(*one, to_owners) for one in coming]
+                pieces = out.split([prod(one) for one in shapes])
+                # Copied, since the bits of some products depend on where their memory begins.
+                found += [
+                    (one, engine.device.empty(*of).copy_(piece.view(of)))
+                    for one, of, piece in zip(coming, shapes, pieces)
+                ]
+            return found
+
+        return came
 
     def _sums(self, engine: "Engine", work: Work, bank: int) -> list[torch.Tensor]:
         blocks = self._trees(work)[self.peers.rank]
@@ -198,15 +297,27 @@ def trees_of(size: int, shards: int, micros: int) -> list[list[range]]:
     return [subtrees(block.start, block.stop) for block in blocks]
 
 
-def open_rows(at: torch.device) -> Rows:
-    """Return the rows of this trainer, or those that it shares with the others of its job. `at` is where rows are."""
+def open_rows(at: torch.device, tables: Sequence[Table] = (), placement: Mapping[str, int] | None = None) -> Rows:
+    """Return the rows of this trainer, or those that it shares with the others of its job. `at` is where rows are.
+    `placement`: the trainer that looks a table up for all, by its name."""
     peers = trainers(str(at))
     if peers.size == 1:
         return Rows(peers)
+    numbers, whole = {table.name: t for t, table in enumerate(tables)}, {}
+    for name, owner in (placement or {}).items():
+        if name not in numbers:
+            raise ValueError(
+                f"placement has table {name!r}, and the tables are {', '.join(numbers)}: make a plan for these"
+            )
+        if not 0 <= owner < peers.size:
+            raise ValueError(
+                f"placement has table {name!r} at trainer {owner} of {peers.size}: make a plan for that many"
+            )
+        whole[numbers[name]] = owner
     if at.type != "cpu":
         log.warning(
             "%d trainers on GPUs: this has not been run yet, check that `skirl launch -n 2 -- train` and one process give "
             "the same bits on your machine",
             peers.size,
         )
-    return SharedRows(peers)
+    return SharedRows(peers, whole)

@@ -79,13 +79,17 @@ class Window:
             self._route.fail(named)
             raise named from None
         banks = [BankIds.joined(parts) for work in works for parts in zip(*(micro.banks for micro in work.micros))]
-        joined = self._route.batch(banks, self._vote())
+        micros = [work.micros for e, work in zip(self._engines, works) for _ in e.schema.banks]
+        joined = self._route.batch(banks, self._vote(), micros)
         if joined is None:
             self._over()
             return
         self._route.decide(self._plan, joined)
         for work, part in zip(works, self._banks, strict=True):
             work.asked, work.reads, work.serve = joined.banks[part], joined.reads[part], joined.serve[part]
+            for bank, of_all in enumerate(joined.whole[part]):
+                if of_all:
+                    work.whole[bank] = Work(of_all, shards=self._shards, mine=range(self._shards))
         self.entered += 1
         with self._told():
             self._take(works)
@@ -161,6 +165,10 @@ class Window:
             for micro in work.micros:  # only now: in the window, bags would take more memory than the user's ids
                 engine.resolver.resolve(micro)
             work.asked, work.number, work.steps = (), self.next_number, steps[part]
+            for bank, whole in work.whole.items():
+                for micro in whole.micros:
+                    engine.resolver.resolve_bank(micro, bank)
+                whole.number, whole.steps = work.number, work.steps
         self.next_number += 1
         return works
 
@@ -206,7 +214,9 @@ class Window:
                 resident_next=self._first_uses(i, residents),
                 first=self.next_number,
             )
-        self._planner = Planner(banks, self._plan, may_stop=True)
+        owners = [(e.rows, e.rows.whole.get(bank.tables[0])) for e in self._engines for bank in e.schema.banks]
+        elsewhere = {i for i, (rows, owner) in enumerate(owners) if owner not in (None, rows.peers.rank)}
+        self._planner = Planner(banks, self._plan, may_stop=True, elsewhere=elsewhere)
         for number, works in enumerate(self._first, self.next_number):
             self._add(self._planner, works, number)
         self._first.clear()

@@ -69,6 +69,10 @@ class Work:
     """The shards that these micro-batches belong to."""
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where rows have owners: the weights of the rows that this trainer reads."""
+    whole: dict[int, "Work"] = field(default_factory=dict)
+    """By bank of tables that this trainer looks up for all: the step as if all micro-batches were its own."""
+    pooled: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """By bank of tables that one trainer looks up for all: the output for each micro-batch."""
     pack: int = 0
     packs: dict[str, "Work"] = field(default_factory=dict)
     """By variant, if there are several: its own part of the step."""
@@ -85,6 +89,10 @@ class Work:
         """Return a variant's part of the step: the same Steps and ids, with weights of ids and gradients of its own."""
         micros = [replace(ids, banks=[copy(bank) for bank in ids.banks]) for ids in self.micros]
         return Work(micros, self.number, self.steps, shards=self.shards, mine=self.mine, state=self.state, pack=pack)
+
+    def of(self, bank: int) -> "Work":
+        """Return the step as the trainer computes it that has the bank's rows."""
+        return self.whole.get(bank, self)
 
     def to(self, state: State) -> None:
         if state not in AFTER[self.state]:

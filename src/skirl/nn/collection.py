@@ -1,7 +1,7 @@
 """The modules that a model holds. They look up the rows of the current Step, and their backward trains the rows."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,7 @@ class Collection(nn.Module):
         dtype: torch.dtype = torch.float32,
         resume: bool = False,
         grad_scaler: Any = None,
+        placement: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         if cache is None:
@@ -59,6 +60,7 @@ class Collection(nn.Module):
             )
         pack = Pack(tables, optimizer, seed)
         options: Any = {"cache": cache, "store": store, "dtype": dtype, "resume": resume, "device": device}
+        options["placement"] = placement
         self._hold(Engine([pack], pooled=self.pooled, **options), pack, grad_scaler)
 
     def _hold(self, engine: Engine, pack: Pack, grad_scaler: Any = None) -> None:
@@ -153,6 +155,10 @@ class Collection(nn.Module):
         current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
         assert current.work is not None
         if weights is not None and (_wants_grad(sparse) or not same_weights):
+            if self.engine.rows.whole:
+                raise ValueError(
+                    "weights made in the loop are unknown to the trainers that look tables up for all: leave placement out"
+                )
             if missing := sorted(set(self.engine.schema.features) - set(sparse.keys())):
                 raise ValueError(
                     f"weights made in the loop need all features, but feature {missing[0]!r} is not in this part of the "
@@ -420,6 +426,8 @@ class EmbeddingBagCollection(Collection):
     - `dtype`: dtype of the rows: float32, float64; on a GPU also bfloat16 or float16, rounded stochastically.
     - `resume`: continue with the rows that the store already has. By default, a store with rows is refused.
     - `grad_scaler`: the loop's `torch.amp.GradScaler`, if it has one.
+    - `placement`: with several trainers, the one that has all rows of a table and looks its bags up for all, by the table's
+      name; other tables' rows are spread by hash. No bit depends on it.
     """
 
 

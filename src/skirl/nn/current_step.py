@@ -162,6 +162,8 @@ class CurrentStep:
         folded = into[ids.samples :]
         if grad is not None and len(ids.columns) < ids.features:
             into[: ids.samples].copy_(grad)
+        else:
+            into[: ids.samples].zero_()  # nobody reads it but who looks for numbers that are not finite
         engine.banks[bank].fold(ids, grad, folded)
         if of_bags is not None:
             folded += of_bags

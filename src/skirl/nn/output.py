@@ -303,7 +303,8 @@ class Lookup(torch.autograd.Function):
         out: list[Tensor | None] = []
         stopped: list[Tensor | None] = []
         for ticket in tickets:
-            flat = ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
+            given = ticket.work.pooled.get(ticket.bank)
+            flat = given[ticket.micro] if given else ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
             both = shaped(flat, ticket.ids)
             out += both
             if weights is not None:

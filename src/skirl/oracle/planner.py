@@ -2,7 +2,7 @@
 has four times as many distinct rows as the cache; the window depends only on the data."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import Generic, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from skirl.core.ids import BankIds
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
-from skirl.oracle.options import AUTO_ROWS, Plan, Vote, is_full
+from skirl.oracle.options import AUTO_ROWS, LONGEST_AUTO, Plan, Vote, is_full
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
@@ -52,8 +52,11 @@ Item = TypeVar("Item")
 
 
 class Planner(Generic[Item]):
-    def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, may_stop: bool = False) -> None:
-        self.banks = list(banks)
+    def __init__(
+        self, banks: Sequence[BankPlanner], plan: Plan, *, may_stop: bool = False, elsewhere: Collection[int] = ()
+    ) -> None:
+        """`elsewhere`: banks without rows here, since others look all of their tables up."""
+        self.banks, self._elsewhere = list(banks), elsewhere
         self.stopped: BatchTooLarge | None = None
         self.due: int | None = None
         """Steps to plan before the next batch enters, if several owners decide that; None: this planner decides."""
@@ -126,7 +129,8 @@ class Planner(Generic[Item]):
         """Return this planner's vote, for several owners that decide together when to plan."""
         rows = 0
         if self._plan.depth == "auto":
-            rows = min(_at_least(bank.rows_ahead(), AUTO_ROWS * bank.capacity) for bank in self.banks)
+            voting = [bank for i, bank in enumerate(self.banks) if i not in self._elsewhere]
+            rows = min((_at_least(b.rows_ahead(), AUTO_ROWS * b.capacity) for b in voting), default=LONGEST_AUTO)
         if self.stopped:
             return Vote(rows, self.window)
         return Vote(rows, _at_least(self._bytes_ahead(), self._plan.most_bytes))

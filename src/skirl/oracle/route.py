@@ -2,17 +2,17 @@
 exchange about it. An owner joins the requests of all, in rank order, into a batch to plan, whose positions are requests."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from skirl.core.ids import BankIds
+from skirl.core.ids import BankIds, Ids, positions_of
 from skirl.core.keys import ROW_BITS
 from skirl.core.placement import Placement, site_in
-from skirl.core.tables import Schema
+from skirl.core.tables import Feature, Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.options import Plan, Vote, due
 from skirl.tools.jit import kernel
@@ -41,6 +41,75 @@ class Reads:
     """int32 [owners + 1]: where the rows of each owner begin. Ids and gradients go to the owner, and values come back."""
 
 
+def sent(ids: Sequence[Ids], features: Sequence[Feature]) -> list[np.ndarray]:
+    """Return the bags of some features in micro-batches, for the trainer that looks them up for all."""
+    heads, parts = [], []
+    for micro in ids:
+        places = [micro.keys.index(feature.name) for feature in features]
+        starts, inverse = [micro.starts(p) for p in places], [micro.inverse[p] for p in places]
+        bags = [-1 if own is None else len(start) - 1 for own, start in zip(inverse, starts)]
+        heads.append([micro.samples, micro.weights is not None, *bags])
+        here = [slice(int(start[0]), int(start[-1])) for start in starts]
+        weights = [] if micro.weights is None else [micro.weights[at] for at in here]
+        values = [micro.values[at] for at in here]
+        parts.append(
+            [[np.diff(start) for start in starts], values, weights, [own for own in inverse if own is not None]]
+        )
+    lengths, values, weights, inverse = ([one for of in kind for one in of] for kind in zip(*parts))
+    floats = np.concatenate(weights) if weights else np.empty(0, np.float32)
+    return [np.array(heads, np.int32).reshape(-1), _narrow(lengths), _narrow(values), floats, _narrow(inverse)]
+
+
+def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Ids]:
+    """Return the micro-batches that `sent` took, with the ids of this bank alone."""
+    features, found, at = schema.banks[bank].features, list[Ids](), np.zeros(4, np.int64)
+    heads, rest = arrays[0].reshape(-1, 2 + len(features)), arrays[1:]
+
+    def take(kind: int, count: int) -> np.ndarray:
+        at[kind] += count
+        return rest[kind][at[kind] - count : at[kind]]
+
+    for samples, weighted, *bags in heads.tolist():
+        first = np.cumsum([0, *(samples if n < 0 else n for n in bags)])
+        offsets = np.concatenate([[0], np.cumsum(take(0, int(first[-1])), dtype=np.int64)])
+        count = int(offsets[-1])
+        values, weights = take(1, count).astype(np.int64), take(2, count) if weighted else None
+        inverse = tuple(None if n < 0 else take(3, samples).astype(np.int32) for n in bags)
+        ids = Ids(tuple(f.name for f in features), values, offsets, samples, first, inverse, weights)
+        ids.banks = [BankIds(ids.values, np.zeros((0, 4), np.int64)) for _ in schema.banks]
+        ids.banks[bank] = positions_of(ids, schema, bank)
+        found.append(ids)
+    return found
+
+
+def _narrow(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Join arrays of numbers that are not negative, in as few bytes as hold them."""
+    joined = np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
+    return joined.astype(np.min_scalar_type(int(joined.max(initial=0))))
+
+
+def _words(array: np.ndarray) -> list[np.ndarray]:
+    """Return an array as words: its dtype, its bytes, and these, padded. Whole numbers below 2**24 take three bytes."""
+    name, raw = array.dtype.str, np.ascontiguousarray(array).view(np.uint8)
+    if name == "<u4" and array.max(initial=0) < 1 << 24:
+        name, raw = "<u3", raw.reshape(-1, 4)[:, :3].reshape(-1)
+    padded = np.zeros(-(-len(raw) // 4) * 4, np.uint8)
+    padded[: len(raw)] = raw
+    return [np.frombuffer(name.encode().ljust(4) + len(raw).to_bytes(4, "little"), np.int32), padded.view(np.int32)]
+
+
+def _arrays(words: np.ndarray) -> list[np.ndarray]:
+    found, at = [], 0
+    while at < len(words):
+        name, nbytes = words[at : at + 1].tobytes().decode().strip(), int(words[at + 1])
+        begin, at = at + 2, at + 2 + -(-nbytes // 4)
+        raw = words[begin:at].view(np.uint8)[:nbytes]
+        if name == "<u3":
+            name, raw = "<u4", np.pad(raw.reshape(-1, 3), ((0, 0), (0, 1))).reshape(-1)
+        found.append(raw.view(np.dtype(name)))
+    return found
+
+
 @dataclass(slots=True)
 class Requests:
     rows: np.ndarray
@@ -58,6 +127,10 @@ class Asking:
         self._finder = Finder(schema, bank)
         self._placement = placement
         self._type = row_type(schema, bank)
+
+    def nothing(self) -> list[Requests]:
+        none = Requests(np.empty(0, self._type), np.zeros(len(self._finder.tables), np.int32))
+        return [none] * self._placement.sites
 
     def of(self, batch: BankIds) -> tuple[Reads, list[Requests]]:
         """Return what the ids of one batch read, and what is asked of each owner."""
@@ -157,12 +230,15 @@ class Letter:
     """Number of batches that it told of before."""
     vote: Vote
     banks: Sequence[Requests] = ()
+    bags: Sequence[np.ndarray] = ()
+    """Of tables that its receiver looks up for all, as `sent` returns them."""
     text: str = ""
 
 
 class Letters:
     """Letters begin with kind, number and vote (2 words). For a batch, the row counts of all tables of all banks follow,
-    then the rows, as one word, or two in a bank with a table of more than 2**31 rows. For an error, its text follows."""
+    then the rows, as one word, or two in a bank with a table of more than 2**31 rows, then bags. For an error, its text
+    follows."""
 
     def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:
         ends = HEAD + np.cumsum([0, *(len(schema.banks[bank].tables) for schema, bank in banks)])
@@ -174,6 +250,7 @@ class Letters:
         parts = [np.array([letter.kind, letter.number, rows, memory], np.int32)]
         parts += [part.counts for part in letter.banks]
         parts += [part.rows.view(np.int32) for part in letter.banks]
+        parts += [word for array in letter.bags for word in _words(array)]
         if letter.kind == ERROR:
             text = letter.text.encode()
             padded = text.ljust(-(-len(text) // 4) * 4, b"\0")
@@ -193,7 +270,7 @@ class Letters:
                 begin, at = at, at + count * np.dtype(of_rows).itemsize // 4
                 rows = words[begin:at]
                 banks.append(Requests(rows if of_rows is np.int32 else rows.copy().view(of_rows), counts))
-            letter.banks = banks
+            letter.banks, letter.bags = banks, _arrays(words[at:])
         return letter
 
 
@@ -210,8 +287,10 @@ class Joined:
     """By bank: what all ranks ask of this one; this is planned."""
     serve: list[np.ndarray]
     """By bank: int32 [ranks + 1], where each rank's requests begin."""
-    reads: list[Reads]
-    """By bank: what this rank reads."""
+    reads: list[Any]
+    """By bank: `Reads`, what this rank reads; None if one rank looks it up for all."""
+    whole: list[list[Ids]]
+    """By bank: the micro-batches of all ranks, if this one looks it up for all; else none."""
     votes: list[Vote]
     """By rank: votes on the window without this batch."""
 
@@ -230,10 +309,10 @@ class Route:
         self.failure: BaseException | None = None
         """Why this rank cannot go on. All hear of it at the next exchange, and end."""
 
-    def batch(self, banks: Sequence[BankIds], vote: Vote) -> Joined | None:
+    def batch(self, banks: Sequence[BankIds], vote: Vote, micros: Sequence[Sequence[Ids]] = ()) -> Joined | None:
         """Exchange this rank's ids of the next batch, by bank. Return None if another rank had no more, which ends the
-        pass. `vote` is this owner's vote on its window, which the batch has not entered."""
-        return Joined(list(banks), [], [], [])
+        pass. `vote` is this owner's vote on its window, which the batch has not entered. `micros`: by bank."""
+        return Joined(list(banks), [], [], [], [])
 
     def end(self, vote: Vote) -> None:
         """Tell the others that this rank has no more batches."""
@@ -256,9 +335,14 @@ class Route:
 class SharedRoute(Route):
     """The exchanges of one rank in one pass: each owner plans what all ask of it."""
 
-    def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
+    def __init__(
+        self, schemas: Sequence[tuple[Schema, Mapping[int, int]]], rank: int, placement: Placement, exchange: Exchange
+    ) -> None:
+        """`schemas`: with the rank that looks a table up for all, by its number."""
         super().__init__(rank)
-        banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
+        banks = [(schema, bank) for schema, _ in schemas for bank in range(len(schema.banks))]
+        self._banks = banks
+        self._owners = [whole.get(bank.tables[0]) for schema, whole in schemas for bank in schema.banks]
         self.number = self.planned = 0
         self.due = 0
         self._alike, self._requests = placement.sites > 1, 0
@@ -268,13 +352,13 @@ class SharedRoute(Route):
         self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
         self._asking = [Asking(schema, bank, placement) for schema, bank in banks]
         self._letters = Letters(banks)
-        self._reads: list[Reads] = []
+        self._reads: list[Any] = []
 
-    def batch(self, banks: Sequence[BankIds], vote: Vote) -> Joined | None:
+    def batch(self, banks: Sequence[BankIds], vote: Vote, micros: Sequence[Sequence[Ids]] = ()) -> Joined | None:
         if self.ended:
             self.dropped += 1
             return None
-        return self.answer(self._exchange(self.ask(banks, vote)))
+        return self.answer(self._exchange(self.ask(banks, vote, micros)))
 
     def end(self, vote: Vote) -> None:
         if not self.ended:
@@ -291,7 +375,9 @@ class SharedRoute(Route):
             raise error
         self.end(Vote(0, 0))
 
-    def ask(self, banks: Sequence[BankIds] | None, vote: Vote) -> list[np.ndarray]:
+    def ask(
+        self, banks: Sequence[BankIds] | None, vote: Vote, micros: Sequence[Sequence[Ids]] = ()
+    ) -> list[np.ndarray]:
         """Return what to give each rank, the first half of an exchange. If `banks` is None, there is no batch."""
         self._reads = []
         if self.failure is not None:
@@ -299,10 +385,17 @@ class SharedRoute(Route):
         elif banks is None:
             letter = Letter(END, self.number, vote)
         else:
-            halves = [asking.of(part) for asking, part in zip(self._asking, banks, strict=True)]
+            halves = [
+                asking.of(part) if owner is None else (None, asking.nothing())
+                for asking, part, owner in zip(self._asking, banks, self._owners, strict=True)
+            ]
             self._reads = [reads for reads, _ in halves]
-            asked = zip(*(asked for _, asked in halves), strict=True)
-            return [self._letters.write(Letter(BATCH, self.number, vote, banks)) for banks in asked]
+            bags: list[list[np.ndarray]] = [[] for _ in range(self._size)]
+            for (schema, bank), owner, ids in zip(self._banks, self._owners, micros):
+                if owner is not None:
+                    bags[owner] += sent(ids, schema.banks[bank].features)
+            asked = zip(zip(*(asked for _, asked in halves), strict=True), bags)
+            return [self._letters.write(Letter(BATCH, self.number, vote, banks, of)) for banks, of in asked]
         return [self._letters.write(letter)] * self._size
 
     def answer(self, given: Sequence[np.ndarray]) -> Joined | None:
@@ -323,6 +416,11 @@ class SharedRoute(Route):
             return None
         asked = list(zip(*(letter.banks for letter in letters), strict=True))
         both = [joined(tables, parts) for tables, parts in zip(self._tables, asked, strict=True)]
+        whole = self._whole([letter.bags for letter in letters])
+        for number, ids in enumerate(whole):
+            if ids:
+                bank = self._banks[number][1]
+                both[number] = BankIds.joined([micro.banks[bank] for micro in ids]), both[number][1]
         self.number += 1
         self._alike = self._alike and all(np.array_equal(words[HEAD:], given[0][HEAD:]) for words in given[1:])
         self._requests += sum(int(part[-1]) for _, part in both)
@@ -332,9 +430,18 @@ class SharedRoute(Route):
                 "skirl.ShardSampler or stream.sharded",
                 LOOKED_AT,
             )
-        return Joined(
-            [part for part, _ in both], [serve for _, serve in both], self._reads, [letter.vote for letter in letters]
-        )
+        votes = [letter.vote for letter in letters]
+        return Joined([part for part, _ in both], [serve for _, serve in both], self._reads, whole, votes)
+
+    def _whole(self, bags: Sequence[Sequence[np.ndarray]]) -> list[list[Ids]]:
+        """Return the micro-batches of all ranks, by bank, where this rank looks it up for all."""
+        found: list[list[Ids]] = []
+        own = 0
+        for (schema, bank), owner in zip(self._banks, self._owners):
+            mine = owner == self.rank
+            found.append([ids for of in bags for ids in received(of[own : own + 5], schema, bank)] if mine else [])
+            own += 5 * mine
+        return found
 
     def decide(self, plan: Plan, batch: Joined) -> None:
         self.due = due(plan, self.number - 1 - self.planned, self.planned, batch.votes)

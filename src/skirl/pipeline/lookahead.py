@@ -482,7 +482,9 @@ class Lookahead:
         return self._pass
 
     def _route(self) -> Route:
-        return self.engines[0].rows.route([engine.schema for engine in self.engines], self._in_loop.here.step + 1)
+        return self.engines[0].rows.route(
+            [(engine.schema, engine.rows.whole) for engine in self.engines], self._in_loop.here.step + 1
+        )
 
     def drain(self) -> None:
         """Wait until rows that have left the cache are in the store."""

@@ -318,10 +318,12 @@ class Reader:
         self._order = order
 
         def flush() -> None:
-            banks = self._joined(step, route)
+            checked = self._checked(step, route)
+            banks = [BankIds.joined(parts) for of in checked for parts in zip(*(ids.banks for ids in of))]
+            micros = [of for of in checked for _ in of[0].banks]
             order.append(self._digest(step))
             step.clear()
-            joined = route.batch(banks, Vote(0, 0))
+            joined = route.batch(banks, Vote(0, 0), micros)
             if joined is not None:  # else another trainer has no more
                 epoch.add(joined.banks)
 
@@ -344,10 +346,9 @@ class Reader:
             raise
         return epoch
 
-    def _joined(self, step: list[Ids], route: Route) -> list[BankIds]:
+    def _checked(self, step: list[Ids], route: Route) -> list[list[Ids]]:
         try:
-            checked = [[resolver.check(ids).banks for ids in step] for resolver in self._resolvers]
-            return [BankIds.joined(parts) for of in checked for parts in zip(*of)]
+            return [[resolver.check(ids) for ids in step] for resolver in self._resolvers]
         except BadIds as error:
             route.fail(error)  # the other trainers end as well
             raise

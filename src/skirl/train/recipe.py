@@ -116,10 +116,14 @@ class Recipe(Composed):
         import torch
 
         from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
+        from skirl.peers.job import trainers
+        from skirl.train.placed import placement_of
 
+        placement = placement_of(self, trainers(self.device.device, self.step.peer_patience).size)
         return (EmbeddingBagCollection if self.pooled else EmbeddingCollection)(
             self.tables(), optimizer=self.row_optimizer(), cache=cache, store=store or self.cache.store,
             seed=self.data.seed, resume=resume, device=self.device.device, dtype=getattr(torch, self.device.dtype),
+            placement=placement,
         )  # fmt: skip
 
     def model_over(self, embeddings: "Embeddings") -> "tuple[Model, torch.optim.Optimizer]":

@@ -1,0 +1,117 @@
+"""Which trainer looks a table up for all, and has its rows: as a plan says, or by the bytes that either way would move."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from skirl.core.ids import capture
+from skirl.core.tables import Schema, Table
+from skirl.tools.progress import progress_of
+from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
+
+if TYPE_CHECKING:
+    from skirl.train.recipe import Recipe
+
+FORMAT, VERSION = "skirl-placement", 1
+COUNTED = 4
+"""Steps whose bytes are counted."""
+WORTH = 0.5
+"""A table goes whole where pooled vectors are under this share of its rows' bytes."""
+_FORM = {"trainers": COUNT, "tables": [{"name": TEXT, "trainer": ANY}]}
+
+
+class Bytes(NamedTuple):
+    """What a table makes trainers send in a step: to each other, both ways, its ids included."""
+
+    rows: float
+    """If its rows are spread by hash."""
+    whole: float
+    """If one trainer looks it up for all."""
+    lookups: float
+    """Numbers that are read."""
+
+
+def placement_of(recipe: "Recipe", trainers: int) -> dict[str, int]:
+    """Return the trainer of each table that one looks up for all; the same on every trainer."""
+    how, tables = recipe.step.placement, recipe.tables()
+    if trainers == 1 or how == "rows" or not recipe.pooled:
+        return {}
+    if how in ("whole", "mixed"):
+        return {table.name: n % trainers for n, table in enumerate(tables) if how == "whole" or n % 2}
+    if how != "auto":
+        return read(Path(how), tables, trainers)
+    with progress_of("place tables", 1) as progress:
+        counted = count(islice((batch.sparse for batch in recipe.stream()), COUNTED), tables, trainers)
+        chosen = {name: of for name, of in counted.items() if of.whole < WORTH * of.rows}
+        sent = sum(of.whole if name in chosen else of.rows for name, of in counted.items())
+        before = sum(of.rows for of in counted.values())
+        progress(1, lambda: {
+            "whole": f"{len(chosen)} of {len(tables)}", "MB a step": f"{sent / 1e6:,.1f} instead of {before / 1e6:,.1f}",
+        })  # fmt: skip
+    return dealt({name: of.lookups for name, of in chosen.items()}, trainers)
+
+
+def count(batches: Iterable[Any], tables: Sequence[Table], trainers: int) -> dict[str, Bytes]:
+    """Count what whole steps would send, each divided evenly over the trainers."""
+    schema, total, steps = Schema.of(tables), np.zeros((len(tables), 3)), 0
+    for sparse in batches:
+        ids, steps = capture(sparse, schema.features, copy=False), steps + 1
+        ends = np.linspace(0, ids.samples, trainers + 1).astype(int)
+        for t, table in enumerate(tables):
+            values = np.empty(0, np.int64)
+            for block in pairwise(ends):
+                read, bags = [], 0
+                for place in (ids.keys.index(name) for name in table.features):
+                    starts, inverse = ids.starts(place), ids.inverse[place]
+                    of = np.arange(*block) if inverse is None else np.unique(inverse[slice(*block)])
+                    here = np.concatenate([ids.values[a:b] for a, b in zip(starts[of], starts[of + 1])] or [values])
+                    read.append(here)
+                    bags += len(of)
+                joined = np.concatenate(read)
+                total[t] += 8 * table.dim * len(np.unique(joined)), 8 * table.dim * bags, len(joined) * table.dim
+                total[t, :2] += 4 * len(np.unique(joined)), 4 * len(joined) + bags
+    total[:, :2] *= (trainers - 1) / trainers
+    return {table.name: Bytes(*of) for table, of in zip(tables, (total / max(1, steps)).tolist())}
+
+
+def dealt(loads: Mapping[str, float], trainers: int) -> dict[str, int]:
+    """Give each table to the trainer with the least so far, the largest first."""
+    sums, owner = [0.0] * trainers, {}
+    for name in sorted(loads, key=lambda name: (-loads[name], name)):
+        owner[name] = sums.index(min(sums))
+        sums[owner[name]] += loads[name]
+    return owner
+
+
+def write(path: Path, owner: Mapping[str, int], tables: Sequence[str], trainers: int) -> None:
+    named = [{"name": name, "trainer": owner.get(name)} for name in tables]
+    body = {"format": FORMAT, "format_version": VERSION, "trainers": trainers, "tables": named}
+    path.write_text(json.dumps(body, indent=1) + "\n")
+
+
+def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
+    """Read a plan. Raise if it is of other tables, or of another number of trainers."""
+    again = "name another plan, or leave placement out"
+    try:
+        body = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"placement is {path}, which cannot be read ({error}): {again}") from None
+    if not isinstance(body, dict) or (body.get("format"), body.get("format_version")) != (FORMAT, VERSION):
+        raise ValueError(f"placement is {path}, which is no plan of tables for trainers: {again}")
+    if (wrong := misfit(body, _FORM)) is not None:
+        raise ValueError(f"placement is {path}, which is damaged ({wrong}): {again}")
+    if body["trainers"] != trainers:
+        raise ValueError(
+            f"placement is {path}, a plan for {body['trainers']} trainers, and there are {trainers}: {again}"
+        )
+    names, own = [table["name"] for table in body["tables"]], [table.name for table in tables]
+    if other := sorted({*names} ^ {*own}) or (len(names) > len(own) and names):
+        raise ValueError(f"placement is {path}, a plan for other tables (see {other[0]!r}): {again}")
+    owners = {table["name"]: table["trainer"] for table in body["tables"] if table["trainer"] is not None}
+    if not all(type(owner) is int and 0 <= owner < trainers for owner in owners.values()):
+        raise ValueError(f"placement is {path}, which names a trainer that is no number below {trainers}: {again}")
+    return owners
