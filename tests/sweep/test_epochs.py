@@ -12,7 +12,7 @@ import pytest
 from skirl.cli.report import report_of_sweep
 from skirl.cli.sweep import SweepCommand
 from skirl.data import DataFlags
-from skirl.sweep.crew import Crew
+from skirl.sweep.entrant import Entrant
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, race_lines
@@ -89,7 +89,7 @@ def second(self: Sweep, name: str, *_: object) -> bool:
     ("owner", "name", "when"),
     [
         (Sweep, "drop", second),
-        pytest.param(Crew, "end_step", lambda self: self.batches.step == 9, marks=pytest.mark.slow),
+        pytest.param(Entrant, "after_step", lambda self, batches: batches.step == 9, marks=pytest.mark.slow),
     ],
     ids=["in a rung", "as an epoch ends"],
 )

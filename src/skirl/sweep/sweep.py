@@ -19,14 +19,14 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.checkpoint import (
-    PackedRows,
     Parts,
     SweepSaving,
+    begin_saving,
+    header_of,
     load_all,
     optimizers_of,
     read_header,
-    save_all,
-    save_one,
+    write_header,
 )
 from skirl.sweep.contender import Contender, Loss, VariantBags, VariantRows, check_apart, make_variant
 from skirl.sweep.fused import Forms
@@ -295,21 +295,23 @@ class Sweep:
                 f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
                 "loop over the variants"
             )
-        self.settle()
-        self.saving = saving = self.begin_saving(Path(path), parts, also or {})
+        left = {one.name: (one.left, one.left_at) for one in self.variants if one.left is not None}
+        header = header_of(0 if self.lookahead is None else self.lookahead.step, left, also or {})
+        path = Path(path)
+        saving = self.begin_saving(path, parts, lambda names: write_header(path, header | {"variants": names}))
         return saving.wait() if wait else saving
 
-    def begin_saving(self, path: Path, parts: Parts, also: Mapping[str, Any] | None) -> SweepSaving:
-        return save_all(path, self.engine, self.variants, self.lookahead, parts, also, self.rows_saved)
-
-    def save_one(self, path: Path, name: str, parts: Parts) -> None:
-        """Save one variant, which is about to leave."""
-        self[name].embeddings.current.settle()
-        rows = PackedRows(self.engine, path / self.racing[0].name, self.rows_saved)
-        try:
-            save_one(path, self[name], self.lookahead, parts, rows, wait=True)
-        finally:
-            rows.release()
+    def begin_saving(
+        self,
+        path: Path,
+        parts: Parts,
+        commit: Callable[[dict[str, str]], None] | None = None,
+        some: Sequence[Contender] | None = None,
+    ) -> SweepSaving:
+        self.settle()
+        known, some = self.rows_saved, self.racing if some is None else some
+        self.saving = begin_saving(path, self.racing, some, self.lookahead, parts, known, commit)
+        return self.saving
 
     def settle(self) -> None:
         """Wait until the checkpoint is on disk. If it could not be written, raise its error once."""
