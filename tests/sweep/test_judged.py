@@ -128,7 +128,7 @@ def killed(of: Path, first: Path) -> None:
     kills: tuple[Callable[[], None], ...] = (
         lambda: kill_before(SweepRun, "begin", lambda self, *_: True),  # its start is noted, and nothing is saved
         # the checkpoint is there, its best is not:
-        lambda: kill_before(SweepKeeper, "keep_best", lambda self, names, *_: len(names) > 0),
+        lambda: kill_before(SweepKeeper, "keep_best", lambda self, header: len(self._due(header)) > 0),
         lambda: kill_before(Race, "_drop", lambda self, *_: True),
     )
     for number, kill in enumerate(kills):

@@ -41,7 +41,7 @@ log = logging.getLogger("skirl")
 SWEEP = "sweep.json"
 """The file that tells the folder of a sweep's runs."""
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 4
+_VERSION = 5
 
 Parts = Callable[[Contender], Sequence[Any]]
 

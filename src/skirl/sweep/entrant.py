@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 import torch
@@ -135,10 +135,8 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], **more: Any) -> Sweep:
 
 
 def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> dict[str, Judged | None]:
-    """Predict the held-out samples with all variants, reading each batch once. Return the scores by name.
-
-    A variant whose predictions are not finite has None.
-    """
+    """Predict the held-out samples with all variants, reading each batch once. Return what comes of it, by name: None if
+    predictions are not finite."""
     metrics, began = {entrant.name: Metrics() for entrant in entrants}, time.monotonic()
     models = nn.ModuleList(entrant.contender.model for entrant in entrants)
     with ExitStack() as paused, evaluating(models, held_out) as found, torch.no_grad():
@@ -150,7 +148,11 @@ def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) 
                     metrics[entrant.name].update(entrant.contender.model(batch), batch.labels)
                 except NotFinite:
                     del metrics[entrant.name]
-    for entrant in entrants:
-        if entrant.name in metrics:
-            entrant.judge.add(step, metrics[entrant.name].scores(), time.monotonic() - began)
-    return {one.name: Judged.of(one.judge) if one.name in metrics else None for one in entrants}
+    judged = dict[str, Judged | None]()
+    for one in entrants:
+        judged[one.name] = None
+        if one.name in metrics:
+            one.judge.add(step, metrics[one.name].scores(), time.monotonic() - began)
+            best = one.judge.best if isfinite(one.judge.best or 0.0) else None
+            judged[one.name] = Judged(step, best, one.judge.best_step)
+    return judged

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from skirl.sweep.checkpoint import SWEEP
-from skirl.sweep.race import Left, Race
+from skirl.sweep.race import Race, VariantPlace
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
@@ -91,18 +91,13 @@ class SweepFolder:
             put_whole(self.path / RACE, b"".join(line + b"\n" for line in kept), "new")
             self._race = Lines(self.path / RACE)
 
-    def left(self, left: Left) -> None:
-        self._write({"event": "left", **asdict(left)})
+    def left(self, place: VariantPlace) -> None:
+        what = {"variant": place.variant, "why": place.state, "kind": place.kind}
+        self._write({"event": "left", "step": place.left, **what})
 
-    def standing(
-        self,
-        step: int,
-        seconds: float,
-        race: Race,
-        aucs: Mapping[str, float | None],
-    ) -> None:
+    def standing(self, seconds: float, race: Race, aucs: Mapping[str, float | None]) -> None:
         at = [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()]
-        when = {"step": step, "seconds": seconds, "begun_at": self._begun_at}
+        when = {"step": race.step, "seconds": seconds, "begun_at": self._begun_at}
         by = {"measure": race.measure, "unseen": race.unseen}
         self._write({"event": "standing", **when, **by, "places": at})
 

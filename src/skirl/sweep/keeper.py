@@ -24,13 +24,13 @@ class SweepKeeper:
     If one cannot be written, a warning says so, the one before still counts, and the next one is tried all the same.
     """
 
-    def __init__(self, ranks: Ranks, keeping: KeepFlags, sweep: Sweep, parts: Parts, step: int | None) -> None:
+    def __init__(self, ranks: Ranks, keeping: KeepFlags, sweep: Sweep, parts: Parts) -> None:
         self._ranks, self._path, self._sweep, self._parts = ranks, keeping.save, sweep, parts
-        self.step = step
+        self.step: int | None = None
         """Of the checkpoint that counts."""
         self.failed: str | None = None
-        self._last: tuple[SweepSaving | None, dict[str, Any], Sequence[str]] | None = None
-        """The checkpoint that is being written: of this rank, its header, and the variants whose best it is."""
+        self._last: tuple[SweepSaving | None, dict[str, Any]] | None = None
+        """The checkpoint that is being written: of this rank, and its header."""
         self._names = [variant.name for variant in sweep.variants] if keeping.keep_best else []
         self._best_at: dict[str, int] = {}
         """By variant: the step of the best checkpoint, which is kept."""
@@ -46,18 +46,18 @@ class SweepKeeper:
     def busy(self) -> bool:
         return self._sweep.saving is not None and not self._sweep.saving.done
 
-    def save(self, header: dict[str, Any], best: Sequence[str]) -> None:
-        """Begin to save. `best`: the variants that were never better."""
+    def save(self, header: dict[str, Any]) -> None:
+        """Begin to save."""
         self.settle()
         try:
             names = self._ranks.written(self._begin, "a checkpoint")
         except NotWritten as error:
             with suppress(NotWritten):  # of other ranks, lest they tell of it at the next one
                 self._sweep.settle()
-            self._fail(header["step"], error, best)
+            self._fail(header, error)
             return
         header = header | {"variants": {name: of for one in names for name, of in one.items()}}
-        self._last = self._sweep.saving, header, best
+        self._last = self._sweep.saving, header
 
     def _begin(self) -> dict[str, str]:
         assert self._path is not None
@@ -68,45 +68,53 @@ class SweepKeeper:
         last, self._last = self._last, None
         if last is None:
             return
-        (saving, header, best), path = last, self._path
+        (saving, header), path = last, self._path
         assert path is not None
         try:
             self._ranks.written(lambda: saving and saving.wait() and None, "a checkpoint is on disk")
             self._ranks.written(lambda: write_header(path, header) if self._ranks.first else None, "its header")
         except NotWritten as error:
-            self._fail(header["step"], error, best)
+            self._fail(header, error)
             return
-        self.step, self.failed = header["step"], None
-        self.keep_best(best, header)
+        self.failed = None
+        self.counts(header)
         if saving is not None:
             saving.confirmed()
 
-    def _fail(self, step: int, error: NotWritten, best: Sequence[str]) -> None:
-        self._miss(best, step, "it could not be saved")
-        self.failed = f"step {step:,} is not saved: {error}"
+    def counts(self, header: Mapping[str, Any]) -> None:
+        """Take note that this checkpoint counts, and keep the best: after a kill, that may not have been done."""
+        self.step = header["step"]
+        self.keep_best(header)
+
+    def _fail(self, header: Mapping[str, Any], error: NotWritten) -> None:
+        self._miss(self._due(header), header["step"], "it could not be saved")
+        self.failed = f"step {header['step']:,} is not saved: {error}"
         log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.failed)
 
     # The best of each variant.
 
-    def go_on(self, header: Mapping[str, Any], judged: Mapping[str, Judged]) -> None:
-        """Keep what a kill has left undone: the sweep's checkpoint is there, and the best of its step is not kept yet."""
-        step = header["step"]
-        due = [n for n, one in judged.items() if n in header["variants"] and one.is_best and one.step == step]
-        self.keep_best([name for name in due if self._best_at.get(name) != step], header)
+    def _due(self, header: Mapping[str, Any]) -> list[str]:
+        """Return the variants of this rank that were never better than in this checkpoint, which is not kept yet."""
+        judged, step = {name: Judged(*one) for name, one in header["also"]["judged"].items()}, header["step"]
+        due = [name for name in self._names if name in judged and judged[name].is_best_at(step)]
+        return [name for name in due if self._best_at.get(name) != step]
 
-    def keep_best(self, names: Sequence[str], header: Mapping[str, Any]) -> None:
+    def keep_best(self, header: Mapping[str, Any]) -> None:
         """Keep checkpoints that are on disk."""
-        for name in [name for name in names if name in self._names]:
+        step, saved = header["step"], header["variants"]
+        for name in self._due(header):
+            if name not in saved:
+                continue
             try:
-                folder.keep_best(self._folder(name).parent / header["variants"][name])
+                folder.keep_best(self._folder(name).parent / saved[name])
             except (OSError, ValueError) as error:
-                self._miss([name], header["step"], f"it could not be kept: {why(error)}")
+                self._miss([name], step, f"it could not be kept: {why(error)}")
             else:
-                self._best_at[name] = header["step"]
+                self._best_at[name] = step
                 self._missed.pop(name, None)
 
     def _miss(self, names: Sequence[str], step: int, why_not: str) -> None:
-        for name in [name for name in names if name in self._names]:
+        for name in names:
             still = f"that of step {self._best_at[name]:,} stays" if name in self._best_at else "none is kept yet"
             self._missed[name] = (
                 f"step {step:,} of variant {name} is the best so far, but {why_not}; {still} in {self._folder(name)}"

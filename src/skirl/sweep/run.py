@@ -21,7 +21,7 @@ from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
 from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.keeper import SweepKeeper
-from skirl.sweep.race import BROKEN, Judged, Left, Race, best_of, difference
+from skirl.sweep.race import BROKEN, Judged, Race, VariantPlace, best_of, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
 from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
@@ -44,7 +44,7 @@ def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
         one = SweepRun(ranks, recipe, *args)
         with one.opened(), progress_of("sweep", one.stream.steps) as progress:
             while one.step():
-                progress(one.steps, one.facts)
+                progress(one.race.step, one.facts)
                 if one.keep():
                     break
             return one.end()
@@ -96,9 +96,7 @@ class SweepRun:
             check_variants(saved, variants)
         check_pooled(variants)
         self._origin = begun(keeping, variants)
-        self.judged = {name: Judged(**one) for name, one in saved.get("judged", {}).items()}
-        self._best: list[str] = []
-        """The variants that were never better than after this step."""
+        self.judged = {name: Judged(*one) for name, one in saved.get("judged", {}).items()}
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
@@ -112,8 +110,6 @@ class SweepRun:
         first = SweepFolder(where or "none", name, resume=keeping.resume) if ranks.first else None
         path = ranks.told(first and first.name, "the folder")[0]  # the variants of others have folders there too
         self.folder = first or SweepFolder(path or "none", name, resume=True)
-        self.spent: int = saved.get("spent", 0)
-        """Steps summed over variants."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         self._racing = [variant for variant in variants if variant.name in self.race.racing]
         check_alone(ranks.size, recipe, trace=logged.trace is not None)
@@ -128,8 +124,7 @@ class SweepRun:
             for variant, one in zip(own, self.sweep.variants, strict=True):
                 alone = LogFlags(run=self.folder.of(variant.name), log_every=self.every)
                 self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
-            step = None if self.header is None else self.header["step"]
-            self.keeper = SweepKeeper(ranks, keeping, self.sweep, self._parts, step)
+            self.keeper = SweepKeeper(ranks, keeping, self.sweep, self._parts)
         except BaseException:
             self.sweep.close()  # a second try must find its stores free
             raise
@@ -137,7 +132,7 @@ class SweepRun:
         self._coming: Iterator[Batch] = iter(())
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
-        self.steps, self.samples = self.race.step, 0
+        self.samples = 0
         self._saving = self._last = False
         """Whether a checkpoint was still being written in the last step; whether the stream ended with it."""
         self.failed: str | None = None
@@ -165,7 +160,7 @@ class SweepRun:
                         self.ranks.peers.fail(error)  # before this rank writes its rows
                         raise
         except Exception:
-            if not self.steps and self.ranks.first and self.keeping.save is not None and self.header is None:
+            if not self.race.step and self.ranks.first and self.keeping.save is not None and self.header is None:
                 forget(self.keeping.save)
             raise
 
@@ -187,7 +182,7 @@ class SweepRun:
         if self.ranks.first:
             self.folder.begin(self.flags, self.variants, self.race, self.batches.step)
         if self.header is not None:
-            self.keeper.go_on(self.header, self.judged)
+            self.keeper.counts(self.header)
         elif save is not None:
             self._save()
             self.keeper.settle()
@@ -205,19 +200,17 @@ class SweepRun:
         if done is None:
             return False
         assert done.losses is not None
-        step, self._last = race.step + 1, done.last
-        self.steps, self._saving = step, done.saving
-        self.spent += len(racing)
+        self._saving, self._last = done.saving, done.last
         if not any(map(isfinite, done.losses.values())):
             last = racing[-1]
-            self.failed = str(Diverged.all_of(len(self.variants), last, step, done.losses[last]))
             with suppress(ValueError):  # that none is left
                 race.see([nan] * len(race.names))
+            self.failed = str(Diverged.all_of(len(self.variants), last, race.step, done.losses[last]))
             self._let_leave(race.left[-len(racing) :])
             self._stand()
             return False
         self._let_leave(race.see([done.losses.get(name, nan) for name in race.names], unseen=done.unseen))
-        self._best = []
+        step = race.step
         if self.stream.held_out and (done.last or (self.eval_every is not None and step % self.eval_every == 0)):
             self._judge(done)
             if self.failed is not None:
@@ -266,7 +259,7 @@ class SweepRun:
 
     def _stand(self) -> None:
         aucs = {} if self.folder.path is None else self._aucs()
-        self.folder.standing(self.steps, time.monotonic() - self._began, self.race, aucs)
+        self.folder.standing(time.monotonic() - self._began, self.race, aucs)
 
     def facts(self) -> Facts:
         """Return the standing for one line."""
@@ -281,28 +274,26 @@ class SweepRun:
         }
 
     def _judge(self, done: Told) -> None:
-        step = self.steps
+        step = self.race.step
         with self.speed.paused():
             own = {}
             if due := [entrant for entrant in self.here if entrant.judge.due(step, last=done.last)]:
                 own = evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
-            own = {name: one and asdict(one) for name, one in own.items()}
             told = self.ranks.joined(own, "evaluations")
-        found = {name: Judged(**one) for name, one in told.items() if one is not None}
+        found = {name: Judged(*one) for name, one in told.items() if one is not None}
         self.judged |= found
         if broken := [name for name in told if name not in found]:
             if len(broken) == len(self.race.racing):
                 self.failed = (
                     f"all {len(self.variants)} variants have diverged, the last ones at step {step:,}, where {BROKEN}"
                 )
-            self._let_leave(self.race.diverged(broken, f"diverged at step {step:,}: {BROKEN}"))
+            self._let_leave(self.race.diverged(broken, BROKEN))
             if self.failed is not None:
                 return
-        self._best = [name for name, one in found.items() if one.is_best]
         if done.last or not done.unseen:
             self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=done.last))
 
-    def _let_leave(self, left: Sequence[Left]) -> None:
+    def _let_leave(self, left: Sequence[VariantPlace]) -> None:
         """Let variants leave that have left the race. A rank that has none left stops training."""
         if not left:
             return
@@ -314,12 +305,10 @@ class SweepRun:
             if (name := one.variant) not in self.entrants:
                 continue
             entrant = self.entrants[name]
-            more = {"rows": entrant.rows, "best": self.keeper.best(name, self.judged.get(name))}
-            if name in save:
-                more["missing"] = self._save_last(entrant)
+            more = {"rows": entrant.rows, "missing": self._save_last(entrant) if name in save else []}
             if entrant.contender.left is None and len(self.sweep) > 1:
-                self.sweep.drop(name, one.why)  # its memory is freed
-            results[name] = entrant.finish(self.batches, one.why, more)
+                self.sweep.drop(name, one.state)  # its memory is freed
+            results[name] = entrant.finish(self.batches, one.state, more | self._best(name))
         if results and not self.here:  # others may go on for a long time
             self._let_go()
         self.results |= self.ranks.joined(results, "who leaves")
@@ -331,7 +320,8 @@ class SweepRun:
         assert self.keeping.save is not None
         entrant.after_step(self.batches, last=True)
         try:
-            self.sweep.begin_saving(self.keeping.save, self._parts, some=[entrant.contender]).wait()
+            saving = self.sweep.begin_saving(self.keeping.save, self._parts, some=[entrant.contender]).wait()
+            self.keeper.keep_best(self._header() | {"variants": saving.names})
         except NotWritten as error:
             of = f"the last checkpoint of variant {entrant.name}, of step {self.batches.step:,}"
             log.warning("%s, is missing: %s", of, error)
@@ -354,8 +344,9 @@ class SweepRun:
         if self.keeping.save is not None:
             if not self._saving:
                 self.keeper.settle()
-            best = self.keeping.keep_best and bool(self._best)
-            if stop or self._last or best or self.keeping.due(self.steps, self._now - self._saved_at):
+            step = self.race.step
+            best = self.keeping.keep_best and any(one.is_best_at(step) for one in self.judged.values())
+            if stop or self._last or best or self.keeping.due(step, self._now - self._saved_at):
                 self._save()
             if stop:
                 self.keeper.settle()
@@ -363,14 +354,19 @@ class SweepRun:
 
     def _save(self) -> None:
         self._saved_at = self._now
+        self.keeper.save(self._header())
+
+    def _header(self) -> dict[str, Any]:
         also = {
-            "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
-            "flags": self.flags,
-            "judged": {name: asdict(one) for name, one in self.judged.items()},
+            "race": self.race.state_dict(), "run": self.folder.name, "results": self.results,
+            "flags": self.flags, "judged": self.judged,
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
-        left = {one.variant: (one.why, one.step) for one in self.race.left}
-        self.keeper.save(header_of(self.race.step, left, plain(also)), self._best)
+        left = {one.variant: (one.state, one.left) for one in self.race.left}
+        return header_of(self.race.step, left, plain(also))
+
+    def _best(self, name: str) -> dict[str, Any]:
+        return {"best": self.keeper.best(name, self.judged.get(name))}
 
     def _parts(self, contender: Contender) -> list[Any]:
         return self.entrants[contender.name].parts
@@ -379,14 +375,14 @@ class SweepRun:
         race, results, keeper = self.race, self.results, self.keeper
         keeper.settle()
         if self.failed is None:
-            more = {one.name: {"best": keeper.best(one.name, self.judged.get(one.name))} for one in self.here}
-            own = {one.name: one.finish(self.batches, None, more[one.name]) for one in self.here}
+            own = {one.name: one.finish(self.batches, None, self._best(one.name)) for one in self.here}
             results |= self.ranks.joined(own, "results")
         steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in ("loop", "fused")}
         own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
         of_ranks = self.ranks.told(own, "facts")
         missed = [one for one in self.ranks.told(keeper.missed, "what is missing") if one]
         aucs, seconds = self._aucs(), time.monotonic() - self._began
+        spent = sum(race.step if one.left is None else one.left for one in race.standing())
         winner = None if self.failed else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         total = {name: sum(one[name] for one in of_ranks) for name in of_ranks[0]}
@@ -396,10 +392,10 @@ class SweepRun:
             **self.flags,
             "winner": winner,
             "measure": race.measure,
-            "steps": self.steps,
+            "steps": race.step,
             "saved_step": keeper.step,
-            "variant_steps": self.spent,
-            "cost": self.spent / max(1, (self.stream.steps or self.steps) * len(self.variants)),
+            "variant_steps": spent,
+            "cost": spent / max(1, (self.stream.steps or race.step) * len(race.names)),
             "seed_noise": race.seed_noise(),
             "seconds": seconds,
             "samples_per_second": self.speed.rate(self.samples),
