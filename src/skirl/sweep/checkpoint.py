@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,13 @@ from skirl.checkpoint.saving import Saving
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.pipeline.lookahead import Lookahead
+from skirl.store.base import Frozen
 from skirl.store.disk.frozen import check_files
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.contender import Contender
 from skirl.sweep.flags import KeepFlags
-from skirl.sweep.variants import Variant, Varied
+from skirl.sweep.variants import Varied
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.os_errors import NotWritten, why
 from skirl.tools.sealed_json import CheckpointError, OtherVersion, read_sealed, skirl_version, write_sealed
@@ -92,14 +92,13 @@ class SweepSaving(Saving):
                 log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
-def header_of(step: int, left: Mapping[str, tuple[str, int | None]], also: Mapping[str, Any]) -> dict[str, Any]:
+def header_of(step: int, left: Mapping[str, tuple[str, int]], also: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": _VERSION,
         "skirl": skirl_version(),
         "step": step,
-        "left": {name: why for name, (why, _) in left.items()},
-        "left_at": {name: at for name, (_, at) in left.items()},
+        "left": {name: [why, at] for name, (why, at) in left.items()},
         "generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
         "also": dict(also),
     }
@@ -148,9 +147,7 @@ class PackedRows:
 
     def of(self, pack: Pack) -> Callable[..., Any]:
         """Return what freezes the rows of one variant for a checkpoint of its own."""
-        return lambda engine, path, before: SimpleNamespace(
-            write=partial(self._write, pack, path), release=lambda: None
-        )
+        return lambda engine, path, before: Frozen(partial(self._write, pack, path), lambda: None)
 
     def _write(self, pack: Pack, path: Path) -> dict[str, Any]:
         facts, files = self._written(), OsFiles()
@@ -243,8 +240,8 @@ def checkpoint_of(path: Path, name: str) -> Path:
     if name not in header["left"]:
         names = ", ".join([*header["variants"], *header["left"]])
         raise CheckpointError(f"{path / HEADER} has no variant {name!r}: name one of {names}")
-    why, step, saved = header["left"][name], header["left_at"][name], headers_with_steps(path / name)
-    if not saved or (step is not None and saved[0][0] < step):
+    (why, step), saved = header["left"][name], headers_with_steps(path / name)
+    if not saved or saved[0][0] < step:
         last = f"its last checkpoint is of step {saved[0][0]:,}, in {path / name}" if saved else "it was never saved"
         raise CheckpointError(f"variant {name} has left ({why}), and {last}: set --save-every lower")
     return saved[0][1]
@@ -287,11 +284,10 @@ def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
     check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
 
 
-def begun(keeping: KeepFlags, variants: Sequence[Variant]) -> Origin | None:
+def begun(keeping: KeepFlags, variants: Sequence[Varied]) -> Origin | None:
     origin = origin_of(keeping, saved=keeping.goes_on)
     if origin is not None:
         for variant in variants:
-            assert isinstance(variant, Varied)
             try:
                 check_model(Path(origin.given), origin.header, variant.recipe.flat())
             except ValueError as error:
@@ -299,7 +295,7 @@ def begun(keeping: KeepFlags, variants: Sequence[Variant]) -> Origin | None:
     return origin
 
 
-def check_variants(saved: Mapping[str, Any], variants: Sequence[Variant]) -> None:
+def check_variants(saved: Mapping[str, Any], variants: Sequence[Varied]) -> None:
     """Raise if a variant's values differ from the saved ones."""
     for variant in variants:
         theirs, own = saved.get("overrides", {}).get(variant.name, {}), plain(dict(variant.overrides))

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from skirl.sweep.checkpoint import SWEEP
@@ -22,7 +21,7 @@ RACE, RESULT = "race.jsonl", "result.json"
 
 
 class SweepFolder:
-    """Writes the folder of a sweep, inside its with-block. If its path is None, nothing is written.
+    """Writes the folder of a sweep. If its path is None, nothing is written.
 
     A file that cannot be written does not end the sweep: a warning says so, and `missing` lists it.
     """
@@ -42,20 +41,14 @@ class SweepFolder:
                 f"run is {self.path}, which already holds a sweep: set run to another folder, or add --resume"
             )
 
-    def __enter__(self) -> "SweepFolder":
-        return self
+    def close(self) -> None:
+        if self._race is not None:
+            self._race.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        race, self._race = self._race, None
-        if race is None or self.path is None:
-            return
-        race.close()
-        if not isinstance(error, Exception) or self._begun_at:
-            return
-        with suppress(OSError):
-            if not (self.path / RACE).stat().st_size:  # the sweep failed at once: leave the folder to the next try
+    def forget(self) -> None:
+        """Leave the folder of a sweep that failed at once to the next try."""
+        if self._race is not None and self.path is not None:
+            with suppress(OSError):
                 (self.path / SWEEP).unlink(missing_ok=True)
                 (self.path / RACE).unlink(missing_ok=True)
 

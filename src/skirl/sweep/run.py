@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from math import isfinite, nan
 from typing import Any, NamedTuple
@@ -147,7 +147,7 @@ class SweepRun:
         cache = self.recipe.cache
         ahead = {"depth": cache.depth, "prefetch": self.recipe.movement.prefetch, "policy": cache.policy}
         try:
-            with self.folder, ExitStack() as self._open:
+            with closing(self.folder), ExitStack() as self._open:
                 self._open.enter_context(self.sweep)
                 self.batches: Lookahead = self._open.enter_context(
                     lookahead(self.stream, self.sweep, **ahead, trace=self.trace)
@@ -160,8 +160,10 @@ class SweepRun:
                         self.ranks.peers.fail(error)  # before this rank writes its rows
                         raise
         except Exception:
-            if not self.race.step and self.ranks.first and self.keeping.save is not None and self.header is None:
-                forget(self.keeping.save)
+            if not self.race.step and self.header is None and self.ranks.first:
+                self.folder.forget()
+                if self.keeping.save is not None:
+                    forget(self.keeping.save)
             raise
 
     def begin(self) -> None:
@@ -362,7 +364,7 @@ class SweepRun:
             "flags": self.flags, "judged": self.judged,
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
-        left = {one.variant: (one.state, one.left) for one in self.race.left}
+        left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
         return header_of(self.race.step, left, plain(also))
 
     def _best(self, name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -14,7 +13,6 @@ from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine, Opening
-from skirl.engine.packs import Pack
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
@@ -31,7 +29,8 @@ from skirl.sweep.checkpoint import (
 from skirl.sweep.contender import Contender, Loss, VariantBags, VariantRows, check_apart, make_variant
 from skirl.sweep.fused import Forms
 from skirl.sweep.memory import planned
-from skirl.sweep.variants import Folders, Variant, check_names, of_variant, optimizer_of, tables_of
+from skirl.sweep.rows import Folders, packs_of
+from skirl.sweep.variants import Variant
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.units import parse_bytes
 
@@ -126,7 +125,7 @@ class Sweep:
         memory: str | None = None,
     ) -> None:
         variants = list(variants)
-        check_names(variants)
+        packs = packs_of(variants, tables, optimizer, seed)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
         self.forms = Forms(loss, inexact)
@@ -136,16 +135,6 @@ class Sweep:
         self._threads = threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
-        of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
-        rules = [
-            of_variant(v, lambda o=v.overrides, own=own: optimizer_of(o, optimizer, own))
-            for v, own in zip(variants, of_tables, strict=True)
-        ]
-        seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
-        packs = [
-            of_variant(variant, partial(Pack, own, rule, own_seed, variant.name))
-            for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True)
-        ]
         self.lookahead: Lookahead | None = None
         opening = Folders(store, resume=resume) if isinstance(store, str) else store
         self.engine = Engine(
@@ -295,7 +284,7 @@ class Sweep:
                 f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
                 "loop over the variants"
             )
-        left = {one.name: (one.left, one.left_at) for one in self.variants if one.left is not None}
+        left = {one.name: (one.left, one.left_at or 0) for one in self.variants if one.left is not None}
         header = header_of(0 if self.lookahead is None else self.lookahead.step, left, also or {})
         path = Path(path)
         saving = self.begin_saving(path, parts, lambda names: write_header(path, header | {"variants": names}))
@@ -330,9 +319,9 @@ class Sweep:
         - `parts`: as given to `save`.
         """
         header = read_header(Path(path), [contender.name for contender in self.variants])
-        for name, why in header["left"].items():
+        for name, (why, step) in header["left"].items():
             if self[name].left is None:
-                self._leave(self[name], why, header["left_at"][name])
+                self._leave(self[name], why, step)
         load_all(Path(path), header, self.racing, self.lookahead, parts)
         return header["also"]
 
