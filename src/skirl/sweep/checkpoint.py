@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from skirl.sweep.flags import KeepFlags
 from skirl.sweep.variants import Varied
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.os_errors import NotWritten, why
-from skirl.tools.sealed_json import CheckpointError, OtherVersion, read_sealed, skirl_version, write_sealed
+from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
 from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of, shown
 
 log = logging.getLogger("skirl")
@@ -129,21 +130,19 @@ class PackedRows:
         except CheckpointError:  # a checkpoint failed meanwhile
             known = {}
         self._path, self._now, self._lock = path, before, threading.Lock()
-        self._failure: BaseException | None = None
+        self._facts: Future[dict[str, Any]] = Future()
         self._frozen = FrozenCollection(engine, path, known)
         self.release = self._frozen.release
 
     def _written(self) -> dict[str, Any]:
         with self._lock:
-            if self._failure is not None:  # what it has written counts as written: a second try would lack that
-                raise self._failure
-            try:
-                if not self._now:
-                    self._now[str(self._path)] = self._frozen.write()
-                return self._now[str(self._path)]
-            except BaseException as error:
-                self._failure = error
-                raise
+            if not self._facts.done():  # even if it fails: what it has written counts, a second try would lack that
+                try:
+                    self._facts.set_result(self._frozen.write())
+                    self._now[str(self._path)] = self._facts.result()
+                except BaseException as error:
+                    self._facts.set_exception(error)
+        return self._facts.result()
 
     def of(self, pack: Pack) -> Callable[..., Any]:
         """Return what freezes the rows of one variant for a checkpoint of its own."""
@@ -225,33 +224,23 @@ def forget(path: Path) -> None:
         (path / HEADER).unlink()
 
 
-def saved_with(path: Path) -> dict[str, Any]:
-    """Return the facts that a sweep's checkpoint keeps besides its variants. Raise if the sweep cannot go on from them."""
-    try:
-        return header_at(path)["also"]
-    except OtherVersion as error:
-        raise OtherVersion(f"{error}, or begin another sweep in another --save") from None
-
-
-def checkpoint_of(path: Path, name: str) -> Path:
+def checkpoint_of(path: Path, name: str | None) -> Path:
+    """Return the checkpoint of a variant. Without a name, return a path that is not of a sweep."""
+    if name is None and not (path / HEADER).is_file():
+        return path
     header = header_at(path)
+    names = ", ".join([*header["variants"], *header["left"]])
+    if name is None:
+        raise CheckpointError(f"{path} is of a sweep: add --variant and the name of one of its variants, {names}")
     if name in header["variants"]:
         return path / name / header["variants"][name]
     if name not in header["left"]:
-        names = ", ".join([*header["variants"], *header["left"]])
         raise CheckpointError(f"{path / HEADER} has no variant {name!r}: name one of {names}")
     (why, step), saved = header["left"][name], headers_with_steps(path / name)
     if not saved or saved[0][0] < step:
         last = f"its last checkpoint is of step {saved[0][0]:,}, in {path / name}" if saved else "it was never saved"
         raise CheckpointError(f"variant {name} has left ({why}), and {last}: set --save-every lower")
     return saved[0][1]
-
-
-def refuse_whole(path: Path) -> None:
-    if (path / HEADER).is_file():
-        header = header_at(path)
-        names = ", ".join([*header["variants"], *header["left"]])
-        raise CheckpointError(f"{path} is of a sweep: add --variant and the name of one of its variants, {names}")
 
 
 def load_all(
@@ -280,8 +269,17 @@ losses from before and after the resume are summed."""
 _THEN = "go on with that, or begin another sweep in another --save"
 
 
-def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any], variants: Sequence[Varied]) -> None:
+    """Raise if flags or a variant's values differ from the saved ones."""
     check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
+    for variant in variants:
+        theirs, own = saved.get("overrides", {}).get(variant.name, {}), plain(dict(variant.overrides))
+        for name in sorted(theirs.keys() | own.keys()):
+            if theirs.get(name) != own.get(name):
+                raise ValueError(
+                    f"variant {variant.name} has {name} {shown(own.get(name))}, and was saved with "
+                    f"{shown(theirs.get(name))}: {_THEN}"
+                )
 
 
 def begun(keeping: KeepFlags, variants: Sequence[Varied]) -> Origin | None:
@@ -293,18 +291,6 @@ def begun(keeping: KeepFlags, variants: Sequence[Varied]) -> Origin | None:
             except ValueError as error:
                 raise ValueError(f"variant {variant.name}: {error}") from error
     return origin
-
-
-def check_variants(saved: Mapping[str, Any], variants: Sequence[Varied]) -> None:
-    """Raise if a variant's values differ from the saved ones."""
-    for variant in variants:
-        theirs, own = saved.get("overrides", {}).get(variant.name, {}), plain(dict(variant.overrides))
-        for name in sorted(theirs.keys() | own.keys()):
-            if theirs.get(name) != own.get(name):
-                raise ValueError(
-                    f"variant {variant.name} has {name} {shown(own.get(name))}, and was saved with "
-                    f"{shown(theirs.get(name))}: {_THEN}"
-                )
 
 
 def plain(value: Any) -> Any:

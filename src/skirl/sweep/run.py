@@ -15,7 +15,7 @@ from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import begun, check_variants, forget, header_of, load_all, plain, read_header
+from skirl.sweep.checkpoint import begun, check_same, forget, header_of, load_all, plain, read_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
 from skirl.sweep.flags import KeepFlags, RaceFlags, points
@@ -93,7 +93,7 @@ class SweepRun:
             assert keeping.save is not None
             self.header = read_header(keeping.save, [variant.name for variant in variants])
             saved = self.header["also"]
-            check_variants(saved, variants)
+            check_same(saved, flags, variants)
         check_pooled(variants)
         self._origin = begun(keeping, variants)
         self.judged = {name: Judged(*one) for name, one in saved.get("judged", {}).items()}

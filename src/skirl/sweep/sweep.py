@@ -235,7 +235,7 @@ class Sweep:
         self._leave(contender, why)
 
     def _leave(self, contender: Contender, why: str, step: int | None = None) -> None:
-        embeddings, now = contender.embeddings, 0 if self.lookahead is None else self.lookahead.step
+        embeddings = contender.embeddings
         if self.saving is not None:
             self.saving.ended()
         with uninterrupted():
@@ -243,7 +243,7 @@ class Sweep:
                 self.lookahead.drain()
             embeddings.current.finish()
             self.forms.forget()
-            contender.leave(why, now if step is None else step)
+            contender.leave(why, self._now if step is None else step)
             embeddings.opened_by_sweep(None)
             embeddings.pack.left = True
             if self.lookahead is not None:
@@ -254,7 +254,7 @@ class Sweep:
     def _leave_if_diverged(self, contender: Contender) -> None:
         if not contender.diverged or contender.left is not None:
             return
-        step = 0 if self.lookahead is None else self.lookahead.step
+        step = self._now
         if len(self.racing) == 1:
             raise Diverged.all_of(len(self.variants), contender.name, step, contender.loss)
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
@@ -285,7 +285,7 @@ class Sweep:
                 "loop over the variants"
             )
         left = {one.name: (one.left, one.left_at or 0) for one in self.variants if one.left is not None}
-        header = header_of(0 if self.lookahead is None else self.lookahead.step, left, also or {})
+        header = header_of(self._now, left, also or {})
         path = Path(path)
         saving = self.begin_saving(path, parts, lambda names: write_header(path, header | {"variants": names}))
         return saving.wait() if wait else saving
@@ -348,12 +348,7 @@ class Sweep:
         return all(contender.embeddings.training for contender in self.racing)
 
     def opened(self, loop: Any) -> None:
-        """Take note that a lookahead begins or ends.
-
-        **Arguments**
-
-        - `loop`: the lookahead that begins; None when it ends.
-        """
+        """Take note that a lookahead begins; with None, that it ends."""
         if loop is not None and self._threads_before is None:
             raise RuntimeError(
                 "the sweep is not open: write `with skirl.Sweep(...) as sweep:` around the lookahead: it sets "
@@ -366,25 +361,14 @@ class Sweep:
             contender.embeddings.opened_by_sweep(loop)
 
     def expect(self, work: Work, micro: int) -> None:
-        """Take note that a batch enters the loop.
-
-        **Arguments**
-
-        - `work`: the plan of its step.
-        - `micro`: its number among the step's micro-batches.
-        """
+        """Take note that a batch enters the loop, one of the micro-batches of a step."""
         self._check_round()
         ends = self.lookahead is None or self.lookahead.ends_step
         for contender in self.racing:
             contender.expect(work.packs[contender.name], micro, ends)
 
     def finish(self, apply: bool = True) -> None:
-        """End the step in the loop.
-
-        **Arguments**
-
-        - `apply`: whether to keep its updates; otherwise it is as if it never happened.
-        """
+        """End the step in the loop, keeping its updates or not."""
         if apply:
             self._check_round()
         for contender in self.racing:
@@ -405,6 +389,10 @@ class Sweep:
                 f"the loop left a batch that variant {skipped!r} was not trained on, and {trained[0].name!r} was: train "
                 "each variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
             )
+
+    @property
+    def _now(self) -> int:
+        return 0 if self.lookahead is None else self.lookahead.step
 
     @property
     def _in_loop(self) -> bool:
