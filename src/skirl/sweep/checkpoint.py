@@ -1,6 +1,5 @@
 """A checkpoint of a sweep: one of each variant in the race, a header that names those of one step, and the best of each."""
 
-import base64
 import logging
 import math
 import threading
@@ -12,19 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from skirl.checkpoint import folder
 from skirl.checkpoint.folder import OF_SWEEP as HEADER
 from skirl.checkpoint.folder import headers_with_steps
-from skirl.checkpoint.load_run import load
 from skirl.checkpoint.rows import FrozenCollection
-from skirl.checkpoint.save_run import save
 from skirl.checkpoint.saving import Saving
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
-from skirl.pipeline.lookahead import Lookahead
 from skirl.store.base import Frozen
 from skirl.store.disk.frozen import check_files
 from skirl.store.disk.manifest import Manifest, take_over
@@ -32,7 +27,6 @@ from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.contender import Contender
 from skirl.sweep.flags import KeepFlags
 from skirl.sweep.variants import Varied
-from skirl.tools.interrupts import uninterrupted
 from skirl.tools.os_errors import NotWritten, why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
 from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of, shown
@@ -100,7 +94,7 @@ def header_of(step: int, left: Mapping[str, tuple[str, int]], also: Mapping[str,
         "skirl": skirl_version(),
         "step": step,
         "left": {name: [why, at] for name, (why, at) in left.items()},
-        "generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        "generator": torch.get_rng_state().numpy().tobytes().hex(),
         "also": dict(also),
     }
 
@@ -160,33 +154,6 @@ class PackedRows:
         return {of: facts[of] | {"columns": columns} for of in ("store", "cache")}
 
 
-def begin_saving(
-    path: Path, racing: Sequence[Contender], some: Sequence[Contender], data: Lookahead | None, parts: Parts,
-    before: dict[str, Any], commit: Callable[[dict[str, str]], None] | None,
-) -> SweepSaving:  # fmt: skip
-    """Save some of the variants in the race. When this returns, rows are frozen and all else is copied.
-
-    The header names them later, if at all: until then, the checkpoints that it names stay.
-    """
-    first, savings = racing[0].embeddings, dict[str, Saving]()
-    with uninterrupted():
-        first.current.settle()
-        rows = PackedRows(first.engine, path / racing[0].name, before)
-        try:
-            for one in some:
-                one.embeddings.frozen_rows = rows.of(one.embeddings.pack)
-                with one.drawing():
-                    own = {"model": one.model, "optimizers": parts(one), "data": data}
-                    savings[one.name] = save(path / one.name, **own, wait=False)
-        except BaseException:
-            for saving in savings.values():
-                with suppress(Exception):
-                    saving.wait()
-            rows.release()
-            raise
-        return SweepSaving(path, rows, savings, commit)
-
-
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
     header = header_at(path)
     there = {*header["variants"], *header["left"]}
@@ -241,26 +208,6 @@ def checkpoint_of(path: Path, name: str | None) -> Path:
         last = f"its last checkpoint is of step {saved[0][0]:,}, in {path / name}" if saved else "it was never saved"
         raise CheckpointError(f"variant {name} has left ({why}), and {last}: set --save-every lower")
     return saved[0][1]
-
-
-def load_all(
-    path: Path, header: Mapping[str, Any], variants: Sequence[Contender], data: Lookahead | None, parts: Parts
-) -> None:
-    """Load every variant that was in the race, and the random generator of torch."""
-    engine = variants[0].embeddings.engine
-    engine.empty()
-    try:
-        for contender in variants:
-            with contender.drawing():
-                load(
-                    path / contender.name / header["variants"][contender.name], model=contender.model,
-                    optimizers=parts(contender), data=data,
-                )  # fmt: skip
-    except BaseException as error:
-        engine.lose(f"{path} was loaded only in part: {error}", error)
-        raise
-    state = np.frombuffer(base64.b64decode(header["generator"]), np.uint8)
-    torch.set_rng_state(torch.from_numpy(state.copy()))
 
 
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}

@@ -15,7 +15,7 @@ from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import begun, check_same, forget, header_of, load_all, plain, read_header
+from skirl.sweep.checkpoint import begun, check_same, forget, header_of, plain, read_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
 from skirl.sweep.flags import KeepFlags, RaceFlags, points
@@ -171,7 +171,7 @@ class SweepRun:
         save = self.keeping.save
         if self.header is not None:
             assert save is not None
-            load_all(save, self.header, self.sweep.racing, self.batches, self._parts)
+            self.sweep.load_from(save, self.header, self._parts)
             for contender in self.sweep.racing:  # it may have had inexact steps before
                 contender.exact = not self.flags["inexact"]
         elif self._origin is not None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -9,6 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from skirl.checkpoint.load_run import load
+from skirl.checkpoint.save_run import save
+from skirl.checkpoint.saving import Saving
 from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
@@ -17,11 +21,10 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.checkpoint import (
+    PackedRows,
     Parts,
     SweepSaving,
-    begin_saving,
     header_of,
-    load_all,
     optimizers_of,
     read_header,
     write_header,
@@ -297,9 +300,28 @@ class Sweep:
         commit: Callable[[dict[str, str]], None] | None = None,
         some: Sequence[Contender] | None = None,
     ) -> SweepSaving:
+        """Save some of the variants in the race, by default all. When this returns, rows are frozen and all else is copied.
+
+        The header names them later, if at all: until then, the checkpoints that it names stay.
+        """
         self.settle()
-        known, some = self.rows_saved, self.racing if some is None else some
-        self.saving = begin_saving(path, self.racing, some, self.lookahead, parts, known, commit)
+        racing, savings = self.racing, dict[str, Saving]()
+        with uninterrupted():
+            racing[0].embeddings.current.settle()
+            rows = PackedRows(self.engine, path / racing[0].name, self.rows_saved)
+            try:
+                for one in racing if some is None else some:
+                    one.embeddings.frozen_rows = rows.of(one.embeddings.pack)
+                    with one.drawing():
+                        own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
+                        savings[one.name] = save(path / one.name, **own, wait=False)
+            except BaseException:
+                for saving in savings.values():
+                    with suppress(Exception):
+                        saving.wait()
+                rows.release()
+                raise
+            self.saving = SweepSaving(path, rows, savings, commit)
         return self.saving
 
     def settle(self) -> None:
@@ -322,8 +344,20 @@ class Sweep:
         for name, (why, step) in header["left"].items():
             if self[name].left is None:
                 self._leave(self[name], why, step)
-        load_all(Path(path), header, self.racing, self.lookahead, parts)
+        self.load_from(Path(path), header, parts)
         return header["also"]
+
+    def load_from(self, path: Path, header: Mapping[str, Any], parts: Parts) -> None:
+        self.engine.empty()
+        try:
+            for one in self.racing:
+                with one.drawing():
+                    own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
+                    load(path / one.name / header["variants"][one.name], **own)
+        except BaseException as error:
+            self.engine.lose(f"{path} was loaded only in part: {error}", error)
+            raise
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(header["generator"]), dtype=torch.uint8))
 
     # What was shared.
 
