@@ -21,13 +21,17 @@ from typing import Any, Literal
 import numpy as np
 
 from common import Stopwatch, main, result
+from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import lookahead
-from skirl.sweep.crew import Crew, Duty, sweep_of
+from skirl.sweep.entrant import sweep_of
+from skirl.sweep.flags import KeepFlags, RaceFlags
 from skirl.sweep.fused import MEASURED, Forms
 from skirl.sweep.race import Race, Rules
-from skirl.sweep.ranks import how_many, share_of
+from skirl.sweep.ranks import Ranks, how_many, share_of
+from skirl.sweep.run import SweepRun
 from skirl.sweep.variants import Varied, checked_variants, text_of
 from skirl.tools.machine import cores
+from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.loop import steps
 from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
@@ -279,17 +283,15 @@ def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
         Varied(f"lr-{n}", {"lr": lr}, recipe=replace(recipe, rates=replace(recipe.rates, lr=lr)))
         for n, lr in enumerate(recipe.rates.lr * (1 + n / count) for n in range(count))
     ]
-    with Crew(share_of(Duty(recipe, variants, ENDLESS, lambda name: "none"), rank, size)) as crew:
-        race = Race(crew.racing)
-        crew.begin(None, None)
+    own, flags = share_of(recipe, variants, rank, size), {"log_every": ENDLESS, "inexact": False, "memory": None}
+    run = SweepRun(Ranks(Alone()), *own, RaceFlags(), KeepFlags(), LogFlags(run="none"), flags, EvaluationFlags())
+    with run.opened():
 
         def trained() -> Iterator[None]:
-            while (done := crew.step()) is not None:
-                race.see([done.losses[name] for name in race.names])
-                crew.end_step(last=False)
+            while run.step():
                 yield
 
-        yield trained(), crew.window, crew.sweep.forms.steps
+        yield trained(), lambda: run.batches.window, run.sweep.forms.steps
 
 
 if __name__ == "__main__":

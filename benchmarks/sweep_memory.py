@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from skirl.pipeline.lookahead import lookahead
-from skirl.sweep.crew import sweep_of
+from skirl.sweep.entrant import sweep_of
 from skirl.sweep.memory.execute import EmulatedLink
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Planner, operators_again

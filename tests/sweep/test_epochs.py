@@ -12,7 +12,7 @@ import pytest
 from skirl.cli.report import report_of_sweep
 from skirl.cli.sweep import SweepCommand
 from skirl.data import DataFlags
-from skirl.sweep.crew import Crew
+from skirl.sweep.entrant import Entrant
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, race_lines
@@ -89,7 +89,7 @@ def second(self: Sweep, name: str, *_: object) -> bool:
     ("owner", "name", "when"),
     [
         (Sweep, "drop", second),
-        pytest.param(Crew, "end_step", lambda self: self.batches.step == 9, marks=pytest.mark.slow),
+        pytest.param(Entrant, "after_step", lambda self, batches: batches.step == 9, marks=pytest.mark.slow),
     ],
     ids=["in a rung", "as an epoch ends"],
 )
@@ -149,3 +149,10 @@ def test_the_first_epoch_is_known_when_the_second_begins(more: dict[str, Any], t
             for further, _ in enumerate(later, start=step + 1):
                 first = later.first_epoch
                 assert (first is None or further <= first) == (further <= FIRST)
+
+
+def test_a_variant_that_is_dropped_at_its_best_step_keeps_it(tmp_path: Path):
+    more = {"save": tmp_path / "saved", "keep_best": True, "eval_every": FIRST, "rungs": "16"}
+    result = command(tmp_path, epochs=3, **more).run()
+    best = {name: of["best"]["step"] for name, of in result["by_variant"].items() if of["left"] is not None}
+    assert [*best.values()] == [16, 16]

@@ -14,7 +14,7 @@ from skirl.cli.sweep import SweepCommand
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep import fused
 from skirl.sweep.contender import Contender
-from skirl.sweep.crew import sweep_of
+from skirl.sweep.entrant import sweep_of
 from skirl.sweep.fused import MEASURED, Choice, Forms, Group, Linear, Outputs
 from skirl.sweep.variants import variants_of
 from skirl.train.recipe import Recipe

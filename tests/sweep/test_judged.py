@@ -15,9 +15,10 @@ from skirl.checkpoint.codec import decode
 from skirl.checkpoint.without_model import opened
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
-from skirl.sweep.checkpoint import HEADER, Bests, checkpoint_of
-from skirl.sweep.crew import Crew
+from skirl.sweep.checkpoint import HEADER, checkpoint_of
+from skirl.sweep.keeper import SweepKeeper
 from skirl.sweep.race import Race
+from skirl.sweep.run import SweepRun
 from skirl.tools.sealed_json import CheckpointError
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, race_lines, rows_of
@@ -125,10 +126,9 @@ def same(of: Path, result: dict[str, Any], whole: tuple[Path, dict[str, Any]]) -
 def killed(of: Path, first: Path) -> None:
     """Kill a sweep as it starts, before a best is kept, and as variants stop."""
     kills: tuple[Callable[[], None], ...] = (
-        lambda: kill_before(Crew, "begin", lambda self, *_: True),  # its start is noted, and nothing is saved
-        lambda: kill_before(
-            Bests, "keep", lambda self, names, *_: len(names) > 0
-        ),  # the checkpoint is there, its best is not
+        lambda: kill_before(SweepRun, "begin", lambda self, *_: True),  # its start is noted, and nothing is saved
+        # the checkpoint is there, its best is not:
+        lambda: kill_before(SweepKeeper, "keep_best", lambda self, header: len(self._due(header)) > 0),
         lambda: kill_before(Race, "_drop", lambda self, *_: True),
     )
     for number, kill in enumerate(kills):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skirl.pipeline.lookahead import lookahead
-from skirl.sweep.crew import sweep_of
+from skirl.sweep.entrant import sweep_of
 from skirl.sweep.variants import Varied, variants_of
 from skirl.train.loop import steps, touched_rows
 from skirl.train.recipe import Recipe

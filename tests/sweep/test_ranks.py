@@ -92,13 +92,13 @@ def test_variants_that_diverge_leave_and_a_rank_without_variants_trains_no_more(
 
 
 KILLED = """
-from skirl.sweep.crew import Crew
-step = Crew.step
+from skirl.sweep.run import SweepRun
+step = SweepRun.step
 def killed(self):
     if RANK == 1 and self.batches.step == 9:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self)
-Crew.step = killed
+SweepRun.step = killed
 """
 
 
@@ -128,12 +128,12 @@ def test_a_cache_that_is_too_small_is_said_as_in_one(
 
 FULL = """
 import errno
-from skirl.sweep.crew import Entrant
+from skirl.sweep.entrant import Entrant
 from skirl.tools.os_errors import NotWritten
 step = Entrant.step
 def full(self, batch):
     step(self, batch)
-    if "dim=8" in self.variant.name and self.meter.steps == {at}:
+    if "dim=8" in self.name and self.meter.steps == {at}:
         raise NotWritten("the disk of the rows is full", errno.ENOSPC)
 Entrant.step = full
 """

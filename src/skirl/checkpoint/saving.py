@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from skirl.checkpoint import codec, folder
 from skirl.checkpoint.votes import Votes
@@ -86,7 +86,7 @@ class Saving:
         self._thread = threading.Thread(target=guarded, name="skirl checkpoint")
         self._thread.start()
 
-    def wait(self) -> "Saving":
+    def wait(self) -> Self:
         """Wait until the checkpoint is on disk. If it could not be written, the first call raises the error."""
         if self._thread is not None:
             while self._thread.is_alive():

@@ -298,12 +298,10 @@ class Export(JsonFlag):
         from skirl.checkpoint.export import write_rows
         from skirl.checkpoint.without_model import opened
         from skirl.data.vocabulary.vocabulary import Origins
-        from skirl.sweep.checkpoint import checkpoint_of, refuse_whole
+        from skirl.sweep.checkpoint import checkpoint_of
         from skirl.tools.os_errors import writing
 
-        if self.variant is None:
-            refuse_whole(self.checkpoint)
-        checkpoint = self.checkpoint if self.variant is None else checkpoint_of(self.checkpoint, self.variant)
+        checkpoint = checkpoint_of(self.checkpoint, self.variant)
         with opened(checkpoint) as (rows, parameters, data, _), writing(self.out):
             origins = Origins.of(data) if self.out.suffix == ".parquet" else None
             write_rows(

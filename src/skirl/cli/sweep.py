@@ -78,23 +78,20 @@ class SweepCommand(Composed):
 
     def ranks(self) -> int:
         """Return how many processes to launch: 1 for those of a job that has been launched."""
-        from skirl.sweep.checkpoint import saved_with
+        from skirl.sweep.checkpoint import header_at
         from skirl.sweep.ranks import how_many
 
         if os.environ.get("WORLD_SIZE", "1") != "1" or self.processes == 1:
             return 1
-        left = saved_with(self.save.save).get("results", ()) if self.save.goes_on and self.save.save is not None else ()
-        return how_many(self.processes, self.recipe, len(self.made()) - len(left), trace=self.log.trace is not None)
+        save = self.save.save if self.save.goes_on else None
+        left = 0 if save is None else len(header_at(save)["left"])
+        return how_many(self.processes, self.recipe, len(self.made()) - left, trace=self.log.trace is not None)
 
     def run(self) -> dict[str, Any]:
         device = self.recipe.device
         if device.threads is None:  # bits depend on the thread count, so it is written down
             return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
-        from skirl.sweep.checkpoint import check_same, saved_with
         from skirl.sweep.run import run
-
-        if self.save.goes_on and self.save.save is not None:
-            check_same(saved_with(self.save.save), self.flat())
 
         result = run(self.recipe, self.made(), self.race, self.save, self.log, self.flat(), self.evaluation)
         result["page"] = None

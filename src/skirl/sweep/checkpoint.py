@@ -1,40 +1,34 @@
 """A checkpoint of a sweep: one of each variant in the race, a header that names those of one step, and the best of each."""
 
-import base64
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 
 from skirl.checkpoint import folder
 from skirl.checkpoint.folder import OF_SWEEP as HEADER
 from skirl.checkpoint.folder import headers_with_steps
-from skirl.checkpoint.keeper import refuse_checkpoints
-from skirl.checkpoint.load_run import load
 from skirl.checkpoint.rows import FrozenCollection
-from skirl.checkpoint.save_run import save
 from skirl.checkpoint.saving import Saving
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
-from skirl.pipeline.lookahead import Lookahead
+from skirl.store.base import Frozen
 from skirl.store.disk.frozen import check_files
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.contender import Contender
 from skirl.sweep.flags import KeepFlags
-from skirl.sweep.race import Judged
-from skirl.sweep.variants import Variant, Varied
-from skirl.tools.interrupts import uninterrupted
-from skirl.tools.os_errors import NotWritten, of_system, why
-from skirl.tools.sealed_json import CheckpointError, OtherVersion, read_sealed, skirl_version, write_sealed
+from skirl.sweep.variants import Varied
+from skirl.tools.os_errors import NotWritten, why
+from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
 from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of, shown
 
 log = logging.getLogger("skirl")
@@ -42,7 +36,7 @@ log = logging.getLogger("skirl")
 SWEEP = "sweep.json"
 """The file that tells the folder of a sweep's runs."""
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 4
+_VERSION = 5
 
 Parts = Callable[[Contender], Sequence[Any]]
 
@@ -51,53 +45,38 @@ def optimizers_of(contender: Contender) -> list[Any]:
     return [] if contender.dense is None else [contender.dense]
 
 
-class SweepSaving:
-    """A checkpoint of a sweep that is being written: those of its variants in parallel, then the header."""
+class SweepSaving(Saving):
+    """A checkpoint of a sweep that is being written: those of its variants in parallel, then what makes them count."""
 
     def __init__(
-        self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any] | None, rows: "PackedRows"
-    ) -> None:
-        self.path, self.step, self._rows = path, step, rows
-        self.failure: BaseException | None = None
+        self, path: Path, rows: "PackedRows", savings: Mapping[str, Saving],
+        commit: Callable[[dict[str, str]], None] | None,
+    ) -> None:  # fmt: skip
+        """`commit`: makes it count, given the names; with None, somebody else does and calls `confirmed`."""
+        super().__init__(path, 0)
+        self._rows, self._savings, self._commit = rows, savings, commit
         self.names = {name: saving.path.name for name, saving in savings.items()}
         """The checkpoint of each variant, as the header names it."""
-        self._savings, self._told = dict(savings), False
-        self._body = body
-        self._thread = threading.Thread(target=self._write, name="skirl checkpoint of a sweep")
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
+        self.run(self._write)
 
     def ended(self) -> None:
         """Wait until it is on disk or has failed."""
-        while self._thread.is_alive():
-            self._thread.join(0.1)  # in short waits, so that Ctrl-C gets through
-
-    def wait(self) -> "SweepSaving":
-        """Wait until the checkpoint is on disk. Raise the error if it could not be written, but only once."""
-        self.ended()
-        if self.failure is not None and not self._told:
-            self._told = True
-            raise self.failure
-        return self
+        while not self.done:
+            time.sleep(0.01)  # in short waits, so that Ctrl-C gets through
 
     def _write(self) -> None:
+        failures = list[BaseException]()
         for saving in self._savings.values():
             try:
                 saving.wait()
-            except BaseException as error:  # only the first is reported
-                self.failure = self.failure or error
+            except BaseException as error:
+                failures.append(error)
         self._rows.release()
-        if self.failure is not None or self._body is None:
-            return
-        try:
-            write_header(self.path, self._body, self.names)
-        except BaseException as error:
-            self.failure = error
-            return
-        self.confirmed()
+        if failures:
+            raise failures[0]
+        if self._commit is not None:
+            self._commit(self.names)
+            self.confirmed()
 
     def confirmed(self) -> None:
         """Remove what the header, which is on disk, no longer names."""
@@ -108,29 +87,26 @@ class SweepSaving:
                 log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
-def header_of(step: int, left: Mapping[str, tuple[str, int | None]], also: Mapping[str, Any]) -> dict[str, Any]:
+def header_of(step: int, left: Mapping[str, tuple[str, int]], also: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": _VERSION,
         "skirl": skirl_version(),
         "step": step,
-        "left": {name: why for name, (why, _) in left.items()},
-        "left_at": {name: at for name, (_, at) in left.items()},
-        "generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        "left": {name: [why, at] for name, (why, at) in left.items()},
+        "generator": torch.get_rng_state().numpy().tobytes().hex(),
         "also": dict(also),
     }
 
 
-def write_header(path: Path, body: Mapping[str, Any], names: Mapping[str, str]) -> None:
+def write_header(path: Path, header: Mapping[str, Any]) -> None:
     try:
-        write_sealed(path / HEADER, {**body, "variants": dict(names)}, f"{body['step']:016x}")
-    except BaseException as error:
-        if (found := of_system(error)) is None:
-            raise
+        write_sealed(path / HEADER, header, f"{header['step']:016x}")
+    except OSError as error:
         raise NotWritten(
             f"{path} got no new checkpoint, {why(error)}; the one before stays whole: make it a folder that can be "
             "written to, with some room, and save again",
-            found.errno,
+            error.errno,
         ) from error
 
 
@@ -148,27 +124,23 @@ class PackedRows:
         except CheckpointError:  # a checkpoint failed meanwhile
             known = {}
         self._path, self._now, self._lock = path, before, threading.Lock()
-        self._failure: BaseException | None = None
+        self._facts: Future[dict[str, Any]] = Future()
         self._frozen = FrozenCollection(engine, path, known)
         self.release = self._frozen.release
 
     def _written(self) -> dict[str, Any]:
         with self._lock:
-            if self._failure is not None:  # what it has written counts as written: a second try would lack that
-                raise self._failure
-            try:
-                if not self._now:
-                    self._now[str(self._path)] = self._frozen.write()
-                return self._now[str(self._path)]
-            except BaseException as error:
-                self._failure = error
-                raise
+            if not self._facts.done():  # even if it fails: what it has written counts, a second try would lack that
+                try:
+                    self._facts.set_result(self._frozen.write())
+                    self._now[str(self._path)] = self._facts.result()
+                except BaseException as error:
+                    self._facts.set_exception(error)
+        return self._facts.result()
 
     def of(self, pack: Pack) -> Callable[..., Any]:
         """Return what freezes the rows of one variant for a checkpoint of its own."""
-        return lambda engine, path, before: SimpleNamespace(
-            write=partial(self._write, pack, path), release=lambda: None
-        )
+        return lambda engine, path, before: Frozen(partial(self._write, pack, path), lambda: None)
 
     def _write(self, pack: Pack, path: Path) -> dict[str, Any]:
         facts, files = self._written(), OsFiles()
@@ -180,45 +152,6 @@ class PackedRows:
         banks = enumerate(pack.schema.banks)
         columns = [[t, pack.begins[b], pack.held[b]] for b, bank in banks for t in bank.tables]
         return {of: facts[of] | {"columns": columns} for of in ("store", "cache")}
-
-
-def save_all(
-    path: Path,
-    engine: Engine,
-    variants: Sequence[Contender],
-    data: Lookahead | None,
-    parts: Parts,
-    also: Mapping[str, Any] | None,
-    before: dict[str, Any],
-) -> SweepSaving:
-    """Save every variant still in the race, then the header. When this returns, rows are frozen and all else is copied."""
-    savings: dict[str, Saving] = {}
-    step = 0 if data is None else data.step
-    left = {one.name: (one.left, one.left_at) for one in variants if one.left is not None}
-    body = None if also is None else header_of(step, left, also)
-    racing = [contender for contender in variants if contender.left is None]
-    with uninterrupted():
-        racing[0].embeddings.current.settle()
-        rows = PackedRows(engine, path / racing[0].name, before)
-        try:
-            for contender in racing:
-                savings[contender.name] = save_one(path, contender, data, parts, rows, wait=False)
-        except BaseException:
-            for saving in savings.values():
-                with suppress(Exception):
-                    saving.wait()
-            rows.release()
-            raise
-        return SweepSaving(path, step, savings, body, rows)
-
-
-def save_one(
-    path: Path, contender: Contender, data: Lookahead | None, parts: Parts, rows: PackedRows, *, wait: bool
-) -> Saving:
-    """Save one variant. The header names it later, if at all: until then, the checkpoint that it names stays."""
-    contender.embeddings.frozen_rows = rows.of(contender.embeddings.pack)
-    with contender.drawing():
-        return save(path / contender.name, model=contender.model, optimizers=parts(contender), data=data, wait=wait)
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -258,53 +191,23 @@ def forget(path: Path) -> None:
         (path / HEADER).unlink()
 
 
-def saved_with(path: Path) -> dict[str, Any]:
-    """Return the facts that a sweep's checkpoint keeps besides its variants. Raise if the sweep cannot go on from them."""
-    try:
-        return header_at(path)["also"]
-    except OtherVersion as error:
-        raise OtherVersion(f"{error}, or begin another sweep in another --save") from None
-
-
-def checkpoint_of(path: Path, name: str) -> Path:
+def checkpoint_of(path: Path, name: str | None) -> Path:
+    """Return the checkpoint of a variant. Without a name, return a path that is not of a sweep."""
+    if name is None and not (path / HEADER).is_file():
+        return path
     header = header_at(path)
+    names = ", ".join([*header["variants"], *header["left"]])
+    if name is None:
+        raise CheckpointError(f"{path} is of a sweep: add --variant and the name of one of its variants, {names}")
     if name in header["variants"]:
         return path / name / header["variants"][name]
     if name not in header["left"]:
-        names = ", ".join([*header["variants"], *header["left"]])
         raise CheckpointError(f"{path / HEADER} has no variant {name!r}: name one of {names}")
-    why, step, saved = header["left"][name], header["left_at"][name], headers_with_steps(path / name)
-    if not saved or (step is not None and saved[0][0] < step):
+    (why, step), saved = header["left"][name], headers_with_steps(path / name)
+    if not saved or saved[0][0] < step:
         last = f"its last checkpoint is of step {saved[0][0]:,}, in {path / name}" if saved else "it was never saved"
         raise CheckpointError(f"variant {name} has left ({why}), and {last}: set --save-every lower")
     return saved[0][1]
-
-
-def refuse_whole(path: Path) -> None:
-    if (path / HEADER).is_file():
-        header = header_at(path)
-        names = ", ".join([*header["variants"], *header["left"]])
-        raise CheckpointError(f"{path} is of a sweep: add --variant and the name of one of its variants, {names}")
-
-
-def load_all(
-    path: Path, header: Mapping[str, Any], variants: Sequence[Contender], data: Lookahead | None, parts: Parts
-) -> None:
-    """Load every variant that was in the race, and the random generator of torch."""
-    engine = variants[0].embeddings.engine
-    engine.empty()
-    try:
-        for contender in variants:
-            with contender.drawing():
-                load(
-                    path / contender.name / header["variants"][contender.name], model=contender.model,
-                    optimizers=parts(contender), data=data,
-                )  # fmt: skip
-    except BaseException as error:
-        engine.lose(f"{path} was loaded only in part: {error}", error)
-        raise
-    state = np.frombuffer(base64.b64decode(header["generator"]), np.uint8)
-    torch.set_rng_state(torch.from_numpy(state.copy()))
 
 
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
@@ -313,24 +216,9 @@ losses from before and after the resume are summed."""
 _THEN = "go on with that, or begin another sweep in another --save"
 
 
-def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any], variants: Sequence[Varied]) -> None:
+    """Raise if flags or a variant's values differ from the saved ones."""
     check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
-
-
-def begun(keeping: KeepFlags, variants: Sequence[Variant]) -> Origin | None:
-    origin = origin_of(keeping, saved=keeping.goes_on)
-    if origin is not None:
-        for variant in variants:
-            assert isinstance(variant, Varied)
-            try:
-                check_model(Path(origin.given), origin.header, variant.recipe.flat())
-            except ValueError as error:
-                raise ValueError(f"variant {variant.name}: {error}") from error
-    return origin
-
-
-def check_variants(saved: Mapping[str, Any], variants: Sequence[Variant]) -> None:
-    """Raise if a variant's values differ from the saved ones."""
     for variant in variants:
         theirs, own = saved.get("overrides", {}).get(variant.name, {}), plain(dict(variant.overrides))
         for name in sorted(theirs.keys() | own.keys()):
@@ -339,6 +227,17 @@ def check_variants(saved: Mapping[str, Any], variants: Sequence[Variant]) -> Non
                     f"variant {variant.name} has {name} {shown(own.get(name))}, and was saved with "
                     f"{shown(theirs.get(name))}: {_THEN}"
                 )
+
+
+def begun(keeping: KeepFlags, variants: Sequence[Varied]) -> Origin | None:
+    origin = origin_of(keeping, saved=keeping.goes_on)
+    if origin is not None:
+        for variant in variants:
+            try:
+                check_model(Path(origin.given), origin.header, variant.recipe.flat())
+            except ValueError as error:
+                raise ValueError(f"variant {variant.name}: {error}") from error
+    return origin
 
 
 def plain(value: Any) -> Any:
@@ -350,63 +249,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
-
-
-class Bests:
-    """The best checkpoint of each of some variants."""
-
-    def __init__(self, save: Path | None, names: Sequence[str], *, resume: bool) -> None:
-        self._save, self._names = save, [] if save is None else names
-        self._at: dict[str, int] = {}
-        """By variant: the step of the checkpoint that is kept."""
-        self._missed: dict[str, str] = {}
-        """By variant: why its best is not."""
-        for name in self._names:
-            if not resume:
-                refuse_checkpoints(self._folder(name))
-            elif (there := folder.headers_with_steps(self._folder(name))) != []:
-                self._at[name] = there[0][0]
-
-    @property
-    def on(self) -> bool:
-        return self._save is not None
-
-    def go_on(self, header: Mapping[str, Any], judged: Mapping[str, Judged]) -> None:
-        """Keep what a kill has left undone: the sweep's checkpoint is there, and the best of its step is not kept yet."""
-        due = [n for n, one in judged.items() if n in header["variants"] and one.is_best and one.step == header["step"]]
-        self.keep([name for name in due if self._at.get(name) != header["step"]], header["variants"], header["step"])
-
-    def keep(self, names: Sequence[str], saved: Mapping[str, str], step: int) -> None:
-        """Keep checkpoints that are on disk."""
-        for name in [name for name in names if name in self._names]:
-            try:
-                folder.keep_best(self._folder(name).parent / saved[name])
-            except (OSError, ValueError) as error:
-                self.miss([name], step, f"it could not be kept: {why(error)}")
-            else:
-                self._at[name] = step
-                self._missed.pop(name, None)
-
-    def miss(self, names: Sequence[str], step: int, why_not: str) -> None:
-        """Take note, and warn, that checkpoints which should be kept cannot be."""
-        for name in [name for name in names if name in self._names]:
-            still = f"that of step {self._at[name]:,} stays" if name in self._at else "none is kept yet"
-            self._missed[name] = (
-                f"step {step:,} of variant {name} is the best so far, but {why_not}; {still} in {self._folder(name)}"
-            )
-            log.warning("%s", self._missed[name])
-
-    def of(self, name: str, judged: Judged | None) -> dict[str, Any] | None:
-        """Return where a variant's best checkpoint is: folder, step, held-out log loss. None if none is kept."""
-        if name not in self._at:
-            return None
-        loss = judged.best if judged is not None and judged.best_step == self._at[name] else None
-        return {"folder": str(self._folder(name)), "step": self._at[name], "test_logloss": loss}
-
-    @property
-    def missed(self) -> str | None:
-        return "\n".join(self._missed.values()) or None
-
-    def _folder(self, name: str) -> Path:
-        assert self._save is not None
-        return self._save / name / folder.BEST

@@ -23,6 +23,7 @@ from skirl.nn.optimizers import Anchor, DenseGradients
 from skirl.nn.output import Output
 from skirl.store.base import Layout, Record
 from skirl.sweep.variants import Variant
+from skirl.tools.rng_state import unchanged
 
 Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]
 
@@ -200,12 +201,9 @@ def _put(state: State) -> None:
 
 
 def _seeded(seed: int) -> State:
-    others = _state()
-    try:
+    with unchanged():
         torch.manual_seed(seed)
         return _state()
-    finally:
-        _put(others)
 
 
 def make_variant(

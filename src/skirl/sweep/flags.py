@@ -84,6 +84,4 @@ class KeepFlags(CheckpointFlags):
 
     @property
     def there(self) -> bool:
-        if self.save is None or not self.save.is_dir():
-            return False
-        return (self.save / OF_SWEEP).is_file()
+        return self.save is not None and (self.save / OF_SWEEP).is_file()

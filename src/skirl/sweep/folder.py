@@ -7,11 +7,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from skirl.sweep.checkpoint import SWEEP
-from skirl.sweep.race import Left, Race
+from skirl.sweep.race import Race, VariantPlace
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
@@ -22,7 +21,7 @@ RACE, RESULT = "race.jsonl", "result.json"
 
 
 class SweepFolder:
-    """Writes the folder of a sweep, inside its with-block. If its path is None, nothing is written.
+    """Writes the folder of a sweep. If its path is None, nothing is written.
 
     A file that cannot be written does not end the sweep: a warning says so, and `missing` lists it.
     """
@@ -42,20 +41,14 @@ class SweepFolder:
                 f"run is {self.path}, which already holds a sweep: set run to another folder, or add --resume"
             )
 
-    def __enter__(self) -> "SweepFolder":
-        return self
+    def close(self) -> None:
+        if self._race is not None:
+            self._race.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        race, self._race = self._race, None
-        if race is None or self.path is None:
-            return
-        race.close()
-        if not isinstance(error, Exception) or self._begun_at:
-            return
-        with suppress(OSError):
-            if not (self.path / RACE).stat().st_size:  # the sweep failed at once: leave the folder to the next try
+    def forget(self) -> None:
+        """Leave the folder of a sweep that failed at once to the next try."""
+        if self._race is not None and self.path is not None:
+            with suppress(OSError):
                 (self.path / SWEEP).unlink(missing_ok=True)
                 (self.path / RACE).unlink(missing_ok=True)
 
@@ -91,18 +84,13 @@ class SweepFolder:
             put_whole(self.path / RACE, b"".join(line + b"\n" for line in kept), "new")
             self._race = Lines(self.path / RACE)
 
-    def left(self, left: Left) -> None:
-        self._write({"event": "left", **asdict(left)})
+    def left(self, place: VariantPlace) -> None:
+        what = {"variant": place.variant, "why": place.state, "kind": place.kind}
+        self._write({"event": "left", "step": place.left, **what})
 
-    def standing(
-        self,
-        step: int,
-        seconds: float,
-        race: Race,
-        aucs: Mapping[str, float | None],
-    ) -> None:
+    def standing(self, seconds: float, race: Race, aucs: Mapping[str, float | None]) -> None:
         at = [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()]
-        when = {"step": step, "seconds": seconds, "begun_at": self._begun_at}
+        when = {"step": race.step, "seconds": seconds, "begun_at": self._begun_at}
         by = {"measure": race.measure, "unseen": race.unseen}
         self._write({"event": "standing", **when, **by, "places": at})
 

@@ -3,13 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from skirl.train.metrics import Evaluation
 
 Floats = NDArray[np.float64]
 
@@ -96,8 +93,7 @@ def errors(sums: PairSums) -> Floats:
 BROKEN = "predictions for the samples held out are not finite"
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """The outcome of a variant's evaluations so far."""
 
     step: int
@@ -107,14 +103,8 @@ class Judged:
     best_step: int
     """The step with the lowest log loss."""
 
-    @classmethod
-    def of(cls, judge: "Evaluation") -> "Judged":
-        best = judge.best if judge.best is not None and isfinite(judge.best) else None
-        return cls(judge.step, best, judge.best_step)
-
-    @property
-    def is_best(self) -> bool:
-        return self.best is not None and self.best_step == self.step
+    def is_best_at(self, step: int) -> bool:
+        return self.best is not None and self.best_step == self.step == step
 
 
 def best_of(name: str | None, judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -139,15 +129,6 @@ def difference(place: "VariantPlace") -> str:
 
 
 @dataclass(frozen=True)
-class Left:
-    step: int
-    variant: str
-    why: str
-    kind: str
-    """diverged, or dropped at a rung."""
-
-
-@dataclass(frozen=True)
 class VariantPlace:
     """A variant's place in the standing."""
 
@@ -160,10 +141,17 @@ class VariantPlace:
     error: float | None
     """Standard error of that difference."""
     state: str
+    """leads, races, or why it has left."""
     leading: bool = False
     """Whether its configuration is that of rank 1."""
     held_out: float | None = None
     """Its lowest log loss on the samples held out, while ranks are by that."""
+    left: int | None = None
+    """The step after which it left; None while it races."""
+
+    @property
+    def kind(self) -> str:
+        return self.state.split()[0]
 
 
 class Race:
@@ -182,7 +170,6 @@ class Race:
         self.rules = rules or Rules()
         self.step = self.unseen = 0
         """Batches so far, and those that nobody had trained on."""
-        self.left: list[Left] = []
         self._of = np.array(range(len(names)) if configurations is None else configurations)
         self._racing = np.ones(len(names), bool)
         self._now = self._before = no_sums(len(names))
@@ -192,12 +179,16 @@ class Race:
         """By variant: its lowest log loss on the samples held out."""
         self._judged = False
         """Whether ranks are by these."""
-        self._gone: dict[int, tuple[int, VariantPlace]] = {}
-        """By variant that has left: the step, and its place before."""
+        self._gone: dict[int, VariantPlace] = {}
+        """By variant that has left, in this order: its place before."""
 
     @property
     def racing(self) -> list[str]:
         return [name for name, on in zip(self.names, self._racing) if on]
+
+    @property
+    def left(self) -> list[VariantPlace]:
+        return [*self._gone.values()]
 
     @property
     def configurations(self) -> list[int]:
@@ -208,13 +199,13 @@ class Race:
         """What ranks are by: "unseen", losses on samples that nobody had trained on, or "held out"."""
         return "held out" if self._judged else "unseen"
 
-    def see(self, losses: Sequence[float], *, unseen: bool = True) -> list[Left]:
+    def see(self, losses: Sequence[float], *, unseen: bool = True) -> list[VariantPlace]:
         """Take the losses on one more batch, and return those that leave after it."""
         self.step += 1
         self.unseen += unseen
         values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
         broken = np.flatnonzero(self._racing & ~np.isfinite(values))
-        gone = self._leave(broken.tolist(), f"diverged at step {self.step:,}", "diverged")
+        gone = self._leave(broken.tolist(), f"diverged at step {self.step:,}")
         if not self._racing.any():
             raise ValueError(
                 f"all variants have diverged, the last at step {self.step:,} ({', '.join(left.variant for left in gone)}): "
@@ -229,7 +220,7 @@ class Race:
         self._now = added(self._now, values)
         return gone + (self._drop() if self.step in self.rules.rungs else [])
 
-    def judge(self, held_out: Mapping[str, float | None], *, last: bool) -> list[Left]:
+    def judge(self, held_out: Mapping[str, float | None], *, last: bool) -> list[VariantPlace]:
         """Rank by log losses on samples held out until a batch of unseen ones comes, and return who is dropped."""
         found = {self.names.index(name): loss for name, loss in held_out.items()}
         self._held_out = {k: loss for k, loss in found.items() if loss is not None}
@@ -238,9 +229,9 @@ class Race:
             return []
         return self._drop()
 
-    def diverged(self, names: Sequence[str], why: str) -> list[Left]:
+    def diverged(self, names: Sequence[str], why: str) -> list[VariantPlace]:
         """Let variants leave whose predictions are not finite, and return them."""
-        return self._leave([self.names.index(name) for name in names], why, "diverged")
+        return self._leave([self.names.index(name) for name in names], f"diverged at step {self.step:,}: {why}")
 
     def winner(self) -> str:
         return self.standing()[0].variant
@@ -249,14 +240,15 @@ class Race:
         """Return the places of all variants, best first. Those that left follow, the last to leave and the best first."""
         order, values = self._order(), self._values()
         best = [k for c in order for k in sorted(self._own(c), key=lambda k: values[k])]
-        by = {k: place.loss or 0.0 for k, (_, place) in self._gone.items()} | (self._held_out if self._judged else {})
-        rest = sorted(self._gone, key=lambda k: (-self._gone[k][0], by[k], k))
-        whole = self._whole()
-        places = [self._place(k, "races", order, whole) for k in best] + [self._gone[k][1] for k in rest]
-        places = [
-            replace(place, rank=rank, held_out=self._judged_of(place)) for rank, place in enumerate(places, start=1)
+        by = {k: place.loss or 0.0 for k, place in self._gone.items()} | (self._held_out if self._judged else {})
+        rest = sorted(self._gone, key=lambda k: (-(self._gone[k].left or 0), by[k], k))
+        whole, held_out = self._whole(), self._held_out if self._judged else {}
+        places = [self._place(k, "races" if n else "leads", order, whole) for n, k in enumerate(best)]
+        places += [self._gone[k] for k in rest]
+        return [
+            replace(place, rank=rank, held_out=held_out.get(k))
+            for rank, (k, place) in enumerate(zip([*best, *rest], places, strict=True), start=1)
         ]
-        return [replace(places[0], state="leads") if best else places[0], *places[1:]]
 
     def seed_noise(self) -> float | None:
         """Return the standard deviation over seeds of what ranks are by; None if no configuration has several."""
@@ -275,8 +267,7 @@ class Race:
             "step": self.step,
             "unseen": self.unseen,
             "racing": self._racing.tolist(),
-            "left": [asdict(left) for left in self.left],
-            "gone": {str(k): (step, asdict(place)) for k, (step, place) in self._gone.items()},
+            "gone": {str(k): asdict(place) for k, place in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "judged": self._judged,
             "length": self._length,
@@ -290,8 +281,7 @@ class Race:
         self.step, self.unseen = state["step"], state["unseen"]
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
-        self.left = [Left(**left) for left in state["left"]]
-        self._gone = {int(k): (step, VariantPlace(**place)) for k, (step, place) in state["gone"].items()}
+        self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
         self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["judged"]
         self._length = state["length"]
@@ -324,18 +314,17 @@ class Race:
         }
         return sorted(means, key=lambda c: (means[c], c))
 
-    def _drop(self) -> list[Left]:
+    def _drop(self) -> list[VariantPlace]:
         below = self._order()[self.rules.most(int(self._of.max()) + 1, self.step) :]
         gone = [k for c in reversed(below) for k in self._own(c)]
         by = "held-out loss" if self._judged else "loss"
-        return self._leave(gone, f"dropped at step {self.step:,} by {by}", "dropped")
+        return self._leave(gone, f"dropped at step {self.step:,} by {by}")
 
-    def _leave(self, numbers: Sequence[int], why: str, kind: str) -> list[Left]:
+    def _leave(self, numbers: Sequence[int], why: str) -> list[VariantPlace]:
         whole, order = self._whole(), self._order()
-        left = [Left(self.step, self.names[k], why, kind) for k in numbers]
-        self._gone |= {k: (self.step, self._place(k, why, order, whole)) for k in numbers}
+        left = [replace(self._place(k, why, order, whole), left=self.step) for k in numbers]
+        self._gone |= zip(numbers, left, strict=True)
         self._racing[list(numbers)] = False
-        self.left += left
         return left
 
     def _place(self, k: int, state: str, order: Sequence[int], whole: PairSums) -> VariantPlace:
@@ -344,11 +333,5 @@ class Race:
         if not n:
             return VariantPlace(0, self.names[k], None, None, None, state, leading=c == first)
         loss, apart = float(self._sums().losses[k] / n), float(whole.differences[c, first] / n)
-        return VariantPlace(0, self.names[k], loss, apart, _known(errors(whole)[c, first]), state, leading=c == first)
-
-    def _judged_of(self, place: VariantPlace) -> float | None:
-        return self._held_out.get(self.names.index(place.variant)) if self._judged else None
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+        error = float(errors(whole)[c, first])
+        return VariantPlace(0, self.names[k], loss, apart, error if isfinite(error) else None, state, c == first)

@@ -8,11 +8,9 @@ from typing import Any
 from skirl.engine.capacity import AUTO, DoesNotFit
 from skirl.peers.base import Peers
 from skirl.store import inside
-from skirl.sweep.crew import Duty
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
 from skirl.tools.os_errors import NotWritten
-from skirl.tools.units import parse_bytes
 from skirl.train.loop import touched_rows
 from skirl.train.recipe import Recipe
 
@@ -26,10 +24,9 @@ _OF_A_STEP = 512
 
 def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
     """Return how many processes to start on this machine."""
-    alone = _only_one(recipe, trace)
+    alone = recipe.device.device != "cpu" or trace
     if asked != "auto":
-        if int(asked) > 1 and alone:
-            raise ValueError(f"processes is {asked}, and {alone}: set processes to 1")
+        check_alone(int(asked), recipe, trace=trace)
         return min(int(asked), variants)
     steps = recipe.stream().steps or recipe.data.steps
     if alone or (steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH):
@@ -37,49 +34,45 @@ def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) ->
     return max(1, min(cores() // (recipe.device.threads or 1), variants // FEWEST))
 
 
-def _only_one(recipe: Recipe, trace: bool) -> str | None:
-    if recipe.device.device != "cpu":
-        return "one process has the device"
-    return "a timeline is of one process" if trace else None
+def check_alone(processes: int, recipe: Recipe, *, trace: bool) -> None:
+    why = "a timeline is of one process" if trace else None
+    why = "one process has the device" if recipe.device.device != "cpu" else why
+    if processes > 1 and why:
+        raise ValueError(f"processes is {processes}, and {why}: set processes to 1")
 
 
 def dealt(variants: Sequence[Varied], count: int) -> list[list[Varied]]:
     """Assign variants to ranks, the widest in turn, so that all take about as long."""
-    order = sorted(range(len(variants)), key=lambda n: -_numbers(variants[n]))
+    order = sorted(range(len(variants)), key=lambda n: -_numbers([variants[n]]))
     return [[variants[n] for n in sorted(order[first::count])] for first in range(count)]
 
 
-def _numbers(variant: Varied) -> int:
-    return variant.recipe.row_optimizer().width(variant.recipe.model.row_dim)
+def _numbers(variants: Sequence[Varied]) -> int:
+    return sum(one.recipe.row_optimizer().width(one.recipe.model.row_dim) for one in variants)
 
 
-def share_of(duty: Duty, rank: int, size: int) -> Duty:
-    """Return a rank's part of a duty: its variants, its store and, if it is given in bytes, its part of the cache."""
+def share_of(recipe: Recipe, variants: Sequence[Varied], rank: int, size: int) -> tuple[Recipe, Sequence[Varied]]:
+    """Return a rank's part: the recipe with its store and, if it is given in bytes, its part of the cache; its variants."""
     if size == 1:
-        return duty
-    if (why := _only_one(duty.recipe, duty.trace is not None)) is not None:
-        raise ValueError(f"there are {size} processes, and {why}: start one")
-    if size > (most := len(duty.variants)):
+        return recipe, variants
+    if size > (most := len(variants)):
         raise ValueError(f"there are {size} processes for {most} variants that race: launch -n {most}, or fewer")
-    recipe, own = duty.recipe, dealt(duty.variants, size)[rank]
+    own = dealt(variants, size)[rank]
     if recipe.counts_first:
         recipe = replace(recipe, cache=replace(recipe.cache, cache=str(recipe.cache_size(touched_rows(recipe)))))
     (kind, amount), cache = recipe.cache.parsed(), recipe.cache.cache
     if kind in ("bytes", "auto"):
         whole = amount if kind == "bytes" else AUTO * free_bytes()
-        cache = f"{int(whole * sum(map(_numbers, own)) / sum(map(_numbers, duty.variants)))}B"
+        cache = f"{int(whole * _numbers(own) / _numbers(variants))}B"
     store = inside(recipe.cache.store, f"process-{rank}")
-    if duty.memory not in (None, "auto"):
-        duty = replace(duty, memory=f"{parse_bytes(duty.memory) // size}B")
-    return replace(duty, variants=own, recipe=replace(recipe, cache=replace(recipe.cache, cache=cache, store=store)))
+    return replace(recipe, cache=replace(recipe.cache, cache=cache, store=store)), own
 
 
-def of_whole(error: DoesNotFit, duty: Duty, size: int) -> DoesNotFit:
+def of_whole(error: DoesNotFit, variants: Sequence[Varied], size: int) -> DoesNotFit:
     """Return the error in terms of the whole sweep: a rank knows only its own share of the cache."""
     if size == 1 or not error.in_bytes:
         return error
-    numbers = [sum(map(_numbers, own)) for own in dealt(duty.variants, size)]
-    enough = -(-error.enough * sum(numbers) // min(numbers))
+    enough = -(-error.enough * _numbers(variants) // min(map(_numbers, dealt(variants, size))))
     return DoesNotFit(f"{error.found} in one of {size} processes, which share the cache", enough, True)
 
 

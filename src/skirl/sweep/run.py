@@ -3,33 +3,36 @@
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from math import isfinite, nan
-from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from skirl.core.batch import Batch
 from skirl.engine.capacity import DoesNotFit
 from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
-from skirl.sweep.checkpoint import Bests, begun, check_variants, forget, header_of, plain, read_header, write_header
-from skirl.sweep.crew import Crew, Duty, Stepped, check_pooled, facts
+from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.sweep.checkpoint import begun, check_same, forget, header_of, plain, read_header
+from skirl.sweep.contender import Contender
+from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
 from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
-from skirl.sweep.race import BROKEN, Judged, Left, Race, best_of, difference
-from skirl.sweep.ranks import Ranks, of_whole, share_of
+from skirl.sweep.keeper import SweepKeeper
+from skirl.sweep.race import BROKEN, Judged, Race, VariantPlace, best_of, difference
+from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
 from skirl.sweep.sweep import FORMS, Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.interrupts import Signals
-from skirl.tools.machine import machine
+from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Facts, Speed, progress_of
-from skirl.tools.units import figure, patience_of
+from skirl.tools.units import figure, parse_bytes, patience_of
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.recipe import Recipe
+from skirl.train.resume import begin_from
 
 log = logging.getLogger("skirl")
 
@@ -38,24 +41,38 @@ def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
     """Train the variants of a `SweepRun` that this rank of the job has; all ranks return the result of the whole sweep."""
     ranks = Ranks(trainers(patience=recipe.step.peer_patience or patience_of(os.environ, 24 * 3600.0)))
     with using(Alone()):  # a rank's engine shares no rows
-        sweep_run = SweepRun(ranks, recipe, *args)
-        reporting = progress_of("sweep", sweep_run.stream.steps)
-        signals = Signals(sweep_run.keeping.save is not None, launched_here())
-        with sweep_run, sweep_run.crew, signals, reporting as progress:
-            try:
-                sweep_run.begin()
-                while sweep_run.step(signals):
-                    progress(sweep_run.steps, sweep_run.facts)
-                    if sweep_run.keep():
-                        break
-                return sweep_run.end()
-            except BaseException as error:
-                ranks.peers.fail(error)  # before this rank writes its rows
-                raise
+        one = SweepRun(ranks, recipe, *args)
+        with one.opened(), progress_of("sweep", one.stream.steps) as progress:
+            while one.step():
+                progress(one.race.step, one.facts)
+                if one.keep():
+                    break
+            return one.end()
+
+
+class Told(NamedTuple):
+    """What a rank tells of a step."""
+
+    trains: bool
+    """Whether it has variants left; if not, it knows only of signals and its time."""
+    losses: dict[str, float] | None
+    """Of its variants; None if the data has ended."""
+    samples: int
+    saving: bool
+    """Whether it was still writing a checkpoint."""
+    unseen: bool
+    """Whether nobody had trained on its samples: they are of the first epoch."""
+    last: bool
+    """Whether the stream ends with it, which only who reads the stream knows."""
+    signal: str | None
+    now: float
 
 
 class SweepRun:
-    """A sweep in progress. If it fails before its first batch, it leaves no checkpoint."""
+    """A sweep in progress, with those of its variants that this rank trains.
+
+    If it fails before its first batch, it leaves no checkpoint.
+    """
 
     def __init__(
         self,
@@ -68,8 +85,7 @@ class SweepRun:
         flags: dict[str, Any],
         evaluation: EvaluationFlags,
     ) -> None:
-        self.ranks = ranks
-        self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
+        self.ranks, self.variants, self.keeping, self.flags = ranks, variants, keeping, flags
         self.header: dict[str, Any] | None = None
         """Of the checkpoint that the sweep resumes from."""
         saved: dict[str, Any] = {}
@@ -77,132 +93,175 @@ class SweepRun:
             assert keeping.save is not None
             self.header = read_header(keeping.save, [variant.name for variant in variants])
             saved = self.header["also"]
-            check_variants(saved, variants)
+            check_same(saved, flags, variants)
         check_pooled(variants)
-        origin = begun(keeping, variants)
-        self.evaluation = evaluation
-        self.judged = {name: Judged(**one) for name, one in saved.get("judged", {}).items()}
-        self._best: list[str] = []
-        """The variants that were never better than after this step."""
+        self._origin = begun(keeping, variants)
+        self.judged = {name: Judged(*one) for name, one in saved.get("judged", {}).items()}
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
-        rules = race_flags.rules(steps, recipe.data.epochs, evaluation.eval_every)
+        self.eval_every = evaluation.eval_every
+        rules = race_flags.rules(steps, recipe.data.epochs, self.eval_every)
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), rules)
         if saved:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         name = f"sweep-{recipe.data.kind}"
-        if ranks.first:
-            self.folder = SweepFolder(where or "none", name, resume=keeping.resume)
-        path = ranks.told(self.folder.name if ranks.first else None, "the folder")[0]
-        if not ranks.first:  # its variants have folders there
-            self.folder = SweepFolder(path or "none", name, resume=True)
-        self.spent: int = saved.get("spent", 0)
-        """Steps summed over variants."""
+        first = SweepFolder(where or "none", name, resume=keeping.resume) if ranks.first else None
+        path = ranks.told(first and first.name, "the folder")[0]  # the variants of others have folders there too
+        self.folder = first or SweepFolder(path or "none", name, resume=True)
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
-        racing = [variant for variant in variants if variant.name in self.race.racing]
-        duty = Duty(
-            recipe, racing, self.every, self.folder.of, resume=keeping.resume, goes_on=self.header is not None,
-            trace=logged.trace, evaluation=evaluation, save=keeping.save, keep_best=keeping.keep_best,
-            from_=keeping.from_, origin=origin, inexact=flags["inexact"], memory=flags["memory"],
-        )  # fmt: skip
-        own = share_of(duty, ranks.rank, ranks.size)
-        self.bests = Bests(
-            keeping.save if keeping.keep_best else None, [v.name for v in own.variants], resume=keeping.resume
-        )
-        self._duty = duty
-        self.crew = Crew(own)
+        self._racing = [variant for variant in variants if variant.name in self.race.racing]
+        check_alone(ranks.size, recipe, trace=logged.trace is not None)
+        self.recipe, own = share_of(recipe, self._racing, ranks.rank, ranks.size)
+        memory = flags["memory"]
+        if ranks.size > 1 and memory not in (None, "auto"):
+            memory = f"{parse_bytes(memory) // ranks.size}B"
+        resume = self.header is not None
+        self.sweep = sweep_of(self.recipe, own, resume=resume, inexact=flags["inexact"], memory=memory)
+        try:
+            self.entrants: dict[str, Entrant] = {}
+            for variant, one in zip(own, self.sweep.variants, strict=True):
+                alone = LogFlags(run=self.folder.of(variant.name), log_every=self.every)
+                self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
+            self.keeper = SweepKeeper(ranks, keeping, self.sweep, self._parts)
+        except BaseException:
+            self.sweep.close()  # a second try must find its stores free
+            raise
+        self.trace = logged.trace
+        self._coming: Iterator[Batch] = iter(())
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
-        self.steps, self.samples = self.race.step, 0
-        self._came = self._still_saving = self._last = False
-        """Whether there was a batch; whether a checkpoint was still being written after the last step; whether the stream
-        ended with that step."""
-        self._saved_step = None if self.header is None else self.header["step"]
+        self.samples = 0
+        self._saving = self._last = False
+        """Whether a checkpoint was still being written in the last step; whether the stream ended with it."""
         self.failed: str | None = None
-        self.not_saved: str | None = None
-        self._saving: tuple[dict[str, Any], dict[str, str], list[str]] | None = None
-        """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
         self._began = self._now = self._saved_at = ranks.told(time.monotonic(), "the time")[0]
         """Of the first rank."""
+        self._signals = Signals(keeping.save is not None, launched_here())
         self.stopped_by: str | None = None
 
-    def __enter__(self) -> "SweepRun":
-        self.folder.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.folder.__exit__(kind, error, trace)
-        came_to_nothing = isinstance(error, Exception) and not self._came and self.header is None
-        if came_to_nothing and self.ranks.first and self.keeping.save is not None:
-            forget(self.keeping.save)
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Train in this block."""
+        cache = self.recipe.cache
+        ahead = {"depth": cache.depth, "prefetch": self.recipe.movement.prefetch, "policy": cache.policy}
+        try:
+            with closing(self.folder), ExitStack() as self._open:
+                self._open.enter_context(self.sweep)
+                self.batches: Lookahead = self._open.enter_context(
+                    lookahead(self.stream, self.sweep, **ahead, trace=self.trace)
+                )
+                with self._signals:
+                    try:
+                        self.begin()
+                        yield
+                    except BaseException as error:
+                        self.ranks.peers.fail(error)  # before this rank writes its rows
+                        raise
+        except Exception:
+            if not self.race.step and self.header is None and self.ranks.first:
+                self.folder.forget()
+                if self.keeping.save is not None:
+                    forget(self.keeping.save)
+            raise
 
     def begin(self) -> None:
         """Resume from the checkpoint, or write a first one and wait for it, so that the sweep can be resumed from now on."""
-        step = self.crew.begin(self.keeping.save, self.header)
+        save = self.keeping.save
+        if self.header is not None:
+            assert save is not None
+            self.sweep.load_from(save, self.header, self._parts)
+            for contender in self.sweep.racing:  # it may have had inexact steps before
+                contender.exact = not self.flags["inexact"]
+        elif self._origin is not None:
+            for contender in self.sweep.racing:
+                with contender.drawing():
+                    found = begin_from(self._origin, contender.model, self.stream)
+                    self.entrants[contender.name].begun_from = found
+        for entrant in self.entrants.values():
+            self._open.enter_context(entrant.run.begin(self.batches, entrant.meter))
         if self.ranks.first:
-            self.folder.begin(self.flags, self.variants, self.race, step)
-        if self.header is not None and self.bests.on:
-            self.bests.go_on(self.header, self.judged)
-        if self.header is None and self.keeping.save is not None:
+            self.folder.begin(self.flags, self.variants, self.race, self.batches.step)
+        if self.header is not None:
+            self.keeper.counts(self.header)
+        elif save is not None:
             self._save()
-            self._settle()
+            self.keeper.settle()
+        self._coming = iter(self.batches)
 
-    def step(self, signals: Signals) -> bool:
+    @property
+    def here(self) -> list[Entrant]:
+        """The variants in the race that this rank trains."""
+        return [self.entrants[name] for name in self.race.racing if name in self.entrants]
+
+    def step(self) -> bool:
         """Train all that race on a batch, and drop those below a rung. Return False if none or no batch is left."""
         race, racing = self.race, self.race.racing
-        done = self._trained(signals)
+        done = self._trained()
         if done is None:
             return False
-        self.steps, self._came, self._still_saving = done.step, True, done.saving
-        self.spent += len(racing)
+        assert done.losses is not None
+        self._saving, self._last = done.saving, done.last
         if not any(map(isfinite, done.losses.values())):
             last = racing[-1]
-            self.failed = str(Diverged.all_of(len(self.variants), last, done.step, done.losses[last]))
             with suppress(ValueError):  # that none is left
                 race.see([nan] * len(race.names))
+            self.failed = str(Diverged.all_of(len(self.variants), last, race.step, done.losses[last]))
             self._let_leave(race.left[-len(racing) :])
-            self._stand(done.step)
+            self._stand()
             return False
         self._let_leave(race.see([done.losses.get(name, nan) for name in race.names], unseen=done.unseen))
-        self._last = last_step = done.last
-        every, self._best = self.evaluation.eval_every, []
-        if self.stream.held_out and (last_step or (every is not None and done.step % every == 0)):
-            self._judge(done.step, last=last_step, unseen=done.unseen)
+        step = race.step
+        if self.stream.held_out and (done.last or (self.eval_every is not None and step % self.eval_every == 0)):
+            self._judge(done)
             if self.failed is not None:
-                self._stand(done.step)
+                self._stand()
                 return False
-        self.crew.end_step(last=last_step)
-        self.samples = done.samples
-        self.speed.reached(done.samples)
-        if done.step % self.every == 0 or last_step:
-            self._stand(done.step)
+        for entrant in self.here:
+            entrant.after_step(self.batches, last=done.last)
+        self.samples += done.samples
+        self.speed.reached(self.samples)
+        if step % self.every == 0 or done.last:
+            self._stand()
         return True
 
-    def _trained(self, signals: Signals) -> Stepped | None:
-        """Train on a batch, on all ranks that have variants left. Return None if there is none."""
+    def _trained(self) -> Told | None:
+        """Train on a batch, on all ranks that have variants left. Return what they tell; None if there is none."""
         self.ranks.peers.comes(self.race.step + 1)
         try:
-            own, trains = (self.crew.step(), True) if self.crew.racing else (None, False)
+            own = self._train()
         except DoesNotFit as error:
-            raise of_whole(error, self._duty, self.ranks.size) from error
-        told = self.ranks.told((own and asdict(own), trains, signals.came, time.monotonic()), "losses")
-        self._now = told[0][3]
-        self.stopped_by = self.stopped_by or next(filter(None, (came for *_, came, _ in told)), None)
-        steps = [one for one, trains, *_ in told if trains]
-        if None in steps:
-            if any(steps):
+            raise of_whole(error, self._racing, self.ranks.size) from error
+        told = [Told(*one) for one in self.ranks.told(own, "losses")]
+        self._now = told[0].now
+        self.stopped_by = self.stopped_by or next(filter(None, (one.signal for one in told)), None)
+        told = [one for one in told if one.trains]
+        if None in (losses := [one.losses for one in told]):
+            if any(losses):
                 raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
             return None
-        losses = {name: loss for one in steps for name, loss in one["losses"].items()}
-        return Stepped(**steps[0] | {"losses": losses, "saving": any(one["saving"] for one in steps)})
+        whole = {name: loss for one in losses if one is not None for name, loss in one.items()}
+        return told[0]._replace(losses=whole, saving=any(one.saving for one in told))
 
-    def _stand(self, step: int) -> None:
+    def _train(self) -> Told:
+        here, saving = self.here, self.keeper.busy
+        batch = next(self._coming, None) if here else None
+        if batch is None:
+            return Told(bool(here), None, 0, saving, False, False, self._signals.came, time.monotonic())
+        with suppress(Diverged):  # if all of this rank did, others may go on
+            self.sweep.step(batch)
+        for entrant in here:
+            entrant.step(batch)
+        step, first = self.batches.step, self.stream.first_epoch
+        return Told(
+            True, {one.name: one.loss for one in here}, len(batch.labels), saving, first is None or step <= first,
+            step == self.stream.steps, self._signals.came, time.monotonic(),
+        )  # fmt: skip
+
+    def _stand(self) -> None:
         aucs = {} if self.folder.path is None else self._aucs()
-        self.folder.standing(step, time.monotonic() - self._began, self.race, aucs)
+        self.folder.standing(time.monotonic() - self._began, self.race, aucs)
 
     def facts(self) -> Facts:
         """Return the standing for one line."""
@@ -216,58 +275,116 @@ class SweepRun:
             "samples/s": f"{self.speed.rate(self.samples):,.0f}",
         }
 
-    def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
+    def _judge(self, done: Told) -> None:
+        step = self.race.step
         with self.speed.paused():
-            own = {name: one and asdict(one) for name, one in self.crew.evaluate(last=last).items()}
+            own = {}
+            if due := [entrant for entrant in self.here if entrant.judge.due(step, last=done.last)]:
+                own = evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
             told = self.ranks.joined(own, "evaluations")
-        found = {name: one and Judged(**one) for name, one in told.items()}
-        self.judged |= {name: one for name, one in found.items() if one is not None}
-        if broken := [name for name, one in found.items() if one is None]:
+        found = {name: Judged(*one) for name, one in told.items() if one is not None}
+        self.judged |= found
+        if broken := [name for name in told if name not in found]:
             if len(broken) == len(self.race.racing):
                 self.failed = (
                     f"all {len(self.variants)} variants have diverged, the last ones at step {step:,}, where {BROKEN}"
                 )
-            self._let_leave(self.race.diverged(broken, f"diverged at step {step:,}: {BROKEN}"))
+            self._let_leave(self.race.diverged(broken, BROKEN))
             if self.failed is not None:
                 return
-        self._best = [name for name, one in found.items() if one is not None and one.is_best]
-        if last or not unseen:
-            self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=last))
+        if done.last or not done.unseen:
+            self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=done.last))
 
-    def _let_leave(self, left: Sequence[Left]) -> None:
-        diverged = {one.variant: one.why for one in left if one.kind == "diverged"}
-        others = {one.variant: one.why for one in left if one.kind != "diverged"}
-        if diverged:
-            self._leave(diverged, None)
-        if others:
-            self._leave(others, self.keeping.save)
+    def _let_leave(self, left: Sequence[VariantPlace]) -> None:
+        """Let variants leave that have left the race. A rank that has none left stops training."""
+        if not left:
+            return
+        save = [one.variant for one in left if one.kind != "diverged" and self.keeping.save is not None]
+        if save or self.keeping.keep_best:  # results name the best; what counts later would remove the last
+            self.keeper.settle()
+        results = {}
+        for one in left:
+            if (name := one.variant) not in self.entrants:
+                continue
+            entrant = self.entrants[name]
+            more = {"rows": entrant.rows, "missing": self._save_last(entrant) if name in save else []}
+            if entrant.contender.left is None and len(self.sweep) > 1:
+                self.sweep.drop(name, one.state)  # its memory is freed
+            results[name] = entrant.finish(self.batches, one.state, more | self._best(name))
+        if results and not self.here:  # others may go on for a long time
+            self._let_go()
+        self.results |= self.ranks.joined(results, "who leaves")
         for one in left:
             self.folder.left(one)
 
+    def _save_last(self, entrant: Entrant) -> list[str]:
+        """Save a variant that stops, as a run is saved at its end. Return a sentence if it cannot be written."""
+        assert self.keeping.save is not None
+        entrant.after_step(self.batches, last=True)
+        try:
+            saving = self.sweep.begin_saving(self.keeping.save, self._parts, some=[entrant.contender]).wait()
+            self.keeper.keep_best(self._header() | {"variants": saving.names})
+        except NotWritten as error:
+            of = f"the last checkpoint of variant {entrant.name}, of step {self.batches.step:,}"
+            log.warning("%s, is missing: %s", of, error)
+            return [f"{of}, is missing: {error}"]
+        return []
+
+    def _let_go(self) -> None:
+        if self.sweep.saving is not None:
+            self.sweep.saving.ended()
+            self.sweep.saving = None  # a failed write is reported when somebody waits for it
+        self._open.close()
+        self.sweep.forms.forget()
+        for contender in self.sweep.racing:
+            contender.leave("no variant is left", self.batches.step)
+        self.sweep.engine.release()
+
     def keep(self) -> bool:
         """Save if it is time to. Return whether a signal ends the sweep."""
-        stop, step = self.stopped_by is not None, self.race.step
+        stop = self.stopped_by is not None
         if self.keeping.save is not None:
-            written = self._saving is not None and not self._still_saving
-            best = self.bests.on and bool(self._best)
-            due = stop or self._last or best or self.keeping.due(step, self._now - self._saved_at)
-            if written:
-                self._settle()
-            if due:
+            if not self._saving:
+                self.keeper.settle()
+            step = self.race.step
+            best = self.keeping.keep_best and any(one.is_best_at(step) for one in self.judged.values())
+            if stop or self._last or best or self.keeping.due(step, self._now - self._saved_at):
                 self._save()
             if stop:
-                self._settle()
+                self.keeper.settle()
         return stop
 
+    def _save(self) -> None:
+        self._saved_at = self._now
+        self.keeper.save(self._header())
+
+    def _header(self) -> dict[str, Any]:
+        also = {
+            "race": self.race.state_dict(), "run": self.folder.name, "results": self.results,
+            "flags": self.flags, "judged": self.judged,
+            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
+        }  # fmt: skip
+        left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
+        return header_of(self.race.step, left, plain(also))
+
+    def _best(self, name: str) -> dict[str, Any]:
+        return {"best": self.keeper.best(name, self.judged.get(name))}
+
+    def _parts(self, contender: Contender) -> list[Any]:
+        return self.entrants[contender.name].parts
+
     def end(self) -> dict[str, Any]:
-        race, results = self.race, self.results
+        race, results, keeper = self.race, self.results, self.keeper
+        keeper.settle()
         if self.failed is None:
-            self._settle()
-            results |= self.ranks.joined(self.crew.finish(self._more(race.racing)), "results")
-        self._settle()
-        of_ranks = self.ranks.told(self.crew.facts(), "facts")
-        missed = [one for one in self.ranks.told(self.bests.missed, "what is missing") if one]
+            own = {one.name: one.finish(self.batches, None, self._best(one.name)) for one in self.here}
+            results |= self.ranks.joined(own, "results")
+        steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in FORMS}
+        own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
+        of_ranks = self.ranks.told(own, "facts")
+        missed = [one for one in self.ranks.told(keeper.missed, "what is missing") if one]
         aucs, seconds = self._aucs(), time.monotonic() - self._began
+        spent = sum(race.step if one.left is None else one.left for one in race.standing())
         winner = None if self.failed else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         total = {name: sum(one[name] for one in of_ranks) for name in of_ranks[0]}
@@ -276,10 +393,10 @@ class SweepRun:
             **self.flags,
             "winner": winner,
             "measure": race.measure,
-            "steps": self.steps,
-            "saved_step": self._saved_step,
-            "variant_steps": self.spent,
-            "cost": self.spent / max(1, (self.stream.steps or self.steps) * len(self.variants)),
+            "steps": race.step,
+            "saved_step": keeper.step,
+            "variant_steps": spent,
+            "cost": spent / max(1, (self.stream.steps or race.step) * len(race.names)),
             "seed_noise": race.seed_noise(),
             "seconds": seconds,
             "samples_per_second": self.speed.rate(self.samples),
@@ -296,67 +413,23 @@ class SweepRun:
             "run": self.folder.name,
             "stopped_by": self.stopped_by,
             "missing": self.folder.missing + of_variants,
-            "failed": self.failed or self.not_saved or "\n".join(missed) or None,
+            "failed": self.failed or keeper.failed or "\n".join(missed) or None,
         }
         if self.ranks.first:
             self.folder.finish(result)
         return result | {"missing": self.folder.missing + of_variants}
 
-    def _leave(self, why: dict[str, str], save: Path | None) -> None:
-        if self.bests.on or save is not None:  # results name the best; what counts later would remove the last
-            self._settle()
-        self.results |= self.ranks.joined(self.crew.leave(why, self._more(why), save=save), "who leaves")
-
-    def _more(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return what the results of variants have that only the whole sweep knows."""
-        return {name: {"best": self.bests.of(name, self.judged.get(name))} for name in names}
-
     def _aucs(self) -> dict[str, float | None]:
         """Return the AUC of every variant, also of those that no longer train; none if it counts samples of many epochs."""
         if self.recipe.data.epochs > 1:
             return {}
+        own = {one.name: one.meter.metrics.scores().auc for one in self.here}
         done = {name: result["auc"] for name, result in self.results.items()}
-        return {**(self.ranks.joined(self.crew.aucs(), "AUCs") if len(done) < len(self.variants) else {}), **done}
+        return {**(self.ranks.joined(own, "AUCs") if len(done) < len(self.variants) else {}), **done}
 
-    def _save(self) -> None:
-        assert self.keeping.save is not None
-        self._settle()
-        self._saved_at = self._now
-        also = {
-            "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
-            "flags": self.flags,
-            "judged": {name: asdict(one) for name, one in self.judged.items()},
-            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
-        }  # fmt: skip
-        left = {one.variant: (one.why, one.step) for one in self.race.left}
-        body = header_of(self.race.step, left, plain(also))
-        try:
-            path = self.keeping.save
-            names = self.ranks.written(lambda: self.crew.save(path), "a checkpoint")
-            self._saving = body, {name: of for one in names for name, of in one.items()}, self._best
-        except NotWritten as error:
-            with suppress(NotWritten):  # of other ranks, lest they tell of it at the next one
-                self.crew.wait_saved()
-            self._fail(self.race.step, error, self._best)
 
-    def _settle(self) -> None:
-        """Return when the checkpoint that is being written is on disk: its header makes it count."""
-        saving, self._saving = self._saving, None
-        if saving is None:
-            return
-        assert self.keeping.save is not None
-        path, (body, names, best) = self.keeping.save, saving
-        try:
-            self.ranks.written(self.crew.wait_saved, "a checkpoint is on disk")
-            self.ranks.written(lambda: write_header(path, body, names) if self.ranks.first else None, "its header")
-            self._saved_step = body["step"]
-            self.bests.keep(best, names, body["step"])
-            self.crew.confirm()
-            self.not_saved = None
-        except NotWritten as error:
-            self._fail(body["step"], error, best)
-
-    def _fail(self, step: int, error: NotWritten, best: Sequence[str]) -> None:
-        self.bests.miss(best, step, "it could not be saved")
-        self.not_saved = f"step {step:,} is not saved: {error}"
-        log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.not_saved)
+def facts(result: Mapping[str, Any]) -> dict[str, Any]:
+    names = (
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run", "exact",
+    )  # fmt: skip
+    return {name: result[name] for name in names if name in result}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -10,12 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from skirl.checkpoint.load_run import load
+from skirl.checkpoint.save_run import save
+from skirl.checkpoint.saving import Saving
 from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
 from skirl.engine.engine import Engine, Opening
-from skirl.engine.packs import Pack
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
@@ -23,17 +25,17 @@ from skirl.sweep.checkpoint import (
     PackedRows,
     Parts,
     SweepSaving,
-    load_all,
+    header_of,
     optimizers_of,
     read_header,
-    save_all,
-    save_one,
+    write_header,
 )
 from skirl.sweep.contender import Contender, Loss, VariantBags, VariantRows, check_apart, make_variant
 from skirl.sweep.fused import Forms
 from skirl.sweep.graphed import Graphs
 from skirl.sweep.memory import planned
-from skirl.sweep.variants import Folders, Variant, check_names, of_variant, optimizer_of, tables_of
+from skirl.sweep.rows import Folders, packs_of
+from skirl.sweep.variants import Variant
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.units import parse_bytes
 
@@ -131,7 +133,7 @@ class Sweep:
         memory: str | None = None,
     ) -> None:
         variants = list(variants)
-        check_names(variants)
+        packs = packs_of(variants, tables, optimizer, seed)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
         self.forms = Forms(loss, inexact)
@@ -142,16 +144,6 @@ class Sweep:
         self._threads = threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
-        of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
-        rules = [
-            of_variant(v, lambda o=v.overrides, own=own: optimizer_of(o, optimizer, own))
-            for v, own in zip(variants, of_tables, strict=True)
-        ]
-        seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
-        packs = [
-            of_variant(variant, partial(Pack, own, rule, own_seed, variant.name))
-            for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True)
-        ]
         self.lookahead: Lookahead | None = None
         opening = Folders(store, resume=resume) if isinstance(store, str) else store
         self.engine = Engine(
@@ -254,7 +246,7 @@ class Sweep:
         self._leave(contender, why)
 
     def _leave(self, contender: Contender, why: str, step: int | None = None) -> None:
-        embeddings, now = contender.embeddings, 0 if self.lookahead is None else self.lookahead.step
+        embeddings = contender.embeddings
         if self.saving is not None:
             self.saving.ended()
         with uninterrupted():
@@ -264,7 +256,7 @@ class Sweep:
             self.forms.forget()
             if self._graphs is not None:
                 self._graphs.forget()
-            contender.leave(why, now if step is None else step)
+            contender.leave(why, self._now if step is None else step)
             embeddings.opened_by_sweep(None)
             embeddings.pack.left = True
             if self.lookahead is not None:
@@ -275,7 +267,7 @@ class Sweep:
     def _leave_if_diverged(self, contender: Contender) -> None:
         if not contender.diverged or contender.left is not None:
             return
-        step = 0 if self.lookahead is None else self.lookahead.step
+        step = self._now
         if len(self.racing) == 1:
             raise Diverged.all_of(len(self.variants), contender.name, step, contender.loss)
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
@@ -305,21 +297,42 @@ class Sweep:
                 f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
                 "loop over the variants"
             )
-        self.settle()
-        self.saving = saving = self.begin_saving(Path(path), parts, also or {})
+        left = {one.name: (one.left, one.left_at or 0) for one in self.variants if one.left is not None}
+        header = header_of(self._now, left, also or {})
+        path = Path(path)
+        saving = self.begin_saving(path, parts, lambda names: write_header(path, header | {"variants": names}))
         return saving.wait() if wait else saving
 
-    def begin_saving(self, path: Path, parts: Parts, also: Mapping[str, Any] | None) -> SweepSaving:
-        return save_all(path, self.engine, self.variants, self.lookahead, parts, also, self.rows_saved)
+    def begin_saving(
+        self,
+        path: Path,
+        parts: Parts,
+        commit: Callable[[dict[str, str]], None] | None = None,
+        some: Sequence[Contender] | None = None,
+    ) -> SweepSaving:
+        """Save some of the variants in the race, by default all. When this returns, rows are frozen and all else is copied.
 
-    def save_one(self, path: Path, name: str, parts: Parts) -> None:
-        """Save one variant, which is about to leave."""
-        self[name].embeddings.current.settle()
-        rows = PackedRows(self.engine, path / self.racing[0].name, self.rows_saved)
-        try:
-            save_one(path, self[name], self.lookahead, parts, rows, wait=True)
-        finally:
-            rows.release()
+        The header names them later, if at all: until then, the checkpoints that it names stay.
+        """
+        self.settle()
+        racing, savings = self.racing, dict[str, Saving]()
+        with uninterrupted():
+            racing[0].embeddings.current.settle()
+            rows = PackedRows(self.engine, path / racing[0].name, self.rows_saved)
+            try:
+                for one in racing if some is None else some:
+                    one.embeddings.frozen_rows = rows.of(one.embeddings.pack)
+                    with one.drawing():
+                        own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
+                        savings[one.name] = save(path / one.name, **own, wait=False)
+            except BaseException:
+                for saving in savings.values():
+                    with suppress(Exception):
+                        saving.wait()
+                rows.release()
+                raise
+            self.saving = SweepSaving(path, rows, savings, commit)
+        return self.saving
 
     def settle(self) -> None:
         """Wait until the checkpoint is on disk. If it could not be written, raise its error once."""
@@ -338,11 +351,23 @@ class Sweep:
         - `parts`: as given to `save`.
         """
         header = read_header(Path(path), [contender.name for contender in self.variants])
-        for name, why in header["left"].items():
+        for name, (why, step) in header["left"].items():
             if self[name].left is None:
-                self._leave(self[name], why, header["left_at"][name])
-        load_all(Path(path), header, self.racing, self.lookahead, parts)
+                self._leave(self[name], why, step)
+        self.load_from(Path(path), header, parts)
         return header["also"]
+
+    def load_from(self, path: Path, header: Mapping[str, Any], parts: Parts) -> None:
+        self.engine.empty()
+        try:
+            for one in self.racing:
+                with one.drawing():
+                    own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
+                    load(path / one.name / header["variants"][one.name], **own)
+        except BaseException as error:
+            self.engine.lose(f"{path} was loaded only in part: {error}", error)
+            raise
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(header["generator"]), dtype=torch.uint8))
 
     # What was shared.
 
@@ -367,12 +392,7 @@ class Sweep:
         return all(contender.embeddings.training for contender in self.racing)
 
     def opened(self, loop: Any) -> None:
-        """Take note that a lookahead begins or ends.
-
-        **Arguments**
-
-        - `loop`: the lookahead that begins; None when it ends.
-        """
+        """Take note that a lookahead begins; with None, that it ends."""
         if loop is not None and self._threads_before is None:
             raise RuntimeError(
                 "the sweep is not open: write `with skirl.Sweep(...) as sweep:` around the lookahead: it sets "
@@ -385,25 +405,14 @@ class Sweep:
             contender.embeddings.opened_by_sweep(loop)
 
     def expect(self, work: Work, micro: int) -> None:
-        """Take note that a batch enters the loop.
-
-        **Arguments**
-
-        - `work`: the plan of its step.
-        - `micro`: its number among the step's micro-batches.
-        """
+        """Take note that a batch enters the loop, one of the micro-batches of a step."""
         self._check_round()
         ends = self.lookahead is None or self.lookahead.ends_step
         for contender in self.racing:
             contender.expect(work.packs[contender.name], micro, ends)
 
     def finish(self, apply: bool = True) -> None:
-        """End the step in the loop.
-
-        **Arguments**
-
-        - `apply`: whether to keep its updates; otherwise it is as if it never happened.
-        """
+        """End the step in the loop, keeping its updates or not."""
         if apply:
             self._check_round()
         for contender in self.racing:
@@ -424,6 +433,10 @@ class Sweep:
                 f"the loop left a batch that variant {skipped!r} was not trained on, and {trained[0].name!r} was: train "
                 "each variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
             )
+
+    @property
+    def _now(self) -> int:
+        return 0 if self.lookahead is None else self.lookahead.step
 
     @property
     def _in_loop(self) -> bool:

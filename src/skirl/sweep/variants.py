@@ -1,21 +1,15 @@
 """Variants: a name and overrides of a sweep's flags, made by combining lists of values or read from a file."""
 
 import re
-import shutil
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
 from skirl.train.recipe import Recipe
-
-if TYPE_CHECKING:
-    from skirl.core.groups import RowOptimizers
-    from skirl.core.tables import Table
-    from skirl.store import Record, Store
 
 _SHARED = ("data", "step", "cache", "movement", "device")
 """Parts of a recipe that all variants share: the batches, the plan, and where and in which numbers they compute. Only the
@@ -169,9 +163,6 @@ def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict
     for key, value in found.items():
         name = key.strip().replace("-", "_")
         refuse_shared({name: value})
-        if isinstance(value, str):
-            values[name] = _of_text(where, name, value, can)
-            continue
         try:
             values[name] = read_as(can[name].type, value)
         except TypeError as wanted:
@@ -206,89 +197,3 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
     if not tables:
         raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
     return tables
-
-
-T = TypeVar("T")
-
-
-def check_names(variants: Sequence[Variant]) -> None:
-    if not variants:
-        raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
-    names = [variant.name for variant in variants]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"two variants are called {twice!r}: give each another name")
-
-
-def of_variant(variant: Variant, make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"variant {variant.name!r}: {error}") from error
-
-
-def tables_of(overrides: Mapping[str, Any], tables: "Sequence[Table]") -> "list[Table]":
-    """Return a variant's tables. Raise if they differ from the sweep's in anything that the plan depends on."""
-    dim, own = overrides.get("dim"), list(overrides.get("tables", tables))
-    if [*map(_planned, own)] != [*map(_planned, tables)]:
-        raise ValueError(
-            "its tables differ from those of the sweep in more than dim and init, and all variants have one plan: run a "
-            "sweep of its own for other names, rows, features or pooling"
-        )
-    return own if dim is None else [replace(table, dim=dim) for table in own]
-
-
-def _planned(table: "Table") -> tuple[Any, ...]:
-    return table.name, table.rows, table.features, table.pooling
-
-
-def optimizer_of(
-    overrides: Mapping[str, Any], default: "RowOptimizers | None", tables: "Sequence[Table]"
-) -> "RowOptimizers":
-    from skirl.core.groups import Groups  # these load compiled loops, which help does without
-    from skirl.core.optim import RowOptimizer, RowwiseAdagrad
-
-    rule = overrides.get("optimizer", default)
-    rule = RowwiseAdagrad() if rule is None else rule
-    lr = overrides.get("lr")
-    if lr is not None and isinstance(rule, RowOptimizer):
-        rule = replace(rule, lr=lr)
-    elif lr is not None and isinstance(rule, Mapping):
-        rule = {pattern: replace(each, lr=lr) for pattern, each in rule.items()}
-    Groups(tables, rule)
-    return rule
-
-
-class Folders:
-    """Opens the store of a sweep, and another one whenever a variant has left: on disk, in the next folder sweep-N."""
-
-    def __init__(self, spec: str, *, resume: bool) -> None:
-        from skirl.store import shards
-
-        check_store(spec)
-        self._spec, self._number = spec, 0
-        self._disks = [Path(one.removeprefix("disk:")) for one, _ in shards(spec) if one.startswith("disk:")]
-        if resume:  # the rows come from the checkpoint
-            self._remove(lambda number: True)
-        elif later := [path for path, number in self._there() if number]:
-            raise ValueError(
-                f"{later[0]} already holds rows of a sweep: go on with it by --resume and --save, or set store to an empty "
-                "folder"
-            )
-
-    def __call__(self, records: "Mapping[int, Record]", rows: Mapping[int, int]) -> "Store":
-        from skirl.store import inside, open_store
-
-        self._remove(lambda number: number < self._number - 1)
-        store = open_store(inside(self._spec, f"sweep-{self._number}"), records, rows=rows)
-        self._number += 1
-        return store
-
-    def _there(self) -> list[tuple[Path, int]]:
-        paths = (path for folder in self._disks for path in folder.glob("sweep-*"))
-        return [(path, int(path.name[6:])) for path in paths if path.name[6:].isdecimal()]
-
-    def _remove(self, old: Callable[[int], bool]) -> None:
-        for path, number in self._there():
-            if old(number):
-                shutil.rmtree(path)

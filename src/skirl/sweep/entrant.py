@@ -1,0 +1,158 @@
+"""A variant in its sweep, with all that `skirl train` has beside its model: rates, metrics, evaluations and a run folder."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from math import isfinite, nan
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from skirl.core.batch import Batch, moved
+from skirl.pipeline.lookahead import Lookahead
+from skirl.sweep.contender import Contender
+from skirl.sweep.flags import KeepFlags
+from skirl.sweep.race import Judged
+from skirl.sweep.sweep import Sweep
+from skirl.sweep.variants import Variant, Varied
+from skirl.tools.flags import flat_of
+from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
+from skirl.train.loop import touched_rows
+from skirl.train.metrics import Evaluation, Meter, Metrics, NotFinite, evaluating
+from skirl.train.recipe import Recipe
+from skirl.train.run_folder import RunFolder
+from skirl.train.schedule import Rates
+
+
+def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the loss that `skirl train` uses, and the logits."""
+    logits = model(batch)
+    return binary_cross_entropy_with_logits(logits, moved(batch.labels, logits.device, logits.dtype)), logits.detach()
+
+
+class Entrant:
+    def __init__(
+        self, variant: Varied, contender: Contender, keeping: KeepFlags, evaluation: EvaluationFlags, logged: LogFlags
+    ) -> None:
+        self.name, self.contender = variant.name, contender
+        self.rates: Rates = variant.recipe.rates_of(contender.embeddings, contender.dense)  # type: ignore[arg-type]
+        self.meter = Meter()
+        self.judge = Evaluation(every=evaluation.eval_every)
+        save = None if keeping.save is None else keeping.save / variant.name
+        saved = SaveFlags(save=save, keep_best=keeping.keep_best, from_=keeping.from_)
+        self.flags = flat_of(variant.recipe, evaluation, saved, logged)
+        self.begun_from: dict[str, Any] | None = None
+        self.run = RunFolder(
+            logged.run, name=variant.name, flags=self.flags, every=logged.log_every, resume=keeping.resume
+        )
+        self._written = 0
+        """Last step covered by a line of metrics."""
+
+    @property
+    def parts(self) -> list[Any]:
+        """What a checkpoint saves besides its model, as `skirl train` does."""
+        return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        engine = self.contender.embeddings.engine
+        cache = sum(len(cache) for cache in engine.caches)
+        return {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched}
+
+    @property
+    def loss(self) -> float:
+        return nan if self.contender.loss is None else self.contender.loss
+
+    def step(self, batch: Batch) -> None:
+        self.rates.step()
+        # Predictions of a variant that has diverged and left do not count.
+        logits = self.contender.kept if self.contender.left is None else torch.empty(0)
+        self.meter.add(torch.tensor(self.loss), logits, batch.labels)
+
+    def after_step(self, batches: Lookahead, *, last: bool = False) -> None:
+        if last and (self._written == self.meter.steps or batches.step == self.run.begun_at):
+            return
+        self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
+        self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
+
+    def finish(self, batches: Lookahead, left: str | None, more: Mapping[str, Any]) -> dict[str, Any]:
+        """End its run, and return its result. `more`: what the sweep adds."""
+        self.after_step(batches, last=True)
+        self.run.__exit__(None, None, None)
+        result = {
+            "command": "train",
+            **self.flags,
+            **self.meter.result(),
+            **self.judge.result(),
+            "stopped_early": False,
+            "steps": self.meter.steps,
+            "begun_at": self.run.begun_at,
+            "left": left,
+            "run": self.run.path,
+            "checkpoints": {"stopped_by": None},
+            "failed": left if left is not None and self.contender.diverged else None,
+            "from": self.begun_from,
+            "exact": self.contender.exact,
+            "rows": self.rows,
+            **more,
+            "missing": self.run.missing + more.get("missing", []),
+        }
+        del self.rates  # they hold its optimizers and thus its weights
+        self.run.finish(result)
+        return result
+
+
+def check_pooled(variants: Sequence[Varied]) -> None:
+    pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
+    if len(pooled) > 1:
+        raise ValueError(
+            f"variant {pooled[True].name} pools the ids of a feature and {pooled[False].name} does not: run two sweeps"
+        )
+
+
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], **more: Any) -> Sweep:
+    check_pooled(variants)
+    recipes = {variant.name: variant.recipe for variant in variants}
+    shared = []
+    for v in variants:
+        own = {"dim": v.recipe.model.row_dim, "optimizer": v.recipe.row_optimizer(), "seed": v.recipe.data.seed}
+        shared.append(Variant(v.name, {**v.overrides, **own}))
+    return Sweep(
+        lambda contender: recipes[contender.name].model_over(contender.embeddings),
+        shared,
+        recipe.tables(),
+        cache=recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0),
+        store=recipe.cache.store,
+        loss=loss_of,
+        pooled=variants[0].recipe.pooled,
+        dtype=getattr(torch, recipe.device.dtype),
+        device=recipe.device.device,
+        threads=recipe.device.threads or 1,
+        **more,
+    )
+
+
+def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> dict[str, Judged | None]:
+    """Predict the held-out samples with all variants, reading each batch once. Return what comes of it, by name: None if
+    predictions are not finite."""
+    metrics, began = {entrant.name: Metrics() for entrant in entrants}, time.monotonic()
+    models = nn.ModuleList(entrant.contender.model for entrant in entrants)
+    with ExitStack() as paused, evaluating(models, held_out) as found, torch.no_grad():
+        for entrant in entrants:
+            paused.enter_context(entrant.meter.speed.paused())
+        for batch in found:
+            for entrant in [entrant for entrant in entrants if entrant.name in metrics]:
+                try:
+                    metrics[entrant.name].update(entrant.contender.model(batch), batch.labels)
+                except NotFinite:
+                    del metrics[entrant.name]
+    judged = dict[str, Judged | None]()
+    for one in entrants:
+        judged[one.name] = None
+        if one.name in metrics:
+            one.judge.add(step, metrics[one.name].scores(), time.monotonic() - began)
+            best = one.judge.best if isfinite(one.judge.best or 0.0) else None
+            judged[one.name] = Judged(step, best, one.judge.best_step)
+    return judged
