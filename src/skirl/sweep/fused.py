@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
-from torch.func import functional_call
 from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.utils.stateless import _reparametrize_module as reparametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -165,17 +165,6 @@ def close(a: Tensor | None, b: Tensor | None) -> bool:
 # Variants that are one model but for their numbers.
 
 
-class Body(nn.Module):
-    """A model's own forward, whatever stands in its place."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return type(self.model).forward(self.model, *args, **kwargs)
-
-
 @contextmanager
 def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Put another forward in the place of a module's own."""
@@ -187,8 +176,14 @@ def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the dense weights of a model, by their names in its `Body`."""
-    return {f"model.{name}": weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
+    """Return the dense weights of a model."""
+    return {name: weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
+
+
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
+    """Call a model's own forward, whatever stands in its place, with other weights."""
+    with reparametrized(model, dict(weights)):
+        return type(model).forward(model, *args, **kwargs)
 
 
 def shallow(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -256,7 +251,7 @@ class Group:
     def __init__(self, contenders: Sequence[Contender], loss: Loss, inexact: bool) -> None:
         self.contenders, self._loss, self._inexact = contenders, loss, inexact
         models = [contender.model for contender in contenders]
-        self._body, self._operators = Body(models[0]), Operators(len(models))
+        self._operators = Operators(len(models))
         self._weights = [weights_of(model) for model in models]
         self._buffers = [buffer for model in models for buffer in model.buffers()]
         self._attributes = [vars(m) for model in models for m in model.modules() if not isinstance(m, Collection)]
@@ -347,7 +342,7 @@ class Group:
         """Return the logits of each variant, by one forward of the first one's model."""
         stacks = {name: torch.stack([own[name] for own in weights]) for name in weights[0]}
         with instead(self.contenders[0].embeddings, look_up), self._operators:
-            return torch.vmap(lambda own: functional_call(self._body, own, args, kwargs))(stacks).unbind()
+            return torch.vmap(lambda own: with_weights(self.contenders[0].model, own, args, kwargs))(stacks).unbind()
 
     def _look_up(self, sparse: Any) -> Outputs:
         with outside(), ExitStack() as turns:
@@ -393,12 +388,14 @@ class Group:
         lone, lone_grads, inputs = list[Any](), list[Any](), list[Tensor]()
         drawn = partial(noise, generator=torch.Generator().manual_seed(0))
         weights = [{n: drawn(w, scale=max(1, *w.shape[-1:]) ** -0.5) for n, w in own.items()} for own in self._weights]
-        outputs = [contender.embeddings.current.out.with_rows(drawn) for contender in self.contenders]
+        outs = [contender.embeddings.current.out for contender in self.contenders]
+        banks = [[drawn(bank) for bank in out.banks] for out in outs]
+        outputs = [out.over(own)[0] for out, own in zip(outs, banks, strict=True)]
         grads = [drawn(grad) for grad in grads]
-        for contender, own, output, grad in zip(self.contenders, weights, outputs, grads, strict=True):
-            leaves = [leaf for leaf in (*own.values(), *output.banks) if leaf.requires_grad]
+        for contender, own, rows, output, grad in zip(self.contenders, weights, banks, outputs, grads, strict=True):
+            leaves = [leaf for leaf in (*own.values(), *rows) if leaf.requires_grad]
             with instead(contender.embeddings, lambda sparse, output=output: output.only(sparse.keys())):
-                lone.append(functional_call(Body(contender.model), own, *call))
+                lone.append(with_weights(contender.model, own, *call))
             lone_grads += torch.autograd.grad(lone[-1], leaves, grad, allow_unused=True)
             inputs += leaves
         fused = self._forward(weights, lambda sparse: Outputs(outputs).only(sparse.keys()), *call)
