@@ -21,7 +21,7 @@ from skirl.sweep.memory.simulate import Step, step_of
 
 @dataclass(eq=False)
 class Captured:
-    """A graph. Its inputs: weights, rows' outputs, dense features, labels, `places`. Its outputs: what the loss function
+    """A graph. Its inputs: weights, rows' outputs, dense features, labels. Its outputs: what the loss function
     returns, and the gradients of trained weights and of rows' outputs."""
 
     graph: fx.GraphModule
@@ -29,13 +29,12 @@ class Captured:
     trained: Sequence[str]
     rows: Sequence[str]
     """The inputs that are rows' outputs."""
-    places: Sequence[Tensor]
     live: Sequence[Sequence[bool]]
     """Of each bank: which features get a gradient."""
     kept: TreeSpec
 
     def inputs(self, model: nn.Module, rows: Output, batch: Batch) -> list[Tensor]:
-        return [*named_weights(model).values(), *rows.banks, batch.dense, batch.labels, *self.places]
+        return [*named_weights(model).values(), *rows.banks, batch.dense, batch.labels]
 
     def results(self, outputs: Sequence[Any]) -> tuple[Any, Sequence[Tensor | None], Sequence[Tensor | None]]:
         """Return what the loss function returned, the gradients of trained weights, and those of rows' outputs."""
@@ -75,8 +74,8 @@ def capture(model: nn.Module, loss: Loss, rows: Output, batch: Batch) -> Capture
 
     pairs.captures = True  # its loops are an operator then
     try:
-        graph, places = traced(step, [*weights.values(), *banks, batch.dense, batch.labels])
+        graph = traced(step, [*weights.values(), *banks, batch.dense, batch.labels])
     finally:
         pairs.captures = False
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"][begin:end]
-    return Captured(graph, step_of(graph, names), trained, names, places, *told)
+    return Captured(graph, step_of(graph, names), trained, names, *told)

@@ -79,8 +79,9 @@ class Pack:
         """Copies on the host, where they come from, and the results that were in them, with their layouts."""
 
     def enter(self, _: str) -> None:
+        self.inputs = {name: node.meta["val"] for name, node in self._nodes.items() if node.op == "get_attr"}
         names = [name for name, node in self._nodes.items() if node.op == "placeholder"]
-        self.inputs = dict(zip(names, self._enter(), strict=True))
+        self.inputs |= zip(names, self._enter(), strict=True)
 
     def run(self, name: str) -> None:
         def found(of: fx.Node) -> Any:

@@ -47,10 +47,10 @@ class Places(TorchDispatchMode):
         return out
 
 
-def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> tuple[fx.GraphModule, list[Tensor]]:
-    """Return a function of tensors as a graph, and the inputs that it has behind the function's own: places that were
-    computed. Nothing of the size of its data is allocated. Operators that write in place stay as they are:
-    torch.func.functionalize would take losses apart, which changes bits."""
+def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
+    """Return a function of tensors as a graph. Places that were computed are constants of it. Nothing of the size of its
+    data is allocated. Operators that write in place stay as they are: torch.func.functionalize would take losses apart,
+    which changes bits."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each.detach()).requires_grad_(each.requires_grad) for each in given]
 
@@ -61,13 +61,6 @@ def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> tuple[fx.GraphM
     with mode, preserve_node_meta():
         graph = make_fx(with_places)(*fakes)
     graph.graph.eliminate_dead_code()
-    inputs, places = [node for node in graph.graph.nodes if node.op == "placeholder"], list[Tensor]()
-    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
-        with graph.graph.inserting_after(inputs[-1]):
-            inputs.append(graph.graph.placeholder(f"place_{len(places)}"))
-        places.append(getattr(graph, node.target))
-        inputs[-1].meta["val"] = places[-1]
-        node.replace_all_uses_with(inputs[-1])
-        graph.graph.erase_node(node)
-    graph.recompile()
-    return graph, places
+    for node in graph.graph.find_nodes(op="get_attr"):
+        node.meta["val"] = getattr(graph, node.target)
+    return graph

@@ -104,7 +104,7 @@ def step_of(graph: fx.GraphModule, rows: Collection[str]) -> Step:
     known, sizes, operators, entered = dict[int, str | None](), dict[str, int](), dict[str, Operator](), 0
     for node in nodes:
         own = _storages(node)
-        if node.op == "placeholder":
+        if node.op != "call_function":
             entered += sum(own[at] for at in own.keys() - known.keys()) if node.name in rows else 0
             known |= dict.fromkeys(own)
             continue
