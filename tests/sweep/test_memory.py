@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 import skirl
 from skirl.core.batch import Batch
 from skirl.models.dlrm import DLRM
-from skirl.sweep.memory.capture import Captured
+from skirl.sweep.memory.capture import Captured, capture
 from skirl.sweep.memory.execute import EmulatedLink, Pack
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Infeasible, Plan, Planner, fastest, operators_again
@@ -226,3 +226,25 @@ def test_a_footprint_of_six_times_the_limit_trains() -> None:
     found = trained(DLRM, count, 1024, tight)
     assert found[0] == losses and all(map(torch.equal, found[1], bits))
     assert tight.held + tight.peak <= tight.limit
+
+
+class Asks(DLRM):
+    """Takes a tensor of the batch that a graph does not know of."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        return super().forward(batch) + batch.sparse.values().sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared", "why"), [(Asks, False, "a model takes a tensor that"), (DLRM, True, "bags that samples share")]
+)
+def test_what_a_plan_does_not_know_of_is_refused(kind: Any, shared: bool, why: str) -> None:
+    embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=0.1), cache="100%")
+    model, batch = kind.tiny(embeddings, dense_features=4), batch_of(4)
+    if shared:
+        ids = skirl.KeyedJagged.one_hot(FEATURES, torch.zeros(2, 6, dtype=torch.int64))
+        inverse = {name: torch.tensor([0, 0, 1, 1]) for name in FEATURES}
+        ids = skirl.KeyedJagged(FEATURES, ids.values(), lengths=ids.lengths(), strides=[2] * 6, inverse=inverse)
+        batch = Batch(dense=batch.dense, sparse=ids, labels=batch.labels)
+    with pytest.raises(ValueError, match=why):
+        capture(model, lambda model, batch: model.loss(batch), embeddings(batch.sparse), batch)
