@@ -1,7 +1,7 @@
 """Parts of benchmarks/sweep.py: what planned steps hold and cost, and what they wait for their link."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -11,11 +11,11 @@ from skirl.sweep.entrant import sweep_of
 from skirl.sweep.memory.execute import EmulatedLink
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Planner, operators_again
-from skirl.sweep.memory.schedule import in_pairs, in_turns, with_transfers
-from skirl.sweep.memory.simulate import Step, Timeline
+from skirl.sweep.memory.schedule import Schedule, in_pairs, in_turns, with_transfers
+from skirl.sweep.memory.simulate import Step
 from skirl.sweep.variants import Varied
 from skirl.train.recipe import Recipe
-from tests.sweep.planned import Case, chain
+from tests.sweep.planned import Case, chain, on_demand_of
 
 RATE = 32e9
 """Bytes a second of the emulated link: PCIe 4, as in the paper."""
@@ -75,16 +75,17 @@ def overlap(layers: int = 12, size: int = 8 << 20) -> dict[str, Any]:
     steps, orders, moves = [step] * 4, [step.order()] * 4, [[f"f{place}.0" for place in range(layers - 2)]] * 4
     stalls, again = {}, {}
     for rate in (1, 2, 4, 8, 16, 32, 64):
-        ways = {"on_demand": in_turns(orders), "own_backward": in_turns(orders)}
-        ways["pairs"] = in_pairs(steps, orders, moves, rate * 1e9)
-        stalls[rate] = {name: waiting(steps, runs, moves, rate, name != "on_demand") for name, runs in ways.items()}
+        own, pairs = (
+            with_transfers(steps, runs, moves, 24 * size, rate * 1e9) for runs in (in_turns(orders), in_pairs(orders))
+        )
+        ways = {"on_demand": on_demand_of(own), "own_backward": own, "pairs": pairs}
+        stalls[rate] = {name: waiting(schedule) for name, schedule in ways.items()}
         plan = Planner(steps, layers // 2 * size, rate * 1e9).best()
         ran = operators_again(step, plan.choices[step] if step in plan.choices else Choice()) or ()
         again[rate] = sum(step.seconds[name] for name in ran) / sum(step.seconds.values())
     return {"stall": stalls, "recompute": again}
 
 
-def waiting(steps: Sequence[Step], runs: Any, moves: Any, rate: float, ahead: bool) -> float:
-    schedule = with_transfers(Timeline(steps, runs, moves), 24 * (8 << 20), rate * 1e9, ahead=ahead)
+def waiting(schedule: Schedule) -> float:
     figures = schedule.check()
     return figures.stall / figures.seconds

@@ -1,11 +1,14 @@
 """What planned steps are tested and measured on: models and what eager torch makes of them, and steps without models."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 import skirl
 from skirl.core.batch import Batch
@@ -13,6 +16,7 @@ from skirl.models import by_name
 from skirl.sweep.memory.capture import capture
 from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
 from skirl.sweep.memory.policy import Plan
+from skirl.sweep.memory.schedule import Action, Schedule
 from skirl.sweep.memory.simulate import Operator, Step
 
 FEATURES = [f"t{number}" for number in range(6)]
@@ -27,15 +31,16 @@ def batch_of(samples: int, seed: int = 0) -> Batch:
 
 
 class Transformer(nn.Module):
-    """Over rows that are given as a tensor: [batch, items, dim]."""
+    """Over rows as a sequence: [batch, items, dim]."""
 
-    def __init__(self) -> None:
+    def __init__(self, embeddings: nn.Module) -> None:
         super().__init__()
+        self.embeddings = embeddings
         self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 32, 0.0, batch_first=True) for _ in range(3))
         self.head = nn.Linear(8, 1)
 
-    def loss(self, batch: Any) -> Tensor:
-        (x,) = batch.sparse
+    def loss(self, batch: Batch) -> Tensor:
+        x = self.embeddings(batch.sparse).stacked()
         for layer in self.layers:
             x = layer(x)
         return functional.binary_cross_entropy_with_logits(self.head(x.mean(1)).squeeze(1), batch.labels)
@@ -46,30 +51,57 @@ class Case:
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)
-        self.batch, self.rows = batch_of(32), torch.randn(32, 6, 8).requires_grad_()
-        if name == "transformer":
-            self.model, rows = Transformer(), [self.rows]
-            eager = Batch(dense=self.batch.dense, sparse=rows, labels=self.batch.labels)
-        else:
-            embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=0.1), cache="100%")
-            self.model = by_name.MODELS[name].tiny(embeddings, dense_features=4)
-            rows, eager = embeddings(self.batch.sparse), self.batch
-            self.rows = rows.banks[0]
-        banks = rows if isinstance(rows, list) else rows.banks
+        self.batch = batch_of(32)
+        embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=0.1), cache="100%")
+        self.model: Any = (
+            Transformer(embeddings)
+            if name == "transformer"
+            else by_name.MODELS[name].tiny(embeddings, dense_features=4)
+        )
+        rows = embeddings(self.batch.sparse)
         self.captured = capture(self.model, lambda model, batch: model.loss(batch), rows, self.batch)
-        self.inputs = self.captured.inputs(self.model, banks, self.batch)
-        loss = self.model.loss(eager)
-        if name != "transformer":
-            self.rows = embeddings.current.out.banks[0]
+        self.inputs = self.captured.inputs(self.model, rows, self.batch)
+        loss = self.model.loss(self.batch)
         weights = dict(self.model.named_parameters())
-        wanted = [weights[each] for each in self.captured.trained] + [self.rows]
+        wanted = [weights[each] for each in self.captured.trained] + embeddings.current.out.banks
         self.eager = [loss.detach(), *torch.autograd.grad(loss, wanted)]
 
     def run(self, plan: Plan) -> tuple[list[Tensor], int]:
-        outputs = list[Tensor]()
-        pack = Pack(self.captured, lambda: self.inputs, outputs.extend)
-        peak = execute(plan.schedule, [pack], EmulatedLink(1e12), measures=True)
-        return outputs, peak
+        """Return what a plan computes, and the most bytes that were held."""
+        outputs, packs = list[Tensor](), list[Pack]()
+        packs += [Pack(self.captured, EmulatedLink(1e12), lambda: self.inputs, outputs.extend)]
+        return outputs, measured(plan.schedule, packs)
+
+
+def measured(schedule: Schedule, packs: Sequence[Pack]) -> int:
+    """Run a schedule. Return the most bytes that were held: results, rows' outputs and what comes back, but not views of
+    other inputs."""
+    peaks = list[int]()
+
+    def see() -> None:
+        held = dict[int, int]()
+        for pack in packs:
+            rows = [value for name, value in pack.inputs.items() if name in pack.captured.rows]
+            coming = [moving[0] for storage, moving in pack.moving.items() if storage in pack.away]
+            here = [each for each in tree_leaves([pack.results, coming, rows]) if isinstance(each, Tensor)]
+            others = {
+                each.untyped_storage()._cdata for name, each in pack.inputs.items() if name not in pack.captured.rows
+            }
+            storages = [each.untyped_storage() for each in here]
+            held |= {each._cdata: each.nbytes() for each in storages if each._cdata not in others}
+        peaks.append(sum(held.values()))
+
+    execute(schedule, packs, see)
+    return max(peaks)
+
+
+def on_demand_of(schedule: Schedule) -> Schedule:
+    """Return a schedule in which what moves comes back when it is used."""
+    first = list[Action]()
+    for kind, pack, what in schedule.actions:
+        first += [Action("reload", pack, what)] if kind == "back" else []
+        first += [Action(kind, pack, what)] if kind != "reload" else []
+    return replace(schedule, actions=first)
 
 
 def drawn_step(draw: random.Random, layers: int, once: float = 0.0) -> Step:

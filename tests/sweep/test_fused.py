@@ -143,10 +143,18 @@ class Anneals(Tower):
         return super().forward(sparse) * self.power
 
     def loss(self, batch: Any) -> Tensor:
-        self.frozen.requires_grad_(self.power == 2.0)
+        loss = super().loss(batch)
         if int(batch.sparse.values().sum()) == self.at:
-            self.power = 2.0
-        return binary_cross_entropy_with_logits(self.forward(batch.sparse), batch.labels)
+            self.changes()
+        return loss
+
+    def changes(self) -> None:
+        self.power = 2.0
+
+
+class Thaws(Anneals):
+    def changes(self) -> None:
+        self.frozen.requires_grad_(True)
 
 
 class Counts(Tower):
@@ -180,11 +188,12 @@ def test_what_does_not_fit_trains_in_turn(kind: type[Tower]):
     assert not sweep.forms.steps["fused"]
 
 
-def test_a_model_that_changes_is_probed_anew(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kind", [Anneals, Thaws])
+def test_a_model_that_changes_trains_in_turn_from_then_on(kind: type[Tower], monkeypatch: pytest.MonkeyPatch):
     case = Case(MIXED[:1] * 3, steps=12)
-    monkeypatch.setattr(Anneals, "at", int(batches_of(case)[4].sparse.values().sum()))
-    sweep = check(case, made=lambda variant: make(variant, Anneals), plain=False)
-    assert sweep.forms.steps["loop"] == 3 * 3, "the first step, one with another power, and one with a layer that thaws"
+    monkeypatch.setattr(kind, "at", int(batches_of(case)[4].sparse.values().sum()))
+    sweep = check(case, made=lambda variant: make(variant, kind), plain=False)
+    assert sweep.forms.steps["fused"] == 3 * 4, "the first step is a probe"
 
 
 def no_bias(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -230,10 +239,10 @@ def test_the_faster_form_is_taken_once_both_are_measured():
     for fused_seconds, faster in ((1.0, "fused"), (3.0, "loop")):
         choice = Choice(fits=True, exact=True)
         forms = []
-        for n in range(MEASURED):
+        for _ in range(MEASURED):
             forms.append(choice.form)
-            choice.took(choice.form, (99.0 if n % 5 == 0 else 0.0) + (2.0 if choice.form == "loop" else fused_seconds))
-        assert forms == ["fused"] * 5 + ["loop"] * 5 + ["fused"] * 5 + ["loop"] * 5 and choice.form == faster
+            choice.seconds[choice.form].append(2.0 if choice.form == "loop" else fused_seconds)
+        assert forms == ["fused", "loop"] * 10 and choice.form == faster
     assert Choice(fits=False, exact=True).form == "loop"
 
 

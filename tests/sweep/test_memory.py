@@ -1,6 +1,7 @@
 """Planned steps: captured graphs, simulated bytes, plans and their checks, and the bits of variants trained by them."""
 
 import random
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -15,13 +16,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 import skirl
 from skirl.core.batch import Batch
 from skirl.models.dlrm import DLRM
-from skirl.sweep.memory.capture import Captured
-from skirl.sweep.memory.execute import EmulatedLink
+from skirl.sweep.memory.capture import Captured, capture
+from skirl.sweep.memory.execute import EmulatedLink, Pack
 from skirl.sweep.memory.orchestrate import Memory
-from skirl.sweep.memory.policy import Choice, Infeasible, Planner, fastest, operators_again
+from skirl.sweep.memory.policy import Choice, Infeasible, Plan, Planner, fastest, operators_again
 from skirl.sweep.memory.schedule import Action, Schedule, Unsound, in_pairs, in_turns, with_transfers
-from skirl.sweep.memory.simulate import Step, Timeline
-from tests.sweep.planned import FEATURES, TABLES, Case, batch_of, chain, drawn_step
+from skirl.sweep.memory.simulate import Step
+from tests.sweep.planned import FEATURES, TABLES, Case, batch_of, chain, drawn_step, measured, on_demand_of
 
 
 @pytest.mark.parametrize("name", ["dlrm", "dcnv2", "din", "dcat", "transformer"])
@@ -71,7 +72,7 @@ def test_greedy_is_within_5_percent_of_the_best_of_all_plans() -> None:
         span = free.figures.peak - least.figures.peak
         planner = Planner([step], least.figures.peak + span * draw.choice([0.2, 0.4, 0.6, 0.8]), rate)
         plans = [planner.plan({step: choice}) for choice in every_choice(step)]
-        times = [each.figures.seconds for each in plans if each and each.figures.peak <= planner.limit]
+        times = [each.figures.seconds for each in plans if each.figures.peak <= planner.limit]
         over.append(planner.best().figures.seconds / min(times) - 1)
     assert sum(each <= 0.05 for each in over) >= 48 and max(over) < 0.1 and sum(over) < 50 * 0.005
 
@@ -79,7 +80,7 @@ def test_greedy_is_within_5_percent_of_the_best_of_all_plans() -> None:
 def every_choice(step: Step) -> list[Choice]:
     chosen = [dict(zip(step.maps, ways, strict=True)) for ways in product(range(3), repeat=len(step.maps))]
     sets = [[frozenset(s for s, way in each.items() if way == wanted) for wanted in (1, 2)] for each in chosen]
-    return [Choice(*both) for both in sets]
+    return [choice for choice in (Choice(*both) for both in sets) if operators_again(step, choice) is not None]
 
 
 def test_mutated_schedules_are_refused() -> None:
@@ -90,9 +91,9 @@ def test_mutated_schedules_are_refused() -> None:
         for step, choice in choices.items():
             again = frozenset(draw.sample([each for each in step.maps if each not in choice.moved], 1))
             choices[step] = Choice(again, choice.moved)
-        plan = Planner(steps, float("inf"), 1000, paired=draw.random() < 0.5).plan(choices)
-        if plan is None:
+        if any(operators_again(step, choice) is None for step, choice in choices.items()):
             continue
+        plan = Planner(steps, float("inf"), 1000, paired=draw.random() < 0.5).plan(choices)
         schedule, peak = plan.schedule, plan.figures.peak
         schedule.check(peak)
         with pytest.raises(Unsound):
@@ -140,18 +141,17 @@ def test_packs_in_pairs_stall_least() -> None:
     step = chain(12, 8 << 20)
     steps, orders, moves = [step] * 4, [step.order()] * 4, [[f"f{i}.0" for i in range(10)]] * 4
     for rate in (1e9, 2e9, 4e9, 8e9, 16e9, 32e9, 64e9):
-        orders_of_runs = in_turns(orders), in_turns(orders), in_pairs(steps, orders, moves, rate)
-        stalls = []
-        for runs, ahead in zip(orders_of_runs, (False, True, True), strict=True):
-            schedule = with_transfers(Timeline(steps, runs, moves), 24 * (8 << 20), rate, ahead=ahead)
-            stalls.append(schedule.check().stall)
-        on_demand, behind_own_backward, in_pair = stalls
+        schedules = [
+            with_transfers(steps, runs, moves, 24 * (8 << 20), rate) for runs in (in_turns(orders), in_pairs(orders))
+        ]
+        behind_own_backward, in_pair = (each.check().stall for each in schedules)
+        on_demand = on_demand_of(schedules[0]).check().stall
         assert in_pair <= behind_own_backward < on_demand
         if 10 * (8 << 20) / rate < 12 * 0.001:  # all of it moves in the time of a forward
             assert in_pair == 0
     turns = Planner(steps, 6 * (8 << 20), 4e9).plan({step: Choice(moved=frozenset(moves[0]))})
     fast = fastest(steps, 8 * (8 << 20), 4e9)
-    assert turns is not None and fast.figures.seconds < turns.figures.seconds
+    assert fast.figures.seconds < turns.figures.seconds
     assert fast.figures.peak <= 8 * (8 << 20)
 
 
@@ -166,6 +166,15 @@ class Drawing(DLRM):
         x = self.norm(self.drop(self.bottom(self._dense(batch))))
         rows = self.embeddings(batch.sparse)
         return (x * rows["t1"]).sum(1) + (self.drop(rows["t3"]) * x).sum(1)
+
+
+class Measured(Memory):
+    """Sums up what steps hold, at most `peak` bytes."""
+
+    peak = 0
+
+    def _run(self, plan: Plan, packs: Sequence[Pack]) -> None:
+        self.peak = max(self.peak, measured(plan.schedule, packs))
 
 
 def trained(kind: Any, count: int, samples: int, memory: Memory | None) -> tuple[list[Any], list[Tensor]]:
@@ -195,11 +204,11 @@ def trained(kind: Any, count: int, samples: int, memory: Memory | None) -> tuple
 @pytest.mark.parametrize("kind", [Drawing, DLRM])
 def test_variants_keep_their_bits(kind: Any) -> None:
     losses, bits = trained(kind, 3, 64, None)
-    free = Memory(1 << 30, EmulatedLink(1e9), measures=True)
+    free = Measured(1 << 30, EmulatedLink(1e9))
     everything = trained(kind, 3, 64, free)
     assert free.plan is not None and free.peak == free.plan.figures.peak
-    least = Planner([*free._steps.values()], 0, 1e9).least().figures.peak
-    tight = Memory(free.held + least, EmulatedLink(1e9), measures=True)
+    least = Planner(free.plan.schedule.steps, 0, 1e9).least().figures.peak
+    tight = Measured(free.held + least, EmulatedLink(1e9))
     for found in (everything, trained(kind, 3, 64, tight)):
         assert found[0] == losses and all(map(torch.equal, found[1], bits))
     assert tight.peak <= least <= free.peak
@@ -213,7 +222,29 @@ def test_a_footprint_of_six_times_the_limit_trains() -> None:
     free, count = Memory(1 << 30, EmulatedLink(1e9)), 8
     losses, bits = trained(DLRM, count, 1024, free)
     assert free.plan is not None
-    tight = Memory((free.held + count * free.plan.figures.peak) // 6, EmulatedLink(1e9), measures=True)
+    tight = Measured((free.held + count * free.plan.figures.peak) // 6, EmulatedLink(1e9))
     found = trained(DLRM, count, 1024, tight)
     assert found[0] == losses and all(map(torch.equal, found[1], bits))
     assert tight.held + tight.peak <= tight.limit
+
+
+class Asks(DLRM):
+    """Takes a tensor of the batch that a graph does not know of."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        return super().forward(batch) + batch.sparse.values().sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared", "why"), [(Asks, False, "a model takes a tensor that"), (DLRM, True, "bags that samples share")]
+)
+def test_what_a_plan_does_not_know_of_is_refused(kind: Any, shared: bool, why: str) -> None:
+    embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=0.1), cache="100%")
+    model, batch = kind.tiny(embeddings, dense_features=4), batch_of(4)
+    if shared:
+        ids = skirl.KeyedJagged.one_hot(FEATURES, torch.zeros(2, 6, dtype=torch.int64))
+        inverse = {name: torch.tensor([0, 0, 1, 1]) for name in FEATURES}
+        ids = skirl.KeyedJagged(FEATURES, ids.values(), lengths=ids.lengths(), strides=[2] * 6, inverse=inverse)
+        batch = Batch(dense=batch.dense, sparse=ids, labels=batch.labels)
+    with pytest.raises(ValueError, match=why):
+        capture(model, lambda model, batch: model.loss(batch), embeddings(batch.sparse), batch)

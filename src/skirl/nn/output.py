@@ -98,23 +98,25 @@ class Output(Mapping[str, Tensor]):
         part._names = chosen
         return part
 
+    @property
+    def fixed(self) -> bool:
+        """Whether the shapes of a lookup depend on the size of its batch alone: no lists of rows, and no shared bags."""
+        return not self._unpooled and not any(ids.shares for ids in self._ids)
+
+    @property
+    def banks(self) -> list[Tensor]:
+        """The rows of each bank."""
+        return self._banks
+
     def over(self, banks: Sequence[Tensor]) -> tuple[Self, list[list[bool]]]:
-        """Return the same output over other banks, as leaves of a graph that is captured, and by bank which features have
-        had a gradient, which a backward fills in."""
-        if any(ids.shares for ids in self._ids):
-            raise ValueError("samples of a batch share bags, which a captured graph cannot have: run without --memory")
+        """Return the same output over other banks, which no backward trains, and by bank which features have had a
+        gradient, which a backward fills in."""
         part, live = copy(self), [[False] * ids.features for ids in self._ids]
-        part._tickets, part._banks, part._copied, part._split, part._once = None, [], {}, {}, {}
-        for bank, (rows, ids) in enumerate(zip(banks, self._ids, strict=True)):
-            passes = [
-                self._tickets is None or bool(self._tickets[bank].passes[column]) for column in range(ids.features)
-            ]
-            sizes = np.diff(ids.offsets[ids.first]).tolist()
-            cut = rows.split(sizes) if self._unpooled else rows.unbind(1)
-            cut = [each if passes else each.detach() for each, passes in zip(cut, passes, strict=True)]
-            part._banks.append(_marked(rows.view_as(rows), live[bank], range(ids.features)))
+        part._tickets, part._banks, part._split = None, [], {}
+        for bank, rows in enumerate(banks):
+            cut = [self._passing(bank, column, each) for column, each in enumerate(rows.unbind(1))]
+            part._banks.append(_marked(rows.view_as(rows), live[bank], range(len(cut))))
             part._split[bank] = tuple(_marked(each, live[bank], [column]) for column, each in enumerate(cut))
-            part._once[bank] = dict(enumerate(part._split[bank]))
         return part, live
 
     def backward(self, grads: Sequence[Tensor | None], live: Sequence[Sequence[bool]]) -> None:
@@ -129,19 +131,6 @@ class Output(Mapping[str, Tensor]):
         part = copy(self)
         part._mode = mode
         return part
-
-    def with_rows(self, rows: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same lookup with other rows in the place of each bank's, which no backward trains."""
-        other = copy(self)
-        other._banks = [rows(bank) for bank in self._banks]
-        other._bags = [bags if bags is None else rows(bags) for bags in self._bags]
-        other._tickets, other._split, other._once, other._copied = None, {}, {}, {}
-        return other
-
-    @property
-    def banks(self) -> list[Tensor]:
-        """The rows of each bank, and its shared bags."""
-        return [*self._banks, *(bags for bags in self._bags if bags is not None)]
 
     @uncompiled
     def __getitem__(self, name: str) -> Tensor:

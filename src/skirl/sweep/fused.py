@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
-from torch.func import functional_call
 from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.utils.stateless import _reparametrize_module as reparametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,12 +31,10 @@ log = logging.getLogger("skirl")
 
 Form = Literal["loop", "fused"]
 
-STRETCH = 5
-"""Steps of one form before the other has its turn. The first does not count: it takes new memory from the system."""
-MEASURED = 4 * STRETCH
+MEASURED = 20
 """Steps until the faster form is known."""
 MOST = 8
-"""Most layouts of batches that are probed, and most changes of models. Beyond these, variants train in turn."""
+"""Most layouts of batches that are probed. In others, variants train in turn."""
 
 
 class Unfit(Exception):
@@ -165,17 +163,6 @@ def close(a: Tensor | None, b: Tensor | None) -> bool:
 # Variants that are one model but for their numbers.
 
 
-class Body(nn.Module):
-    """A model's own forward, whatever stands in its place."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return type(self.model).forward(self.model, *args, **kwargs)
-
-
 @contextmanager
 def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Put another forward in the place of a module's own."""
@@ -187,8 +174,14 @@ def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the dense weights of a model, by their names in its `Body`."""
-    return {f"model.{name}": weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
+    """Return the dense weights of a model."""
+    return {name: weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
+
+
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
+    """Call a model's own forward, whatever stands in its place, with other weights."""
+    with reparametrized(model, dict(weights)):
+        return type(model).forward(model, *args, **kwargs)
 
 
 def shallow(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -229,25 +222,20 @@ def grouped(contenders: Sequence[Contender]) -> list[list[Contender]]:
 
 
 class Choice:
-    """The form for batches of one layout."""
+    """The form for batches of one layout: if both fit, they take turns until both are measured."""
 
     def __init__(self, fits: bool, exact: bool) -> None:
         self.fits, self.exact = fits, exact
-        self._seconds: dict[Form, list[float]] = {"fused": [], "loop": []}
-        self._faster: Form | None = None if fits else "loop"
+        self.seconds: dict[Form, list[float]] = {"fused": [], "loop": []}
 
     @property
     def form(self) -> Form:
-        measured = sum(map(len, self._seconds.values()))
-        if self._faster is None and measured >= MEASURED:
-            middle = {form: median(of[n] for n in range(len(of)) if n % STRETCH) for form, of in self._seconds.items()}
-            self._faster = "fused" if middle["fused"] < middle["loop"] else "loop"
-            log.debug("%s is the faster form: %s seconds a step", self._faster, middle)
-        return self._faster or ("loop" if measured // STRETCH % 2 else "fused")
-
-    def took(self, form: Form, seconds: float) -> None:
-        if self._faster is None:
-            self._seconds[form].append(seconds)
+        if not self.fits:
+            return "loop"
+        rare = min(self.seconds, key=lambda form: len(self.seconds[form]))
+        return (
+            rare if 2 * len(self.seconds[rare]) < MEASURED else min(self.seconds, key=lambda f: median(self.seconds[f]))
+        )
 
 
 class Group:
@@ -256,51 +244,51 @@ class Group:
     def __init__(self, contenders: Sequence[Contender], loss: Loss, inexact: bool) -> None:
         self.contenders, self._loss, self._inexact = contenders, loss, inexact
         models = [contender.model for contender in contenders]
-        self._body, self._operators = Body(models[0]), Operators(len(models))
+        self._operators = Operators(len(models))
         self._weights = [weights_of(model) for model in models]
         self._buffers = [buffer for model in models for buffer in model.buffers()]
         self._attributes = [vars(m) for model in models for m in model.modules() if not isinstance(m, Collection)]
-        self._before = models, [shallow(own) for own in self._attributes], self._flags()
+        self._before = self._state()
         self._choices: dict[Any, Choice] = {}
         self._unfit = len(models) == 1 or any(
             name == "forward" or (name.endswith("hooks") and of) for own in self._attributes for name, of in own.items()
         )
 
-    @property
-    def changed(self) -> bool:
-        """Whether more of a model than its weights is no more what it was."""
-        now = [contender.model for contender in self.contenders], self._attributes, self._flags()
-        return not self._unfit and not equal(now, self._before)
-
-    def _flags(self) -> list[int]:
+    def _state(self) -> Any:
+        """Return all of the models but the numbers of their weights."""
         trained = [weight.requires_grad for own in self._weights for weight in own.values()]
-        return [*trained, *(buffer._version for buffer in self._buffers)]
+        models, versions = [c.model for c in self.contenders], [buffer._version for buffer in self._buffers]
+        return models, [shallow(own) for own in self._attributes], trained, versions
 
     def step(self, batch: Any, only: Form | None) -> Form:
         """Train all on a batch, and return in which form."""
-        layout = None if self._unfit or only == "loop" else self._layout(batch)
-        if layout is not None and layout not in self._choices:
+        if not self._unfit and not equal(self._state(), self._before):
+            self._refuse("a model has changed")
+        layout = None if self._unfit else self._layout(batch)
+        if layout is not None and layout not in self._choices and len(self._choices) < MOST:
             self._choices[layout] = self._probed(batch)
             return "loop"
-        choice = Choice(fits=False, exact=True) if layout is None else self._choices[layout]
+        choice = self._choices.get(layout) or Choice(fits=False, exact=True)
         form, began = only if only is not None and choice.fits else choice.form, time.perf_counter()
         if form == "loop" or not self._fused(batch, choice.exact):
             form = "loop"
             for contender in self.contenders:
                 with contender.turn():
                     contender.train(self._loss, batch)
-        choice.took(form, time.perf_counter() - began)
+        if 2 * len(choice.seconds[form]) < MEASURED:
+            choice.seconds[form].append(time.perf_counter() - began)
         return form
 
     def _layout(self, batch: Any) -> Any:
-        """Return what the bits may depend on: shapes and strides of rows, and of a batch's tensors."""
-        current = self.contenders[0].embeddings.current
+        """Return what the bits may depend on: shapes and strides of a batch's tensors; None if rows have other shapes in
+        each batch, as lists and bags that samples share."""
+        current, tensors = self.contenders[0].embeddings.current, tree_leaves(getattr(batch, "__dict__", batch))
         assert current.work is not None
-        banks, parts = current.work.micros[current.micro].banks, tree_leaves(getattr(batch, "__dict__", batch))
-        return (
-            *((ids.batch, None if ids.pooled and not ids.shares else ids.count) for ids in banks),
-            *((part.shape, part.stride(), part.dtype) for part in parts if isinstance(part, Tensor)),
-        )
+        banks = current.work.micros[current.micro].banks
+        if any(ids.shares or not ids.pooled for ids in banks):
+            return None
+        parts = [(part.shape, part.stride(), part.dtype) for part in tensors if isinstance(part, Tensor)]
+        return (*(ids.batch for ids in banks), *parts)
 
     def _refuse(self, why: object) -> Choice:
         self._unfit = True
@@ -347,7 +335,7 @@ class Group:
         """Return the logits of each variant, by one forward of the first one's model."""
         stacks = {name: torch.stack([own[name] for own in weights]) for name in weights[0]}
         with instead(self.contenders[0].embeddings, look_up), self._operators:
-            return torch.vmap(lambda own: functional_call(self._body, own, args, kwargs))(stacks).unbind()
+            return torch.vmap(lambda own: with_weights(self.contenders[0].model, own, args, kwargs))(stacks).unbind()
 
     def _look_up(self, sparse: Any) -> Outputs:
         with outside(), ExitStack() as turns:
@@ -370,19 +358,12 @@ class Group:
 
             with contender.turn(), instead(contender.model, noted):
                 contender.train(self._loss, batch)
-        if self.changed:  # the next step finds other groups
-            return Choice(fits=False, exact=True)
         try:
             check_calls(calls, len(self.contenders))
-            drawn = [
-                pair for c, state in zip(self.contenders, generators, strict=True) for pair in zip(c.generator, state)
-            ]
-            if any(not torch.equal(now, before) for now, before in drawn):
+            if not equal(self._state(), self._before):
+                raise Unfit("a step changes more of a model than its weights")
+            if any(not all(map(torch.equal, c.generator, state)) for c, state in zip(self.contenders, generators)):
                 raise Unfit("a step draws random numbers")
-            if len(grads) != len(calls):
-                raise Unfit("a model returns no tensor with a gradient")
-            if len(self._choices) == MOST:
-                raise Unfit(f"batches have more than {MOST} layouts")
             with unchanged(), warnings.catch_warnings(action="ignore"):  # vmap warns of what is slow
                 return self._compared(calls[0], grads)
         except Exception as error:  # of vmap or autograd as well
@@ -393,12 +374,14 @@ class Group:
         lone, lone_grads, inputs = list[Any](), list[Any](), list[Tensor]()
         drawn = partial(noise, generator=torch.Generator().manual_seed(0))
         weights = [{n: drawn(w, scale=max(1, *w.shape[-1:]) ** -0.5) for n, w in own.items()} for own in self._weights]
-        outputs = [contender.embeddings.current.out.with_rows(drawn) for contender in self.contenders]
+        outs = [contender.embeddings.current.out for contender in self.contenders]
+        banks = [[drawn(bank) for bank in out.banks] for out in outs]
+        outputs = [out.over(own)[0] for out, own in zip(outs, banks, strict=True)]
         grads = [drawn(grad) for grad in grads]
-        for contender, own, output, grad in zip(self.contenders, weights, outputs, grads, strict=True):
-            leaves = [leaf for leaf in (*own.values(), *output.banks) if leaf.requires_grad]
+        for contender, own, rows, output, grad in zip(self.contenders, weights, banks, outputs, grads, strict=True):
+            leaves = [leaf for leaf in (*own.values(), *rows) if leaf.requires_grad]
             with instead(contender.embeddings, lambda sparse, output=output: output.only(sparse.keys())):
-                lone.append(functional_call(Body(contender.model), own, *call))
+                lone.append(with_weights(contender.model, own, *call))
             lone_grads += torch.autograd.grad(lone[-1], leaves, grad, allow_unused=True)
             inputs += leaves
         fused = self._forward(weights, lambda sparse: Outputs(outputs).only(sparse.keys()), *call)
@@ -438,19 +421,14 @@ class Forms:
     def __init__(self, loss: Loss, inexact: bool) -> None:
         self.steps: Counter[str] = Counter()
         """Steps of variants in each form."""
-        self._loss, self._inexact, self._changes = loss, inexact, 0
+        self._loss, self._inexact = loss, inexact
         self._groups: list[Group] = []
 
     def step(self, racing: Sequence[Contender], batch: Any) -> None:
         """Train all on a batch."""
-        if self._changes <= MOST and any(group.changed for group in self._groups):
-            self._changes += 1
-            log.info("models have changed, %d times so far", self._changes)
-            self.forget()
         self._groups = self._groups or [Group(alike, self._loss, self._inexact) for alike in grouped(racing)]
         for group in self._groups:
-            form = group.step(batch, "loop" if self._changes > MOST else self.only)
-            self.steps[form] += len(group.contenders)
+            self.steps[group.step(batch, self.only)] += len(group.contenders)
 
     def forget(self) -> None:
         """Let go of all models."""

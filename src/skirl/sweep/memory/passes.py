@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 try:
     from torch._functorch._activation_offloading import offload_ops as offload_ops  # makes torch.ops.ao
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.traceback import annotate as annotate
     from torch.fx.traceback import preserve_node_meta
@@ -22,22 +23,23 @@ except ImportError as error:
 
 
 class Places(TorchDispatchMode):
-    """Computes for real what no row, weight or number of the batch goes into, but places: models ask for their values."""
+    """Computes for real what a model counts by itself, such as places in a list: models ask for their values."""
 
     def __init__(self) -> None:
         super().__init__()
         self._own = dict[int, Tensor]()
-        self.of_batch = False
-        """Whether a tensor from elsewhere was taken: it may be another one for the next batch."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given, kwargs = tree_leaves((args, kwargs)), kwargs or {}
-        tensors = [each for each in given if isinstance(each, Tensor)]
-        if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor and from_numpy: a model made it
-            self.of_batch |= any(not isinstance(each, FakeTensor) and id(each) not in self._own for each in tensors)
-        counts = func.overloadpacket is torch.ops.aten.arange and not any(isinstance(each, float) for each in given)
-        made = kwargs.get("dtype") or (torch.int64 if counts else torch.get_default_dtype())
-        if any(isinstance(each, FakeTensor) for each in tensors) or (not tensors and made.is_floating_point):
+        kwargs = kwargs or {}
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        made = func is torch.ops.aten.lift_fresh.default  # torch.tensor and from_numpy
+        if not made and any(not isinstance(each, FakeTensor) and id(each) not in self._own for each in tensors):
+            raise ValueError(
+                "a model takes a tensor that is no weight, buffer, row, dense feature or label, which planned memory does "
+                "not know of: make it a buffer, or run without --memory"
+            )
+        counts = not tensors and func.overloadpacket is torch.ops.aten.arange
+        if any(isinstance(each, FakeTensor) for each in tensors) or not (tensors or counts):
             return func(*args, **kwargs)
         with _disable_current_modes():
             out = func(*args, **kwargs)
@@ -45,34 +47,20 @@ class Places(TorchDispatchMode):
         return out
 
 
-def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> tuple[fx.GraphModule, list[Tensor], bool]:
-    """Return a function of tensors as a graph, the inputs that it has behind the function's own, which are places that
-    were computed, and whether they are only those of this batch. Nothing of the size of its data is allocated. Operators
-    that write in place stay as they are: torch.func.functionalize would take losses apart, which changes bits."""
+def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
+    """Return a function of tensors as a graph. Places that were computed are constants of it. Nothing of the size of its
+    data is allocated. Operators that write in place stay as they are: torch.func.functionalize would take losses apart,
+    which changes bits."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each.detach()).requires_grad_(each.requires_grad) for each in given]
-    computed = Places()
 
     def with_places(*args: Tensor) -> Any:
-        with computed:
+        with Places():
             return step(*args)
 
     with mode, preserve_node_meta():
         graph = make_fx(with_places)(*fakes)
     graph.graph.eliminate_dead_code()
-    inputs, places = [node for node in graph.graph.nodes if node.op == "placeholder"], list[Tensor]()
-    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
-        with graph.graph.inserting_after(inputs[-1]):
-            inputs.append(graph.graph.placeholder(f"place_{len(places)}"))
-        places.append(getattr(graph, node.target))
-        inputs[-1].meta["val"] = places[-1]
-        node.replace_all_uses_with(inputs[-1])
-        graph.graph.erase_node(node)
-    graph.recompile()
-    return graph, places, computed.of_batch
-
-
-def fakes_of(tensors: Sequence[Tensor]) -> tuple[FakeTensorMode, list[Tensor]]:
-    """Return tensors that allocate nothing, and the mode in which they are computed with."""
-    mode = FakeTensorMode()
-    return mode, [mode.from_tensor(each) for each in tensors]
+    for node in graph.graph.find_nodes(op="get_attr"):
+        node.meta["val"] = getattr(graph, node.target)
+    return graph

@@ -1,11 +1,12 @@
 """A schedule of packs: what is done in which order, where transfers begin and are waited for, and what must hold of it."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 from typing import Literal, NamedTuple
 
-from skirl.sweep.memory.simulate import Order, Run, Step, Timeline
+from skirl.sweep.memory.simulate import Order, Step
 
 
 class Action(NamedTuple):
@@ -115,49 +116,94 @@ class _Checked:
         return all_ran and where == dict.fromkeys(self.step.handed_over, "here")
 
 
+class Run(NamedTuple):
+    pack: int
+    name: str
+    backward: bool
+
+
 def in_turns(orders: Sequence[Order]) -> list[Run]:
     """Return each pack's order behind that of the pack before."""
     parts = [(pack, backward, part) for pack, order in enumerate(orders) for backward, part in enumerate(order)]
     return [Run(pack, name, bool(backward)) for pack, backward, part in parts for name in part]
 
 
-def in_pairs(
-    steps: Sequence[Step], orders: Sequence[Order], moves: Sequence[Collection[str]], rate: float
-) -> list[Run]:
+def in_pairs(orders: Sequence[Order]) -> list[Run]:
     """Return packs half a step apart: the forward of the next, whose memory rises, runs beside a backward, whose memory
-    falls; ahead of its share where the backward would wait for the link."""
+    falls."""
     runs = [Run(0, name, False) for name in orders[0].forward]
-    for pack, (step, order) in enumerate(zip(steps, orders, strict=True)):
-        others = [Run(pack + 1, name, False) for name in orders[pack + 1].forward] if pack + 1 < len(steps) else []
-        others, all_others, back, clock, link = others[::-1], len(others), set[str](), 0.0, 0.0
-        for place, name in enumerate(order.backward):
-            read = {storage for each in step.operators[name].reads for storage in step.operators[each].storages}
-            coming = read & set(moves[pack]) - back
-            back |= coming
-            link += sum(map(step.sizes.__getitem__, coming)) / rate
-            share = all_others * (1 - place / len(order.backward))
-            while others and ((coming and clock < link) or len(others) > share):
-                runs.append(others.pop())
-                clock += steps[pack + 1].seconds.get(runs[-1].name, 0.0)
-            runs.append(Run(pack, name, True))
-            clock = max(clock, link if coming else 0.0) + step.seconds.get(name, 0.0)
-        runs += others[::-1]
+    for pack, order in enumerate(orders):
+        beside = orders[pack + 1].forward if pack + 1 < len(orders) else []
+        own = [((place + 1) / len(order.backward), Run(pack, name, True)) for place, name in enumerate(order.backward)]
+        others = [(place / len(beside), Run(pack + 1, name, False)) for place, name in enumerate(beside)]
+        runs += [run for _, run in sorted([*others, *own], key=lambda each: each[0])]
     return runs
 
 
-def with_transfers(timeline: Timeline, limit: float, rate: float, *, ahead: bool = True) -> Schedule:
+@dataclass
+class Stay:
+    """The time for which a storage is held: places in the order of runs, the first that makes it and all that use it."""
+
+    pack: int
+    storage: str
+    size: int
+    uses: list[int] = field(default_factory=list)
+    gap: tuple[int, int] | None = None
+    """The last use of the forward and the first of the backward, between which it is on the host."""
+
+
+def stays(steps: Sequence[Step], runs: Sequence[Run], moves: Sequence[Collection[str]]) -> Iterator[Stay]:
+    """Yield for how long each storage is held, if what moves leaves at once and comes back when it is used."""
+    here, of_result, ends = dict[tuple[int, str], Stay](), dict[tuple[int, str], list[Stay]](), dict[int, int]()
+    for place, (pack, name, backward) in enumerate(runs):
+        step, ends[pack] = steps[pack], place
+        operator = step.operators[name]
+        for storage in operator.makes:
+            if (pack, storage) in here:
+                yield here[pack, storage]
+            here[pack, storage] = Stay(pack, storage, step.sizes[storage])
+        of_result[pack, name] = [here[pack, storage] for storage in operator.storages]
+        for stay in (stay for each in (name, *operator.reads) for stay in of_result[pack, each]):
+            if backward and stay.gap is None and stay.uses and stay.storage in moves[pack]:
+                stay.gap = stay.uses[-1], place
+            stay.uses.append(place)
+    for pack, step in enumerate(steps):
+        for stay in (stay for name in step.outputs for stay in of_result[pack, name]):
+            stay.uses.append(ends[pack])
+    yield from here.values()
+
+
+def with_transfers(
+    steps: Sequence[Step], runs: Sequence[Run], moves: Sequence[Collection[str]], limit: float, rate: float
+) -> Schedule:
     """Return a schedule in which what moves is waited for as late, and comes back as early, as nothing has to wait, if the
-    limit allows; without `ahead`, it comes back when it is used."""
-    held, starts, steps = list(timeline.held), timeline.starts, timeline.steps
-    before, behind = [[list[Action]() for _ in timeline.runs] for _ in range(2)]
+    limit allows."""
+    before, behind = [[list[Action]() for _ in runs] for _ in range(2)]
+    starts = [*accumulate((steps[run.pack].seconds.get(run.name, 0.0) for run in runs), initial=0.0)]
+    all_stays, changes = [*stays(steps, runs, moves)], [0] * (len(runs) + 1)
+    spans = list[tuple[int, int, int]]()
+    for pack, step in enumerate(steps):
+        own = [place for place, run in enumerate(runs) if run.pack == pack]
+        before[own[0]].append(Action("enter", pack))
+        behind[own[-1]].append(Action("leave", pack))
+        spans.append((own[0], own[-1], step.entered))
+    for stay in all_stays:
+        left, back = stay.gap or (stay.uses[0], stay.uses[0] + 1)
+        spans += [(stay.uses[0], left, stay.size), (back, stay.uses[-1], stay.size)]
+        if stay.storage not in steps[stay.pack].handed_over:
+            behind[stay.uses[-1]].insert(0, Action("free", stay.pack, stay.storage))
+    for first, last, size in spans:
+        changes[first] += size
+        changes[last + 1] -= size
+    held = [*accumulate(changes)]
 
     def grown(place: int, size: int) -> bool:
         fits = held[place] + size <= limit
         held[place] += size if fits else 0
         return fits
 
-    moving, link = sorted((*stay.gap, stay.pack, stay.storage, stay.size) for stay in timeline.stays if stay.gap), 0.0
-    gone = dict[tuple[int, str], int]()
+    moving, link = sorted((*stay.gap, stay.pack, stay.storage, stay.size) for stay in all_stays if stay.gap), 0.0
+    gone, comes = dict[tuple[int, str], int](), list[tuple[int, int, int, str]]()
     for left, back, pack, storage, size in moving:
         link, place = max(starts[left + 1], link) + size / rate, left + 1
         while place < back and starts[place] < link and grown(place, size):
@@ -165,20 +211,14 @@ def with_transfers(timeline: Timeline, limit: float, rate: float, *, ahead: bool
         gone[pack, storage] = place
         behind[left].append(Action("offload", pack, storage))
         before[place].append(Action("release", pack, storage))
-    comes, link = [], inf
+    link = inf
     for _, back, pack, storage, size in sorted(moving, key=lambda each: each[1], reverse=True):
         link, place = min(starts[back], link) - size / rate, back
-        while ahead and place > gone[pack, storage] and starts[place] > link and grown(place - 1, size):
+        while place > gone[pack, storage] and starts[place] > link and grown(place - 1, size):
             place -= 1
         comes.append((place, back, pack, storage))
     for place, back, pack, storage in reversed(comes):
         before[place].append(Action("reload", pack, storage))
         before[back].append(Action("back", pack, storage))
-    for stay in timeline.stays:
-        if stay.storage not in steps[stay.pack].handed_over:
-            behind[stay.uses[-1]].append(Action("free", stay.pack, stay.storage))
-    for pack in range(len(steps)):
-        before[timeline.begins[pack]].insert(0, Action("enter", pack))
-        behind[timeline.ends[pack]].append(Action("leave", pack))
-    runs = [[Action("run", run.pack, run.name)] for run in timeline.runs]
-    return Schedule(steps, [each for parts in zip(before, runs, behind) for part in parts for each in part], rate)
+    runs_of = [[Action("run", run.pack, run.name)] for run in runs]
+    return Schedule(steps, [each for parts in zip(before, runs_of, behind) for part in parts for each in part], rate)
