@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from skirl.core.batch import Batch
 from skirl.sweep.contender import Contender, Loss, _state
-from skirl.sweep.fused import Body, Unfit, instead, same_bits, weights_of
+from skirl.sweep.fused import Unfit, instead, same_bits, weights_of, with_weights
 from skirl.tools.rng_state import unchanged
 
 log = logging.getLogger("skirl")
@@ -80,11 +79,10 @@ class Graphed:
 
     def _run(self, n: int) -> tuple[Tensor, Any, Sequence[Tensor | None]]:
         contender, own = self.contenders[n], self._own[n]
-        body = Body(contender.model)
         trained = [weight for weight in own.values() if weight.requires_grad]
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return functional_call(body, own, args, kwargs)
+            return with_weights(contender.model, own, args, kwargs)
 
         with (
             instead(contender.embeddings, lambda sparse: self._outputs[n].only(sparse.keys())),
@@ -127,6 +125,9 @@ class Graphs:
     def step(self, racing: Sequence[Contender], batch: Any) -> bool:
         """Train all on a batch. Return False, with nothing trained, if they have to be trained in turns."""
         if self._unfit or not isinstance(batch, Batch) or not all(one.embeddings.pooled for one in racing):
+            return False
+        current = racing[0].embeddings.current
+        if current.work is not None and current.work.micros[current.micro].shares:
             return False
         if self._graph is None:
             try:
