@@ -57,7 +57,7 @@ chaos: $(DEV)
 	SKIRL_CHAOS=$(RUNS) $(PY) -m pytest -m slow -n $(JOBS) --timeout 0 --hypothesis-seed $(SEED) tests/chaos
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))
-	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest -m gpu --timeout 1800
+	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest tests -m gpu --timeout 1800
 
 lint: style types
 

@@ -16,6 +16,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 import skirl
 from skirl.core.batch import Batch
 from skirl.models.dlrm import DLRM
+
+pytest.importorskip("skirl.sweep.memory.passes", reason="another torch", exc_type=ImportError)
+
 from skirl.sweep.memory.capture import Captured, capture
 from skirl.sweep.memory.execute import EmulatedLink, Pack
 from skirl.sweep.memory.orchestrate import Memory

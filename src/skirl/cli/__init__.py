@@ -137,7 +137,7 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
         if display is not None and name in COMPILED:
             _tell_of_compiling()
         result: Mapping[str, Any] = command.run()
-    if _stopped_by(result) and not result["failed"]:
+    if result.get("command") in ("train", "sweep") and not result["failed"]:
         leave_stop()
     if "exit_code" in result:  # that of a command it has started, which has reported the rest
         if result["failed"]:

@@ -168,9 +168,9 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
     one = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     long = "|".join(sorted((re.escape(name) for name in names if "_" in name), key=len, reverse=True)) or "(?!)"
     subject = rf"^(?:{one})(?:, (?:{one}))*(?: and (?:{one}))?(?= (?:is|are|needs?|counts|has) | '| \d+(?![\d:]))"
-    object_ = rf"\b(?:[Ss]et|leave|make|raise) (?:{one})(?: (?:and|or) (?:{one}))?\b(?![-=.(_])"
+    object_ = rf"\b(?:[Ss]et|leave|make|raise) (?:{one})(?:, (?:{one}))*(?: (?:and|or) (?:{one}))?\b(?![-=.(_])"
     anywhere = rf"(?<![-\w.='\"`/(])(?:{long})(?![-\w.=(/])"
-    for pattern in (subject, object_, rf"\b(?:and|but) (?:{one})(?= is | ')", anywhere):
+    for pattern in (subject, object_, rf"\b(?:and|but|or) (?:{one})(?= is | to | ')", anywhere):
         sentence = re.sub(
             pattern, lambda part: re.sub(rf"\b(?<![-.])({one})\b", lambda name: option(name[0]), part[0]), sentence
         )

@@ -66,7 +66,7 @@ class Schema:
     data: str
     """The files to draft a schema from: csv:PATH or parquet:PATH, as for `skirl train`, or the path alone."""
     label: str | None = None
-    """The column to predict; if not given, one that holds 0 and 1 and is called label, click or target."""
+    """The column to predict; if not given, the only one that holds 0 and 1, or of several the one named like a label."""
 
     def run(self) -> dict[str, Any]:
         from skirl.data.files.draft import draft

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from skirl.checkpoint.folder import BEST
 from skirl.cli.show import Chart, JsonFlag, Table, columns, facts, scores, write_page
 from skirl.tools.flags import check_new, flags_of, option
 from skirl.tools.units import clock, figure, size
@@ -136,7 +137,7 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended" if run["ended"] else UNKNOWN
     took, begun = f"in {clock(run['seconds'])}", run.get("begun_at")  # a report adds up what it took before a resume
     took = f"; the last {run['steps'] - begun:,} steps {took}" if begun else f" {took}"
-    lines = held_out_lines(run["last"], run["kept"]) | {
+    lines = held_out_lines(run["last"], run["kept"], flags.get("save")) | {
         "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples{took}",
         "speed": f"{run['samples_per_second']:,.0f} samples/s after the first step, without evaluations and checkpoints",
@@ -170,7 +171,7 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def held_out_lines(last: Line | None, kept: Line | None) -> dict[str, str]:
+def held_out_lines(last: Line | None, kept: Line | None, save: Any = None) -> dict[str, str]:
     if last is None:
         return {}
     at, best, loss = last["test_step"], last["best_step"], _figure(last["best_logloss"])
@@ -180,7 +181,10 @@ def held_out_lines(last: Line | None, kept: Line | None) -> dict[str, str]:
             f"step {kept['step']:,}, log loss {_figure(kept['test_logloss'])}, {KEPT_IN.format(kept['folder'])}"
         )
     elif best < at:
-        lines["best"] = f"step {best:,}, log loss {loss}, {NOT_KEPT}"
+        there = None if save is None else Path(save) / BEST
+        lines["best"] = (
+            f"step {best:,}, log loss {loss}, {KEPT_IN.format(there) if there and there.is_dir() else NOT_KEPT}"
+        )
     return lines
 
 
@@ -268,7 +272,7 @@ def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
     facts = {
         "command": "report of a sweep", "sweep": str(folder), "page": str(page),
         "flags": sweep["flags"], "started": sweep["started"], "ended": bool(result),
-        **{name: result.get(name) for name in ("winner", "failed", "best", "cost", "from", "seed_noise")},
+        **{name: result.get(name) for name in ("winner", "failed", "stopped_by", "best", "cost", "from", "seed_noise")},
         "measure": standings[-1]["measure"] if standings else None,
         "variants": [variant["name"] for variant in sweep["variants"]], "left": left,
         "step": standings[-1]["step"] if standings else 0, "seconds": sum(one["seconds"] for one in ends),
@@ -281,6 +285,7 @@ def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
 
 def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
     state = ("failed" if sweep["failed"] else "ended") if sweep["ended"] else UNKNOWN
+    state = f"stopped by {sweep['stopped_by']}" if sweep.get("stopped_by") else state
     lines = {
         "sweep": f"{len(sweep['variants'])} variants on {sweep['flags'].get('data')}, {state}",
         "steps": f"{sweep['step']:,} in {clock(sweep['seconds'])}",

@@ -50,7 +50,7 @@ def leave_note(step: int | None, lost: bool) -> None:
 
 
 def leave_stop() -> None:
-    """Tell `skirl launch` that a signal ended this trainer as it should, with a checkpoint."""
+    """Tell `skirl launch` that this trainer is done, or has saved what a signal has ended."""
     if (folder := os.environ.get(NOTES)) is not None:
         Path(folder, STOPPED).touch()
 

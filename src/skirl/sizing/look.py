@@ -53,7 +53,9 @@ def _of_run(path: Path) -> dict[str, Any]:
     for name in (SWEEP if kind == "sweep" else "config.json", "result.json"):
         with suppress(OSError, ValueError):
             found |= json.loads((path / name).read_bytes())
-    state = ("failed" if found.get("failed") else "ended") if "steps" in found else "going on, killed or failed"
+    stopped = found.get("stopped_by") or found.get("checkpoints", {}).get("stopped_by")
+    state = "failed" if found.get("failed") else f"stopped by {stopped}" if stopped else "ended"
+    state = state if "steps" in found else "going on, killed or failed"
     facts = {name: found.get(name) for name in ("steps", "samples", "test_auc", "test_logloss", "winner")}
     flags = {name: found.get("flags", {}).get(name) for name in ("model", "data", "save")}
     return {"kind": f"folder of a {kind}", "state": state, **flags, **facts}

@@ -385,7 +385,7 @@ class SweepRun:
         missed = [one for one in self.ranks.told(keeper.missed, "what is missing") if one]
         aucs, seconds = self._aucs(), time.monotonic() - self._began
         spent = sum(race.step if one.left is None else one.left for one in race.standing())
-        winner = None if self.failed else race.winner()
+        winner = None if self.failed or self.stopped_by else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         total = {name: sum(one[name] for one in of_ranks) for name in of_ranks[0]}
         result = {

@@ -116,7 +116,9 @@ def refuse_shared(overrides: Mapping[str, Any]) -> None:
     can, known = varying(), flags_of(Recipe)
     for name in overrides:
         if name not in known:
-            raise ValueError(f"{name} is not a flag that can vary: those that can are {', '.join(can)}")
+            raise ValueError(
+                f"{name} is not a flag that can vary: those that can are {', '.join(name.replace('_', '-') for name in can)}"
+            )
         if name not in can:
             raise ValueError(
                 f"{name} cannot vary: all variants share the batches, the plan and the device; run one sweep for each "

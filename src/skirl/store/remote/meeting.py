@@ -39,7 +39,7 @@ class Address:
             return cls.parse(f"rpc://{text}")
         except ValueError:
             raise ValueError(
-                f"meet is {text!r}: write it HOST:PORT with a port up to 65535, such as 127.0.0.1:29400"
+                f"address is {text!r}: write it HOST:PORT with a port up to 65535, such as 127.0.0.1:29400"
             ) from None
 
     @property
@@ -91,7 +91,7 @@ class Meeting:
             return socket.create_server(address, family=family, backlog=1024).detach()
         except OSError as error:
             raise NodeError(
-                f"nothing can listen at {self.address} ({error.strerror}): set meet to a free port at an address of this "
+                f"nothing can listen at {self.address} ({error.strerror}): set address to a free port at an address of this "
                 "machine"
             ) from None
 
