@@ -296,6 +296,7 @@ class Export(JsonFlag):
 
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.export import write_rows
+        from skirl.checkpoint.folder import BEST
         from skirl.checkpoint.without_model import opened
         from skirl.data.vocabulary.vocabulary import Origins
         from skirl.sweep.checkpoint import checkpoint_of
@@ -308,11 +309,13 @@ class Export(JsonFlag):
                 rows, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix,
                 dense=parameters if self.dense else None, origins=origins,
             )  # fmt: skip
-        written = {"checkpoint": str(checkpoint), "out": str(self.out), "bytes": self.out.stat().st_size}
+        best = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / BEST
+        beside = {"best": f"of the run, by held-out log loss, is {best}"} if best.is_dir() else {}
+        written = beside | {"checkpoint": str(checkpoint), "out": str(self.out), "bytes": self.out.stat().st_size}
         return {"command": "export", **written, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        return facts(result, "checkpoint", "out", "bytes")
+        return facts(result, "checkpoint", "best", "out", "bytes")
 
 
 @dataclass(frozen=True)

@@ -250,12 +250,14 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
     return lines
 
 
-def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
+def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None, save: Any = None) -> str:
     """Return rank 1 with what it is ranked by, as text."""
     if place.get("held_out") is None:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
         return f"{place['variant']}, {loss} on samples that nobody had trained on"
-    kept = KEPT_IN.format(best["folder"]) if best and best["folder"] else NOT_KEPT
+    there = Path(save) / place["variant"] / BEST if save else None
+    folder = best["folder"] if best and best["folder"] else there if there and there.is_dir() else None
+    kept = KEPT_IN.format(folder) if folder else NOT_KEPT
     at = "" if best is None else f", at step {best['step']:,}, {kept}"
     return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
 
@@ -275,7 +277,8 @@ def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
         **{name: result.get(name) for name in ("winner", "failed", "stopped_by", "best", "cost", "from", "seed_noise")},
         "measure": standings[-1]["measure"] if standings else None,
         "variants": [variant["name"] for variant in sweep["variants"]], "left": left,
-        "step": standings[-1]["step"] if standings else 0, "seconds": sum(one["seconds"] for one in ends),
+        "step": result.get("steps") or (standings[-1]["step"] if standings else 0),
+        "seconds": sum(one["seconds"] for one in ends),
         "standing": standings[-1]["places"] if standings else [],
         "test_auc": {name: of.get("test_auc") for name, of in result.get("by_variant", {}).items()},
     }  # fmt: skip
@@ -292,7 +295,9 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         **facts(sweep, "failed"),
     }
     if sweep["standing"] and not sweep["failed"]:
-        lines["winner" if sweep["winner"] else "leader"] = best_line(sweep["standing"][0], sweep["best"])
+        lines["winner" if sweep["winner"] else "leader"] = best_line(
+            sweep["standing"][0], sweep["best"], sweep["flags"].get("save")
+        )
     if sweep["cost"] is not None:
         lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
     kinds = [left["kind"] for left in sweep["left"]]

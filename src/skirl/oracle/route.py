@@ -12,7 +12,7 @@ import numpy as np
 from skirl.core.ids import BankIds, Ids, positions_of
 from skirl.core.keys import ROW_BITS
 from skirl.core.placement import Placement, site_in
-from skirl.core.tables import Feature, Schema
+from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.options import Plan, Vote, due
 from skirl.tools.jit import kernel
@@ -41,11 +41,11 @@ class Reads:
     """int32 [owners + 1]: where the rows of each owner begin. Ids and gradients go to the owner, and values come back."""
 
 
-def sent(ids: Sequence[Ids], features: Sequence[Feature]) -> list[np.ndarray]:
+def sent(ids: Sequence[Ids], features: Sequence[str]) -> list[np.ndarray]:
     """Return the bags of some features in micro-batches, for the trainer that looks them up for all."""
     heads, parts = [], []
     for micro in ids:
-        places = [micro.keys.index(feature.name) for feature in features]
+        places = [micro.keys.index(name) for name in features]
         starts, inverse = [micro.starts(p) for p in places], [micro.inverse[p] for p in places]
         bags = [-1 if own is None else len(start) - 1 for own, start in zip(inverse, starts)]
         heads.append([micro.samples, micro.weights is not None, *bags])
@@ -393,7 +393,7 @@ class SharedRoute(Route):
             bags: list[list[np.ndarray]] = [[] for _ in range(self._size)]
             for (schema, bank), owner, ids in zip(self._banks, self._owners, micros):
                 if owner is not None:
-                    bags[owner] += sent(ids, schema.banks[bank].features)
+                    bags[owner] += sent(ids, [feature.name for feature in schema.banks[bank].features])
             asked = zip(zip(*(asked for _, asked in halves), strict=True), bags)
             return [self._letters.write(Letter(BATCH, self.number, vote, banks, of)) for banks, of in asked]
         return [self._letters.write(letter)] * self._size
