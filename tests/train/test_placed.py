@@ -9,7 +9,7 @@ import torch
 import skirl
 from skirl.cli.train import Train
 from skirl.peers.job import using
-from skirl.train.placed import count, dealt, placement_of, read, write
+from skirl.train.placed import count, dealt, placement_of, read
 from tests.threads_as_trainers import InProcess
 
 TABLES = [skirl.Table("a", 30, 4, features=("x", "y")), skirl.Table("b", 90, 8)]
@@ -56,15 +56,18 @@ def test_a_run_takes_what_moves_fewer_bytes():
         ({"trainers": 3}, "a plan for 3 trainers, and there are 2"),
         ({"tables": [{"name": "a", "trainer": 0}]}, "a plan for other tables"),
         ({"tables": [{"name": "a", "trainer": 2}, {"name": "b", "trainer": None}]}, "a trainer that is no number below 2"),
+        ({"tables": [{"name": name, "trainer": 0} for name in "abb"]}, "places table 'b' twice"),
         ({"format": "other"}, "is no plan of tables for trainers"),
         ({"tables": "none"}, "is damaged"),
     ],
 )  # fmt: skip
 def test_another_plan_is_refused(tmp_path, change, said):
     path = tmp_path / "plan.json"
-    write(path, {"a": 1}, ["a", "b"], 2)
+    plan = {"format": "skirl-placement", "format_version": 1, "trainers": 2}
+    plan["tables"] = [{"name": "a", "trainer": 1}, {"name": "b", "trainer": None}]
+    path.write_text(json.dumps(plan))
     assert read(path, TABLES, 2) == {"a": 1}
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(plan | change))
     with pytest.raises(ValueError, match=said):
         read(path, TABLES, 2)
 

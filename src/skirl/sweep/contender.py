@@ -172,12 +172,12 @@ class Contender:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        others = _state()
+        others = random_states()
         _put(self.generator)
         try:
             yield
         finally:
-            self.generator = _state()
+            self.generator = random_states()
             _put(others)
 
     def expect(self, work: Work, micro: int, ends_step: bool) -> None:
@@ -188,7 +188,7 @@ class Contender:
 State = list[Tensor]
 
 
-def _state() -> State:
+def random_states() -> State:
     """Return the states of torch's generators: on the CPU, and on GPUs that are in use."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *cuda]
@@ -203,7 +203,7 @@ def _put(state: State) -> None:
 def _seeded(seed: int) -> State:
     with unchanged():
         torch.manual_seed(seed)
-        return _state()
+        return random_states()
 
 
 def make_variant(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from skirl.core.batch import Batch
-from skirl.sweep.contender import Contender, Loss, _state
+from skirl.sweep.contender import Contender, Loss, random_states
 from skirl.sweep.fused import Unfit, instead, same_bits, weights_of, with_weights
 from skirl.tools.rng_state import unchanged
 
@@ -48,14 +48,14 @@ class Graphed:
                 part, live = outputs[n].over(self._rows[n])
                 self._outputs.append(part)
                 self._live.append(live)
-                before = [buffer.clone() for buffer in contenders[n].model.buffers()], _state()
+                before = [buffer.clone() for buffer in contenders[n].model.buffers()], random_states()
                 alone = [self._run(n) for _ in range(WARM)]
                 eager.append(alone[-1])
                 for buffer, was in zip(contenders[n].model.buffers(), before[0], strict=True):
                     if not torch.equal(buffer, was):
                         buffer.copy_(was)
                         raise Unfit("a model changes its buffers")
-                if not all(map(torch.equal, before[1], _state())):
+                if not all(map(torch.equal, before[1], random_states())):
                     raise Unfit("a step draws random numbers")
             main.wait_stream(branch)
         self._graph, self._results = torch.cuda.CUDAGraph(), list[Any]()

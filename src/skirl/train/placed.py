@@ -71,9 +71,9 @@ def count(batches: Iterable[Any], tables: Sequence[Table], trainers: int) -> dic
                     here = np.concatenate([ids.values[a:b] for a, b in zip(starts[of], starts[of + 1])] or [values])
                     read.append(here)
                     bags += len(of)
-                joined = np.concatenate(read)
-                total[t] += 8 * table.dim * len(np.unique(joined)), 8 * table.dim * bags, len(joined) * table.dim
-                total[t, :2] += 4 * len(np.unique(joined)), 4 * len(joined) + bags
+                lookups = sum(map(len, read))
+                rows = len(np.unique(np.concatenate(read)))
+                total[t] += (8 * table.dim + 4) * rows, 8 * table.dim * bags + 4 * lookups + bags, lookups * table.dim
     total[:, :2] *= (trainers - 1) / trainers
     return {table.name: Bytes(*of) for table, of in zip(tables, (total / max(1, steps)).tolist())}
 
@@ -85,12 +85,6 @@ def dealt(loads: Mapping[str, float], trainers: int) -> dict[str, int]:
         owner[name] = sums.index(min(sums))
         sums[owner[name]] += loads[name]
     return owner
-
-
-def write(path: Path, owner: Mapping[str, int], tables: Sequence[str], trainers: int) -> None:
-    named = [{"name": name, "trainer": owner.get(name)} for name in tables]
-    body = {"format": FORMAT, "format_version": VERSION, "trainers": trainers, "tables": named}
-    path.write_text(json.dumps(body, indent=1) + "\n")
 
 
 def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
@@ -108,9 +102,11 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
         raise ValueError(
             f"placement is {path}, a plan for {body['trainers']} trainers, and there are {trainers}: {again}"
         )
-    names, own = [table["name"] for table in body["tables"]], [table.name for table in tables]
-    if other := sorted({*names} ^ {*own}) or (len(names) > len(own) and names):
+    names = [table["name"] for table in body["tables"]]
+    if other := sorted({*names} ^ {table.name for table in tables}):
         raise ValueError(f"placement is {path}, a plan for other tables (see {other[0]!r}): {again}")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"placement is {path}, which places table {twice[0]!r} twice: {again}")
     owners = {table["name"]: table["trainer"] for table in body["tables"] if table["trainer"] is not None}
     if not all(type(owner) is int and 0 <= owner < trainers for owner in owners.values()):
         raise ValueError(f"placement is {path}, which names a trainer that is no number below {trainers}: {again}")
