@@ -319,7 +319,7 @@ SWEEP = [
     Fault("variants share a generator", "sweep.contender:Contender.drawing",
           "_put(self.generator)", "pass"),
     Fault("a variant draws the same numbers in each step", "sweep.contender:Contender.drawing",
-          "self.generator = _state()", "pass"),
+          "self.generator = random_states()", "pass"),
     Fault("a variant's draws move the loop's", "sweep.contender:Contender.drawing",
           "_put(others)", "pass"),
     Fault("dense gradients add up", "sweep.contender:Contender.step",
