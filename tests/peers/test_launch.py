@@ -38,6 +38,7 @@ with join(patience=120) as peers:
     rows = [row.split() for table in tables for row in table]
     addresses = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in mine}
     write(*np.concatenate(come), *addresses)
+    peers.channel("votes").exchange([np.array([peers.rank])] * peers.size)  # both have written
     if peers.rank == 1:
         os._exit(7)
     peers.channel("votes").exchange([np.array([peers.rank])] * peers.size)
