@@ -29,7 +29,7 @@ def memory(recipe: Recipe) -> dict[str, Any]:
     simulated, measured = {}, {}
     for name in ("dlrm", "dcnv2", "din", "dcat", "transformer"):
         case = Case(name)
-        plan = Planner([timed(case.captured.step)], 0, RATE).least()
+        plan = Planner([timed(case.step)], 0, RATE).least()
         simulated[name], measured[name] = plan.figures.peak, case.run(plan)[1]
     free = Memory(1 << 60, EmulatedLink(RATE))
     *_, _ = steps(recipe, 1, free)

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 import skirl
 from skirl.core.batch import Batch
 from skirl.models import by_name
-from skirl.sweep.memory.capture import capture
+from skirl.sweep.capture import Dense, capture, inputs_of, tensors_of
 from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
 from skirl.sweep.memory.policy import Plan
 from skirl.sweep.memory.schedule import Action, Schedule
-from skirl.sweep.memory.simulate import Operator, Step
+from skirl.sweep.memory.simulate import Operator, Step, step_of
 
 FEATURES = [f"t{number}" for number in range(6)]
 TABLES = [skirl.Table(name, 100, 8) for name in FEATURES]
@@ -59,8 +59,9 @@ class Case:
             else by_name.MODELS[name].tiny(embeddings, dense_features=4)
         )
         rows = embeddings(self.batch.sparse)
-        self.captured = capture(self.model, lambda model, batch: model.loss(batch), rows, self.batch)
-        self.inputs = self.captured.inputs(self.model, rows, self.batch)
+        self.captured = capture(Dense(self.model, lambda model, batch: model.loss(batch), rows, self.batch))
+        self.step = step_of(self.captured.graph, self.captured.rows)
+        self.inputs = [*inputs_of(self.model).values(), *rows.banks, *tensors_of(self.batch)[0]]
         loss = self.model.loss(self.batch)
         weights = dict(self.model.named_parameters())
         wanted = [weights[each] for each in self.captured.trained] + embeddings.current.out.banks
@@ -69,7 +70,7 @@ class Case:
     def run(self, plan: Plan) -> tuple[list[Tensor], int]:
         """Return what a plan computes, and the most bytes that were held."""
         outputs, packs = list[Tensor](), list[Pack]()
-        packs += [Pack(self.captured, EmulatedLink(1e12), lambda: self.inputs, outputs.extend)]
+        packs += [Pack(self.captured, self.step, EmulatedLink(1e12), lambda: self.inputs, outputs.extend)]
         return outputs, measured(plan.schedule, packs)
 
 

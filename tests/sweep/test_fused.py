@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,10 +15,10 @@ from skirl.pipeline.lookahead import lookahead
 from skirl.sweep import fused
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import sweep_of
-from skirl.sweep.fused import MEASURED, Choice, Forms, Group, Linear, Outputs
+from skirl.sweep.fused import MEASURED, PRODUCTS, Forms, Fused, Group
 from skirl.sweep.variants import variants_of
 from skirl.train.recipe import Recipe
-from tests.sweep.runs import Case, Of, batches_of, check
+from tests.sweep.runs import Case, Of, check
 from tests.sweep.test_models import alone, left
 
 MODELS = ("dlrm-tiny", "wide-deep-tiny", "deepfm-tiny", "dcnv2-tiny", "deep-cross-tiny", "din-tiny")
@@ -131,22 +131,16 @@ class Decays(Tower):
         return self.last(hidden + torch.tanh(self.first(x))).squeeze(1)
 
     def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) + 0.001 * sum(weight.square().sum() for weight in self.parameters())
+        return super().loss(batch) + 0.001 * sum(weight.square().sum() for weight in self.first.parameters())
 
 
 class Anneals(Tower):
-    """Its forward is another from one batch on."""
+    """Its forward is another from one step on, which its optimizer says."""
 
-    power, at = 1.0, 0
+    power = 1.0
 
     def forward(self, sparse: Any) -> Tensor:
         return super().forward(sparse) * self.power
-
-    def loss(self, batch: Any) -> Tensor:
-        loss = super().loss(batch)
-        if int(batch.sparse.values().sum()) == self.at:
-            self.changes()
-        return loss
 
     def changes(self) -> None:
         self.power = 2.0
@@ -155,6 +149,18 @@ class Anneals(Tower):
 class Thaws(Anneals):
     def changes(self) -> None:
         self.frozen.requires_grad_(True)
+
+
+class Says(torch.optim.SGD):
+    def __init__(self, model: Anneals) -> None:
+        super().__init__([weight for name, weight in model.named_parameters() if "anchor" not in name], lr=0.1)
+        self.model, self.count = model, 0
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.count += 1
+        if self.count == 5:
+            self.model.changes()
 
 
 class Counts(Tower):
@@ -182,47 +188,80 @@ class Wrapped(Tower):
         self.forward = super().forward
 
 
-@pytest.mark.parametrize("kind", [Twice, Counts, Branches, Draws, Decays, Wrapped])
+class Asks(Tower):
+    """Takes a number of the batch that a graph does not know of."""
+
+    def forward(self, sparse: Any) -> Tensor:
+        return super().forward(sparse) * float(sparse.values().sum() % 7)
+
+
+@pytest.mark.parametrize("kind", [Counts, Branches, Draws, Wrapped, Asks])
 def test_what_does_not_fit_trains_in_turn(kind: type[Tower]):
     sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
     assert not sweep.forms.steps["fused"]
 
 
+@pytest.mark.parametrize("kind", [Twice, Decays])
+def test_gradients_that_add_up_do_so_in_their_order(kind: type[Tower]):
+    sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
+    assert sweep.forms.steps["fused"] > 12
+
+
 @pytest.mark.parametrize("kind", [Anneals, Thaws])
-def test_a_model_that_changes_trains_in_turn_from_then_on(kind: type[Tower], monkeypatch: pytest.MonkeyPatch):
-    case = Case(MIXED[:1] * 3, steps=12)
-    monkeypatch.setattr(kind, "at", int(batches_of(case)[4].sparse.values().sum()))
-    sweep = check(case, made=lambda variant: make(variant, kind), plain=False)
+def test_a_model_that_changes_trains_in_turn_from_then_on(kind: type[Anneals]):
+    def made(variant: Any) -> Any:
+        model: Any = make(variant, kind)[0]
+        return model, Says(model)
+
+    sweep = check(Case(MIXED[:1] * 3, steps=12), made=made, plain=False)
     assert sweep.forms.steps["fused"] == 3 * 4, "the first step is a probe"
 
 
-def no_bias(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    ctx.save_for_backward(x, weight)
-    return torch.bmm(x, weight.mT) + (0 if bias is None else bias[:, None])
+def test_a_loss_that_changes_unseen_ends_the_sweep(monkeypatch: pytest.MonkeyPatch):
+    scale = [1.0]
+
+    class Scaled(Tower):
+        def loss(self, batch: Any) -> Tensor:
+            return super().loss(batch) * scale[0]
+
+    def made(variant: Any) -> Any:
+        model: Any = make(variant, Scaled)[0]
+        model.changes = lambda: scale.__setitem__(0, 2.0)
+        return model, Says(model)
+
+    monkeypatch.setattr(fused, "AGAIN", 6)
+    with pytest.raises(RuntimeError, match="compute something else than 2 steps ago"):
+        check(Case(MIXED[:1] * 3, steps=12), made=made, plain=False)
 
 
 def turned(function: Any) -> Any:
     def call(*args: Any) -> Any:
         first, *others = function(*args)
-        return type(first)([*others, first]) if isinstance(first, list) else (*others, first)
+        return [*others, first]
 
     return call
 
 
-FAULTS = {
-    "a bias added after the product": (Linear, "forward", staticmethod(no_bias)),
-    "a neighbour's logits": (Group, "_forward", turned(Group._forward)),
-    "a neighbour's rows": (Outputs, "__init__", lambda self, each: setattr(self, "_each", [*each[1:], each[0]])),
-    "a neighbour's gradient": (
-        Linear, "backward", staticmethod(lambda ctx, grad, own=Linear.backward: own(ctx, grad.roll(1, 0))),
-    ),
-}  # fmt: skip
+def stacks_turned(self: Fused, each: Any, own: Any = Fused._inputs) -> Any:
+    rows, *data = own(self, each)[self._own - 1 :]
+    return [*own(self, each)[: self._own - 1], rows.roll(1, 0), *data]
+
+
+def no_bias(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.bmm(a, b) + bias
+
+
+FAULTS: dict[str, Any] = {
+    "a bias added after the product": lambda patch: patch.setitem(PRODUCTS, torch.ops.aten.addmm.default, no_bias),
+    "a neighbour's outputs": lambda patch: patch.setattr(Fused, "__call__", turned(Fused.__call__)),
+    "a neighbour's rows": lambda patch: patch.setattr(Fused, "_inputs", stacks_turned),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch):
     """By the probe, which then fuses nothing that has it; and by the bits, were there none."""
-    monkeypatch.setattr(*FAULTS[fault])
+    FAULTS[fault](monkeypatch)
     compare("dlrm-tiny", 3, 128)
     monkeypatch.setattr(fused, "same_bits", lambda a, b: True)
     with pytest.raises(AssertionError, match="lr="):
@@ -237,13 +276,13 @@ def test_a_shared_generator_is_seen(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_faster_form_is_taken_once_both_are_measured():
     for fused_seconds, faster in ((1.0, "fused"), (3.0, "loop")):
-        choice = Choice(fits=True, exact=True)
+        choice = Group([], cast(Any, object()))
         forms = []
         for _ in range(MEASURED):
             forms.append(choice.form)
             choice.seconds[choice.form].append(2.0 if choice.form == "loop" else fused_seconds)
         assert forms == ["fused", "loop"] * 10 and choice.form == faster
-    assert Choice(fits=False, exact=True).form == "loop"
+    assert Group([]).form == "loop"
 
 
 def test_results_say_what_was_inexact(monkeypatch: pytest.MonkeyPatch):

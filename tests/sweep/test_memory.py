@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass import (
     remat_using_tags_for_fwd_loss_bwd_graph,
 )
@@ -17,9 +17,9 @@ import skirl
 from skirl.core.batch import Batch
 from skirl.models.dlrm import DLRM
 
-pytest.importorskip("skirl.sweep.memory.passes", reason="another torch", exc_type=ImportError)
+pytest.importorskip("skirl.sweep.passes", reason="another torch", exc_type=ImportError)
 
-from skirl.sweep.memory.capture import Captured, capture
+from skirl.sweep.capture import Dense, capture
 from skirl.sweep.memory.execute import EmulatedLink, Pack
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Infeasible, Plan, Planner, fastest, operators_again
@@ -31,7 +31,7 @@ from tests.sweep.planned import FEATURES, TABLES, Case, batch_of, chain, drawn_s
 @pytest.mark.parametrize("name", ["dlrm", "dcnv2", "din", "dcat", "transformer"])
 def test_graphs_have_the_bits_of_eager_and_hold_what_was_simulated(name: str) -> None:
     case = Case(name)
-    step = case.captured.step
+    step = case.step
     step = Step(step.operators, step.sizes, step.entered, step.outputs, dict.fromkeys(step.operators, 1e-5))
     free = Planner([step], float("inf"), 1e9).best()
     plans, limit = [free, Planner([step], 0, 1e9).least()], free.figures.peak
@@ -47,22 +47,22 @@ def test_graphs_have_the_bits_of_eager_and_hold_what_was_simulated(name: str) ->
 
 @pytest.mark.parametrize("name", ["dlrm", "dcnv2", "din"])
 def test_what_runs_again_does_so_where_it_does_in_torch(name: str) -> None:
-    captured, draw = Case(name).captured, random.Random(0)
+    case, draw = Case(name), random.Random(0)
     for share in (0.3, 0.7, 1.0):
-        chosen = Choice(again=frozenset(each for each in captured.step.maps if draw.random() < share))
-        again = operators_again(captured.step, chosen)
+        chosen = Choice(again=frozenset(each for each in case.step.maps if draw.random() < share))
+        again = operators_again(case.step, chosen)
         assert again is not None
-        forward, backward = captured.step.order(again)
-        assert [*forward, *backward] == order_of_torch(captured, again)
+        forward, backward = case.step.order(again)
+        assert [*forward, *backward] == order_of_torch(case.captured.graph, again)
 
 
-def order_of_torch(captured: Captured, again: frozenset[str]) -> list[str]:
-    for node in captured.graph.graph.nodes:
+def order_of_torch(module: fx.GraphModule, again: frozenset[str]) -> list[str]:
+    for node in module.graph.nodes:
         node.meta["own"] = node.name
         if node.name in again:
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    graph = remat_using_tags_for_fwd_loss_bwd_graph(captured.graph).graph
-    for node in captured.graph.graph.nodes:
+    graph = remat_using_tags_for_fwd_loss_bwd_graph(module).graph
+    for node in module.graph.nodes:
         node.meta.pop("recompute", None)
     return [node.meta["own"] for node in graph.nodes if node.op == "call_function"]
 
@@ -250,4 +250,4 @@ def test_what_a_plan_does_not_know_of_is_refused(kind: Any, shared: bool, why: s
         ids = skirl.KeyedJagged(FEATURES, ids.values(), lengths=ids.lengths(), strides=[2] * 6, inverse=inverse)
         batch = Batch(dense=batch.dense, sparse=ids, labels=batch.labels)
     with pytest.raises(ValueError, match=why):
-        capture(model, lambda model, batch: model.loss(batch), embeddings(batch.sparse), batch)
+        capture(Dense(model, lambda model, batch: model.loss(batch), embeddings(batch.sparse), batch))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
 from skirl.models.base import fit
 from skirl.tools.jit import Kernel, kernel
@@ -33,8 +32,6 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
     """
-    if has_torch_function((x, vectors)):
-        return handle_torch_function(pairs, (x, vectors), x, vectors, places)
     if 0 < x.shape[1] <= WIDEST and fit(x, vectors, captured=captures):
         return operator()(x, vectors) if captures else _Pairs.apply(x, vectors)
     return by_torch(x, vectors, places)

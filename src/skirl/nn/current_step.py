@@ -1,6 +1,7 @@
 """The step that a collection is in: its forwards, backwards and micro-batches, and how it comes without a lookahead."""
 
 import logging
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, Protocol
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skirl.core.batch import Sparse
 from skirl.core.groups import TorchHandle
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine
@@ -24,6 +26,9 @@ log = logging.getLogger("skirl")
 
 class Loop(Protocol):
     """What brings steps one after the other: a lookahead."""
+
+    sparse: Callable[[Any], Sparse]
+    """Returns a batch's ids."""
 
     @property
     def iterating(self) -> bool: ...

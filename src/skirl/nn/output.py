@@ -123,7 +123,11 @@ class Output(Mapping[str, Tensor]):
         """Train the rows with gradients of the banks from such a graph, and with what it said of features."""
         for ticket, features in zip(self._tickets or (), live, strict=True):
             ticket.live |= np.array(features)
-        if pairs := [(bank, grad) for bank, grad in zip(self._banks, grads, strict=True) if grad is not None]:
+        if pairs := [
+            (bank, grad)
+            for bank, grad in zip(self._banks, grads, strict=True)
+            if grad is not None and bank.requires_grad
+        ]:
             torch.autograd.backward([bank for bank, _ in pairs], [grad for _, grad in pairs])
 
     def pooling(self, mode: Pooling | None) -> Self:

@@ -296,6 +296,7 @@ class Lookahead:
         self.times = Times()
         self.collections = _collections(model)
         """The collections whose rows the batches use."""
+        self.sparse = sparse
         self._plan = plan
         self._accumulate = accumulate
         rows = self.engines[0].rows

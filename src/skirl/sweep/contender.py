@@ -135,6 +135,13 @@ class Contender:
     def diverged(self) -> bool:
         return self.loss is not None and not math.isfinite(self.loss)
 
+    def look_up(self, batch: Any) -> Output:
+        """Return the rows' outputs of the batch in the loop, for what trains them by their gradients."""
+        loop = self.embeddings.current.loop
+        assert loop is not None
+        with torch.enable_grad(), self.embeddings.turn():
+            return self.embeddings(loop.sparse(batch))
+
     def loss_of(self, loss: Loss, batch: Any) -> Tensor:
         """Return its loss, and keep what else the function returns."""
         found = loss(self.model, batch)

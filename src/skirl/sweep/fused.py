@@ -1,29 +1,18 @@
-"""The forms of a sweep's dense part: variants one after the other, or those of one architecture fused under vmap."""
+"""The forms of a sweep's dense part: variants one after the other, or those of one graph as one graph over stacks."""
 
 import logging
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from itertools import repeat
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
-from torch.nn.functional import linear, scaled_dot_product_attention
-from torch.nn.utils.stateless import _reparametrize_module as reparametrized
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from skirl.models.pairs import pairs
 from skirl.nn.collection import Collection
-from skirl.nn.optimizers import Anchor
-from skirl.nn.output import Output
+from skirl.sweep.capture import Captured, Dense, Unfit, capture, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss
 from skirl.tools.rng_state import unchanged
 
@@ -35,110 +24,147 @@ MEASURED = 20
 """Steps until the faster form is known."""
 MOST = 8
 """Most layouts of batches that are probed. In others, variants train in turn."""
+AGAIN = 100
+"""Fused steps until the probe is repeated, and before after 1, 2, 4 and so on: a model or a loss may compute something else
+by then, which a graph does not."""
+
+FEW = 256
+"""Fewest numbers that tell whether an operator has the bits of others; what sums up fewer is computed one by one."""
+EXACT = {
+    "add", "sub", "rsub", "mul", "div", "neg", "abs", "relu", "threshold_backward", "clamp", "clamp_min", "clamp_max",
+    "maximum", "minimum", "where", "sqrt", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_not", "masked_fill",
+    "fill", "zero", "clone", "copy", "ones_like", "zeros_like", "full_like", "empty_like", "new_zeros",
+}  # fmt: skip
+"""Operators that have one right result for each number. Those by others, such as exp, depend on the place in a tensor: the
+last ones fill no vector of the CPU."""
+PROBED = EXACT | {
+    "mm", "addmm", "pairs", "pairs_backward", "sum", "cat", "stack", "_unsafe_view", "index_select", "gather",
+    "slice_backward", "select_backward", "constant_pad_nd", "_softmax", "_softmax_backward_data", "native_layer_norm",
+    "native_layer_norm_backward",
+}  # fmt: skip
+"""Operators that may run for all variants at once, if that has the bits of one by one on random numbers."""
+PRODUCTS = {torch.ops.aten.mm.default: torch.bmm, torch.ops.aten.addmm.default: torch.baddbmm}
+"""Products of one variant, and of all."""
 
 
-class Unfit(Exception):
-    """Why variants do not fuse."""
+class Stack:
+    """A value that differs between variants: the tensors of all, [variants, ...]."""
+
+    def __init__(self, of: Tensor) -> None:
+        self.of = of
 
 
-# Operators under vmap.
+class Stacking(fx.Interpreter):
+    """Computes a graph for all variants at once: an operator for all where that has the bits of one by one."""
+
+    def __init__(self, graph: fx.GraphModule, variants: int, exact: bool) -> None:
+        super().__init__(graph)
+        self._variants, self._exact = variants, exact
+        self.alone: dict[str, bool] = {}
+        """Of each operator, once it was computed in both ways on random numbers: whether it is run one by one."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        self._name = n.name
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Stack)]
+        if not places or not isinstance(target, torch._ops.OpOverload):
+            return target(*args, **kwargs)
+
+        def call(*own: Tensor) -> Any:
+            given = dict(enumerate(leaves)) | dict(zip(places, own, strict=True))
+            one, named = tree_unflatten([*given.values()], spec)
+            return target(*one, **named)
+
+        def one_by_one() -> Any:
+            each = [tree_flatten(call(*own)) for own in zip(*stacks, strict=True)]
+            found = zip(*(tensors for tensors, _ in each), strict=True)
+            return tree_unflatten([stack_of(of) if isinstance(of[0], Tensor) else of[0] for of in found], each[0][1])
+
+        def together() -> Any:
+            if target.namespace == "skirl":  # sample by sample
+                tensors = [self._whole(arg) for arg in args]
+                out = target(*(each.flatten(0, 1) for each in tensors))
+                return tree_map_only(Tensor, lambda each: Stack(each.unflatten(0, tensors[0].shape[:2])), out)
+            if target in PRODUCTS:
+                *bias, a, b = (self._whole(arg) for arg in args)
+                return Stack(
+                    PRODUCTS[target](*(each.view(len(each), -1, each.shape[-1]) for each in bias), a, b, **kwargs)
+                )
+            return tree_map_only(Tensor, Stack, torch.vmap(call)(*stacks))
+
+        stacks = [leaves[place].of for place in places]
+        if self._name not in self.alone:
+            self.alone[self._name] = self._is_alone(target, kwargs, stacks, one_by_one, together)
+        return one_by_one() if self.alone[self._name] else together()
+
+    def _is_alone(self, target: Any, kwargs: Any, stacks: list[Tensor], one_by_one: Any, together: Any) -> bool:
+        name = target._schema.name.partition("::")[2].rstrip("_")
+        if any(out.alias_info is not None for out in target._schema.returns):
+            if target._schema.is_mutable and name not in EXACT:
+                raise Unfit(f"{name} writes in place")
+            return False  # a view
+        if self._exact and (name not in PROBED or kwargs.get("alpha", 1) != 1):
+            return True
+        try:
+            wanted, found = tree_leaves(one_by_one()), tree_leaves(together())
+        except (NotImplementedError, RuntimeError):  # vmap does not have all operators
+            return True
+        least = min(FEW * self._variants, *(each.numel() for each in stacks))
+        few = any(isinstance(of, Stack) and of.of.numel() < least for of in wanted)
+        return self._exact and (few or not all(map(same_bits, map(bare, found), map(bare, wanted))))
+
+    def _whole(self, value: Any) -> Tensor:
+        return bare(value) if isinstance(value, Stack) else value.expand(self._variants, *value.shape)
 
 
-@contextmanager
-def outside() -> Iterator[None]:
-    """Leave vmap for a while, and whatever replaces operators."""
-    with temporarily_pop_interpreter_stack(), torch._C.DisableTorchFunction():
-        yield
+def stack_of(each: Sequence[Tensor]) -> Stack:
+    """Return tensors as a stack, whose parts lie in memory as they do."""
+    order = sorted(range(each[0].dim()), key=lambda dim: -each[0].stride(dim))
+    return Stack(
+        torch.stack([of.permute(order) for of in each]).permute(0, *(1 + order.index(d) for d in range(len(order))))
+    )
 
 
-class Linear(torch.autograd.Function):
-    """Layers of all variants as products of stacks, [variants, n, width], each summed as a lone layer sums."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        across = weight.transpose(1, 2)
-        return torch.bmm(x, across) if bias is None else torch.baddbmm(bias[:, None], x, across)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, ctx.needs_input_grad
-        grad_x = torch.bmm(grad, weight) if of_x else None
-        return grad_x, torch.bmm(grad.mT, x) if of_weight else None, grad.sum(1) if of_bias else None
+def bare(value: Any) -> Any:
+    return value.of if isinstance(value, Stack) else value
 
 
-def by_stack(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return Linear.apply(x.flatten(1, -2), weight, bias).unflatten(1, x.shape[1:-1])
+class Fused:
+    """The graphs of variants alike as one, over stacks of all that differs."""
+
+    def __init__(self, captured: Captured, each: Sequence[Dense], exact: bool) -> None:
+        from skirl.sweep.passes import stacked
+
+        self.captured, self._own = captured, len(each[0].inputs) - len(each[0].data)
+        self._differs = list[bool]()
+        stacking = Stacking(captured.graph, len(each), exact)
+
+        def whole(*given: Tensor) -> list[Any]:
+            found = stacking.run(*map(Stack, given[: self._own]), *given[self._own :])
+            self._differs = [isinstance(out, Stack) for out in found]
+            return [*map(bare, found)]
+
+        with torch.no_grad():
+            inputs = self._inputs(random_inputs(each))
+            whole(*inputs)
+            self._graph = stacked(whole, inputs)
+
+    def _inputs(self, each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Return the inputs of all: stacks, then the data, which all share."""
+        # No views of one stack for good: products depend on how a weight lies in memory.
+        return [*map(torch.stack, zip(*(one[: self._own] for one in each), strict=True)), *each[0][self._own :]]
+
+    @torch.no_grad()
+    def __call__(self, each: Sequence[Sequence[Tensor]]) -> list[tuple[Any, ...]]:
+        """Return the outputs of each variant."""
+        found = zip(self._graph(*self._inputs(each)), self._differs, strict=True)
+        return [*zip(*(out.unbind() if differs else [out] * len(each) for out, differs in found), strict=True)]
 
 
-def one_by_one(function: Callable[..., Tensor], *stacks: Any) -> Tensor:
-    each = (stack.unbind() if isinstance(stack, Tensor) else repeat(stack) for stack in stacks)
-    return torch.stack([function(*one) for one in zip(*each)])
-
-
-ONE_BY_ONE = (linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, scaled_dot_product_attention)
-"""Operators that vmap replaces by others, which sum in another order."""
-
-
-class Operators(TorchFunctionMode):
-    """Under vmap: layers as products of stacks, which have the bits of lone layers, and other products one by one."""
-
-    def __init__(self, variants: int) -> None:
-        super().__init__()
-        self._variants = variants
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if (func is not pairs and func not in ONE_BY_ONE) or any(isinstance(of, Tensor) for of in kwargs.values()):
-            return func(*args, **kwargs)
-        level, stacks = functorch.maybe_current_level(), [self._stack(arg) for arg in args]
-        with outside():
-            if func is pairs:  # sample by sample
-                x, vectors, _ = stacks
-                out = pairs(x.flatten(0, 1), vectors.flatten(0, 1), args[2]).unflatten(0, x.shape[:2])
-            elif func is linear and stacks[0].dim() > 2 and stacks[1].shape[1] > 1:  # one output is no matrix product
-                out = by_stack(*stacks)
-            else:
-                out = one_by_one(partial(func, **kwargs), *stacks)
-        return functorch._add_batch_dim(out, 0, level)
-
-    def _stack(self, value: Any) -> Any:
-        """Return the tensors of all variants, [variants, ...]."""
-        if not isinstance(value, Tensor):
-            return value
-        if not functorch.is_batchedtensor(value):
-            return value.expand(self._variants, *value.shape)
-        return functorch.get_unwrapped(value).movedim(functorch.maybe_get_bdim(value), 0)
-
-
-class Outputs(Mapping[str, Tensor]):
-    """The lookups of all variants as one, under vmap."""
-
-    def __init__(self, each: Sequence[Output]) -> None:
-        self._each = each
-
-    def _all(self, of: Callable[[Output], Any]) -> Any:
-        level = functorch.maybe_current_level()
-        with outside():
-            found = [of(output) for output in self._each]
-            rows = Outputs(found) if isinstance(found[0], Output) else torch.stack(found)
-        return rows if isinstance(rows, Outputs) else functorch._add_batch_dim(rows, 0, level)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._all(lambda output: output[name])
-
-    def __getattr__(self, method: str) -> Any:
-        return lambda *args: self._all(lambda output: getattr(output, method)(*args))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._each[0])
-
-    def __len__(self) -> int:
-        return len(self._each[0])
-
-
-# Numbers of the probe.
+# The probe.
 
 
 def noise(like: Tensor, generator: torch.Generator, scale: float = 1.0) -> Tensor:
@@ -148,268 +174,132 @@ def noise(like: Tensor, generator: torch.Generator, scale: float = 1.0) -> Tenso
     return numbers.as_strided(like.shape, like.stride()).requires_grad_(like.requires_grad)
 
 
-def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
+def same_bits(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return bool(a == b)
     return torch.equal(a.detach().reshape(-1).view(torch.uint8), b.detach().reshape(-1).view(torch.uint8))
 
 
-def close(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None or not a.numel():
-        return (a is None) == (b is None)
+def close(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.numel():
+        return same_bits(a, b)
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.detach().abs().max()))
 
 
-# Variants that are one model but for their numbers.
+def random_inputs(each: Sequence[Dense]) -> list[list[Tensor]]:
+    """Return random weights and rows of each variant, with its buffers and the data."""
+    draw, inputs = torch.Generator().manual_seed(0), list[list[Tensor]]()
+    for dense in each:
+        weights = dense.weights.values()
+        drawn = [
+            noise(of, draw, max(1, *of.shape[-1:]) ** -0.5) if isinstance(of, nn.Parameter) else of for of in weights
+        ]
+        inputs.append([*drawn, *(noise(bank, draw) for bank in dense.banks), *dense.data])
+    return inputs
 
 
-@contextmanager
-def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Put another forward in the place of a module's own."""
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
+def agree(each: Sequence[Dense], fused: Fused, same: Callable[[Any, Any], bool]) -> bool:
+    """Return whether variants alone and fused make the same of random weights and rows."""
+    inputs = random_inputs(each)
+    with unchanged():
+        lone = [dense(*own) for dense, own in zip(each, inputs, strict=True)]
+    both = zip(fused(inputs), lone, strict=True)
+    return all(same(*pair) for found, wanted in both for pair in zip(found, wanted, strict=True))
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the dense weights of a model."""
-    return {name: weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
-
-
-def with_weights(model: nn.Module, weights: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
-    """Call a model's own forward, whatever stands in its place, with other weights."""
-    with reparametrized(model, dict(weights)):
-        return type(model).forward(model, *args, **kwargs)
+def alike(captured: Captured, dense: Dense) -> Any:
+    """Return what is equal in variants whose steps are one graph."""
+    constants = [(of.shape, of.cpu().numpy().tobytes()) for _, of in captured.graph.named_buffers()]
+    inputs = [(each.shape, each.stride(), each.dtype) for each in dense.inputs]
+    return captured.graph.code, captured.trained, captured.kept, captured.live, inputs, constants
 
 
 def shallow(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: of.copy() if isinstance(of, dict | list | set) else of for name, of in attributes.items()}
 
 
-_PLAIN = {*vars(nn.Module())} - {"training"}
+class State:
+    """All of a model but the numbers of its weights."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._contender, self._model = contender, contender.model
+        modules = [vars(each) for each in self._model.modules() if not isinstance(each, Collection)]
+        self._attributes = [(own, shallow(own)) for own in modules]
+        self._trained = [(weight, weight.requires_grad) for weight in self._model.parameters()]
+        self._written = [(buffer, buffer._version) for buffer in self._model.buffers()]
+        self._generator = contender.generator
+        self.hooked = any(n == "forward" or (n.endswith("hooks") and of) for own in modules for n, of in own.items())
+
+    def holds(self) -> bool:
+        try:
+            same = all(own == was for own, was in self._attributes) and self._contender.model is self._model
+        except Exception:  # attributes that cannot be compared, such as tensors
+            return False
+        trained = all(weight.requires_grad is was for weight, was in self._trained)
+        return same and trained and all(buffer._version == was for buffer, was in self._written)
+
+    @property
+    def drew(self) -> bool:
+        """Whether random numbers were drawn since."""
+        return not all(map(torch.equal, self._contender.generator, self._generator))
 
 
-def architecture(contender: Contender) -> list[Any]:
-    """Return what is equal in variants that are one model but for their numbers."""
-    model = contender.model
-    found: list[Any] = [(table.dim, table.features) for table in contender.embeddings.tables]
-    for name, module in model.named_modules():
-        if not isinstance(module, Collection):
-            found += [name, type(module), {key: value for key, value in vars(module).items() if key not in _PLAIN}]
-    found += [(name, w.shape, w.stride(), w.dtype, w.requires_grad) for name, w in weights_of(model).items()]
-    return found + [(name, b.dtype, b.shape, b.cpu().numpy().tobytes()) for name, b in model.named_buffers()]
+class Group:
+    """Variants that train in one form: if two fit, they take turns until both are measured."""
 
-
-def equal(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except Exception:  # attributes that cannot be compared, such as tensors
-        return False
-
-
-def grouped(contenders: Sequence[Contender]) -> list[list[Contender]]:
-    groups: list[tuple[Any, list[Contender]]] = []
-    for contender in contenders:
-        own = architecture(contender)
-        alike = next((alike for other, alike in groups if equal(own, other)), None)
-        if alike is None:
-            groups.append((own, [contender]))
-        else:
-            alike.append(contender)
-    return [alike for _, alike in groups]
-
-
-class Choice:
-    """The form for batches of one layout: if both fit, they take turns until both are measured."""
-
-    def __init__(self, fits: bool, exact: bool) -> None:
-        self.fits, self.exact = fits, exact
+    def __init__(self, contenders: Sequence[Contender], fused: Fused | None = None, *, exact: bool = True) -> None:
+        self.contenders, self.fused, self.exact = contenders, fused, exact
         self.seconds: dict[Form, list[float]] = {"fused": [], "loop": []}
+        self._weights: list[dict[str, Tensor]] = []
+        self._steps = self._checked = 0
+        """Those that were fused, and the last before which the probe was repeated."""
 
     @property
     def form(self) -> Form:
-        if not self.fits:
+        if self.fused is None:
             return "loop"
         rare = min(self.seconds, key=lambda form: len(self.seconds[form]))
         return (
             rare if 2 * len(self.seconds[rare]) < MEASURED else min(self.seconds, key=lambda f: median(self.seconds[f]))
         )
 
-
-class Group:
-    """Variants of one architecture."""
-
-    def __init__(self, contenders: Sequence[Contender], loss: Loss, inexact: bool) -> None:
-        self.contenders, self._loss, self._inexact = contenders, loss, inexact
-        models = [contender.model for contender in contenders]
-        self._operators = Operators(len(models))
-        self._weights = [weights_of(model) for model in models]
-        self._buffers = [buffer for model in models for buffer in model.buffers()]
-        self._attributes = [vars(m) for model in models for m in model.modules() if not isinstance(m, Collection)]
-        self._before = self._state()
-        self._choices: dict[Any, Choice] = {}
-        self._unfit = len(models) == 1 or any(
-            name == "forward" or (name.endswith("hooks") and of) for own in self._attributes for name, of in own.items()
-        )
-
-    def _state(self) -> Any:
-        """Return all of the models but the numbers of their weights."""
-        trained = [weight.requires_grad for own in self._weights for weight in own.values()]
-        models, versions = [c.model for c in self.contenders], [buffer._version for buffer in self._buffers]
-        return models, [shallow(own) for own in self._attributes], trained, versions
-
-    def step(self, batch: Any, only: Form | None) -> Form:
+    def train(self, form: Form, loss: Loss, batch: Any) -> Form:
         """Train all on a batch, and return in which form."""
-        if not self._unfit and not equal(self._state(), self._before):
-            self._refuse("a model has changed")
-        layout = None if self._unfit else self._layout(batch)
-        if layout is not None and layout not in self._choices and len(self._choices) < MOST:
-            self._choices[layout] = self._probed(batch)
-            return "loop"
-        choice = self._choices.get(layout) or Choice(fits=False, exact=True)
-        form, began = only if only is not None and choice.fits else choice.form, time.perf_counter()
-        if form == "loop" or not self._fused(batch, choice.exact):
+        began = time.perf_counter()
+        if form == "loop" or not self._fused(loss, batch):
             form = "loop"
             for contender in self.contenders:
                 with contender.turn():
-                    contender.train(self._loss, batch)
-        if 2 * len(choice.seconds[form]) < MEASURED:
-            choice.seconds[form].append(time.perf_counter() - began)
+                    contender.train(loss, batch)
+        if 2 * len(self.seconds[form]) < MEASURED:
+            self.seconds[form].append(time.perf_counter() - began)
         return form
 
-    def _layout(self, batch: Any) -> Any:
-        """Return what the bits may depend on: shapes and strides of a batch's tensors; None if rows have other shapes in
-        each batch, as lists and bags that samples share."""
-        current, tensors = self.contenders[0].embeddings.current, tree_leaves(getattr(batch, "__dict__", batch))
-        assert current.work is not None
-        banks = current.work.micros[current.micro].banks
-        if any(ids.shares or not ids.pooled for ids in banks):
-            return None
-        parts = [(part.shape, part.stride(), part.dtype) for part in tensors if isinstance(part, Tensor)]
-        return (*(ids.batch for ids in banks), *parts)
-
-    def _refuse(self, why: object) -> Choice:
-        self._unfit = True
-        log.info("variants %s train in turn: %s", ", ".join(c.name for c in self.contenders), why)
-        return Choice(fits=False, exact=True)
-
-    def _fused(self, batch: Any, exact: bool) -> bool:
-        """Train all as one. Return False, with nothing trained, if they do not fit."""
-        generators = [contender.generator for contender in self.contenders]
-        try:
-            losses = self._losses(batch)
-        except Exception as error:  # of vmap, of a loss that does something new, or of the batch: then in turn too
-            for contender, generator in zip(self.contenders, generators, strict=True):
-                contender.generator = generator
-            self._refuse(error)
-            return False
-        torch.autograd.backward(losses)
-        for contender, loss in zip(self.contenders, losses, strict=True):
-            with contender.turn():
-                contender.exact &= exact
-                contender.step(loss)
+    def _fused(self, loss: Loss, batch: Any) -> bool:
+        """Train all as one. Return False, with nothing trained, if by now they compute something else."""
+        assert self.fused is not None
+        captured, rows = self.fused.captured, [contender.look_up(batch) for contender in self.contenders]
+        self._weights = self._weights or [inputs_of(contender.model) for contender in self.contenders]
+        self._steps += 1
+        if self._steps.bit_count() == 1 or self._steps % AGAIN == 0:
+            each = [Dense(one.model, loss, own, batch) for one, own in zip(self.contenders, rows, strict=True)]
+            if not agree(each, self.fused, same_bits if self.exact else close):
+                if self._steps > 1:
+                    raise RuntimeError(
+                        f"models or their loss compute something else than {self._steps - self._checked} steps ago from the "
+                        "same weights and batch, and a graph does not: train in `for variant in sweep`, which calls them"
+                    )
+                self.fused = None
+                return False
+            self._checked = self._steps
+        data = tensors_of(batch)[0]
+        all_of = zip(self._weights, rows, strict=True)
+        found = self.fused([[*weights.values(), *own.banks, *data] for weights, own in all_of])
+        for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
+            contender.exact &= self.exact
+            with contender.embeddings.turn():  # nothing draws random numbers
+                captured.hand_over(contender, weights, own, outputs)
         return True
-
-    def _losses(self, batch: Any) -> list[Tensor]:
-        calls, logits, losses = list[Any](), list[Tensor](), list[Tensor]()
-
-        def answer(*args: Any, **kwargs: Any) -> Tensor:
-            calls.append((args, kwargs))
-            if len(calls) == 1:
-                logits.extend(self._forward(self._weights, self._look_up, *calls[0]))
-            check_calls(calls, len(losses) + 1)
-            return logits[len(losses)]
-
-        for contender in self.contenders:
-            with contender.turn(), instead(contender.model, answer):
-                losses.append(contender.loss_of(self._loss, batch))
-            check_graph(losses[-1], logits)
-        check_calls(calls, len(losses))
-        return losses
-
-    def _forward(
-        self, weights: Sequence[Mapping[str, Tensor]], look_up: Any, args: Any, kwargs: Any
-    ) -> Sequence[Tensor]:
-        """Return the logits of each variant, by one forward of the first one's model."""
-        stacks = {name: torch.stack([own[name] for own in weights]) for name in weights[0]}
-        with instead(self.contenders[0].embeddings, look_up), self._operators:
-            return torch.vmap(lambda own: with_weights(self.contenders[0].model, own, args, kwargs))(stacks).unbind()
-
-    def _look_up(self, sparse: Any) -> Outputs:
-        with outside(), ExitStack() as turns:
-            for contender in self.contenders:
-                turns.enter_context(contender.embeddings.turn())
-            return Outputs([type(c.embeddings).forward(c.embeddings, sparse) for c in self.contenders])
-
-    def _probed(self, batch: Any) -> Choice:
-        """Train all in turn, then probe the fused form on random numbers of the same layouts."""
-        calls, grads = list[Any](), list[Tensor]()
-        generators = [contender.generator for contender in self.contenders]
-        for contender in self.contenders:
-
-            def noted(*args: Any, model: Any = contender.model, **kwargs: Any) -> Any:
-                calls.append((args, kwargs))
-                found = type(model).forward(model, *args, **kwargs)
-                if isinstance(found, Tensor) and found.requires_grad:
-                    found.register_hook(grads.append)
-                return found
-
-            with contender.turn(), instead(contender.model, noted):
-                contender.train(self._loss, batch)
-        try:
-            check_calls(calls, len(self.contenders))
-            if not equal(self._state(), self._before):
-                raise Unfit("a step changes more of a model than its weights")
-            if any(not all(map(torch.equal, c.generator, state)) for c, state in zip(self.contenders, generators)):
-                raise Unfit("a step draws random numbers")
-            with unchanged(), warnings.catch_warnings(action="ignore"):  # vmap warns of what is slow
-                return self._compared(calls[0], grads)
-        except Exception as error:  # of vmap or autograd as well
-            return self._refuse(error)
-
-    def _compared(self, call: tuple[Any, Any], grads: Sequence[Tensor]) -> Choice:
-        """Compare logits and gradients of weights and rows in both forms, on random numbers."""
-        lone, lone_grads, inputs = list[Any](), list[Any](), list[Tensor]()
-        drawn = partial(noise, generator=torch.Generator().manual_seed(0))
-        weights = [{n: drawn(w, scale=max(1, *w.shape[-1:]) ** -0.5) for n, w in own.items()} for own in self._weights]
-        outs = [contender.embeddings.current.out for contender in self.contenders]
-        banks = [[drawn(bank) for bank in out.banks] for out in outs]
-        outputs = [out.over(own)[0] for out, own in zip(outs, banks, strict=True)]
-        grads = [drawn(grad) for grad in grads]
-        for contender, own, rows, output, grad in zip(self.contenders, weights, banks, outputs, grads, strict=True):
-            leaves = [leaf for leaf in (*own.values(), *rows) if leaf.requires_grad]
-            with instead(contender.embeddings, lambda sparse, output=output: output.only(sparse.keys())):
-                lone.append(with_weights(contender.model, own, *call))
-            lone_grads += torch.autograd.grad(lone[-1], leaves, grad, allow_unused=True)
-            inputs += leaves
-        fused = self._forward(weights, lambda sparse: Outputs(outputs).only(sparse.keys()), *call)
-        both = [*lone, *lone_grads], [*fused, *torch.autograd.grad(fused, inputs, grads, allow_unused=True)]
-        exact = all(map(same_bits, *both))
-        if not exact and not self._inexact:
-            log.info("fused, %d variants would have other bits for batches of this size", len(self.contenders))
-        return Choice(fits=exact or (self._inexact and all(map(close, *both))), exact=exact)
-
-
-def check_calls(calls: Sequence[tuple[Any, Any]], count: int) -> None:
-    """Raise unless each model was called once, and all with the same."""
-    same = {(*map(id, args), *((name, id(of)) for name, of in kwargs.items())) for args, kwargs in calls}
-    if len(calls) != count or len(same) != 1:
-        raise Unfit("losses do not call each model once, with the same")
-
-
-def check_graph(loss: Tensor, logits: Sequence[Tensor]) -> None:
-    """Raise unless a loss depends on weights and rows by its logits alone: gradients would add up in another order."""
-    end = logits[0].grad_fn if logits else None
-    nodes, seen = [loss.grad_fn], set[Any]()
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [] if node is end else [before for before, _ in node.next_functions]
-    if end not in seen or any(hasattr(node, "variable") for node in seen):
-        raise Unfit("a loss takes other weights or rows than those of its logits")
 
 
 class Forms:
@@ -421,15 +311,85 @@ class Forms:
     def __init__(self, loss: Loss, inexact: bool) -> None:
         self.steps: Counter[str] = Counter()
         """Steps of variants in each form."""
-        self._loss, self._inexact = loss, inexact
-        self._groups: list[Group] = []
-
-    def step(self, racing: Sequence[Contender], batch: Any) -> None:
-        """Train all on a batch."""
-        self._groups = self._groups or [Group(alike, self._loss, self._inexact) for alike in grouped(racing)]
-        for group in self._groups:
-            self.steps[group.step(batch, self.only)] += len(group.contenders)
+        self._loss, self._inexact, self._unfit = loss, inexact, False
+        self.forget()
 
     def forget(self) -> None:
         """Let go of all models."""
-        self._groups = []
+        self._groups: dict[Any, list[Group]] = {}
+        self._states: list[State] = []
+
+    def step(self, racing: Sequence[Contender], batch: Any) -> None:
+        """Train all on a batch."""
+        if not all(state.holds() for state in self._states):
+            self._refuse("a model has changed")
+        layout = None if self._unfit or len(racing) == 1 else self._layout(racing[0], batch)
+        if layout is not None and layout not in self._groups and len(self._groups) < MOST:
+            self._groups[layout] = self._probed(racing, batch)
+            self.steps["loop"] += len(racing)
+            return
+        for group in self._groups.get(layout) or [Group(racing)]:
+            form = self.only if self.only is not None and group.fused is not None else group.form
+            self.steps[group.train(form, self._loss, batch)] += len(group.contenders)
+
+    def _layout(self, contender: Contender, batch: Any) -> Any:
+        """Return what the bits may depend on: shapes and strides of a batch's tensors; None if rows have other shapes in
+        each batch, as lists and bags that samples share."""
+        current = contender.embeddings.current
+        assert current.work is not None
+        banks = current.work.micros[current.micro].banks
+        if any(ids.shares or not ids.pooled for ids in banks):
+            return None
+        parts = [(part.shape, part.stride(), part.dtype) for part in tensors_of(batch)[0]]
+        return (*(ids.batch for ids in banks), *parts)
+
+    def _refuse(self, why: object) -> None:
+        self.forget()
+        self._unfit = True
+        log.info("variants train in turn: %s", why)
+
+    def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Group]:
+        """Train all in turn, then find which of them fuse."""
+        states, same, lone = (
+            [State(contender) for contender in racing],
+            list[tuple[Any, list[Any]]](),
+            list[Contender](),
+        )
+        Group(racing).train("loop", self._loss, batch)
+        for contender, state in zip(racing, states, strict=True):
+            try:
+                if state.hooked or state.drew or not state.holds():
+                    raise Unfit("a step calls hooks, draws random numbers, or changes more of a model than its weights")
+                dense = Dense(contender.model, self._loss, contender.embeddings.current.out, batch)
+                with unchanged():
+                    captured = capture(dense)
+            except Exception as error:  # of a torch without some names, or of a model that waits for numbers
+                log.info("variant %s trains in turn: %s", contender.name, error)
+                lone.append(contender)
+                continue
+            own, one = alike(captured, dense), (contender, dense, captured)
+            group = next((members for of, members in same if of == own), None)
+            if group is None:
+                same.append((own, [one]))
+            else:
+                group.append(one)
+        groups = [Group(lone)] if lone else []
+        for _, members in same:
+            contenders, each, captured = zip(*members, strict=True)
+            groups.append(self._probed_together(contenders, each, captured[0]))
+            self._states += [State(contender) for contender in contenders if groups[-1].fused is not None]
+        return groups
+
+    def _probed_together(self, contenders: Sequence[Contender], each: Sequence[Dense], captured: Captured) -> Group:
+        if len(contenders) == 1:
+            return Group(contenders)
+        try:
+            fused = Fused(captured, each, not self._inexact)
+            exact = agree(each, fused, same_bits)
+            if exact or (self._inexact and agree(each, fused, close)):
+                return Group(contenders, fused, exact=exact)
+            why: object = "fused, they would have other bits for batches of this size"
+        except Exception as error:  # of an operator that does not stack
+            why = error
+        log.info("variants %s train in turn: %s", ", ".join(one.name for one in contenders), why)
+        return Group(contenders)

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from skirl.core.batch import Batch
+from skirl.sweep.capture import Unfit, instead, reparametrized, weights_of
 from skirl.sweep.contender import Contender, Loss, random_states
-from skirl.sweep.fused import Unfit, instead, same_bits, weights_of, with_weights
+from skirl.sweep.fused import same_bits
 from skirl.tools.rng_state import unchanged
 
 log = logging.getLogger("skirl")
@@ -81,12 +82,9 @@ class Graphed:
         contender, own = self.contenders[n], self._own[n]
         trained = [weight for weight in own.values() if weight.requires_grad]
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return with_weights(contender.model, own, args, kwargs)
-
         with (
             instead(contender.embeddings, lambda sparse: self._outputs[n].only(sparse.keys())),
-            instead(contender.model, forward),
+            reparametrized(contender.model, own),
         ):
             found = self._loss(contender.model, self._batch)
         loss, kept = found if isinstance(found, tuple) else (found, None)

@@ -10,8 +10,9 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from skirl.sweep.memory.capture import Captured
+from skirl.sweep.capture import Captured
 from skirl.sweep.memory.schedule import Schedule
+from skirl.sweep.memory.simulate import Step
 
 
 class EmulatedLink:
@@ -63,12 +64,13 @@ class Pack:
     def __init__(
         self,
         captured: Captured,
+        step: Step,
         link: EmulatedLink,
         enter: Callable[[], Sequence[Tensor]],
         leave: Callable[[Sequence[Any]], None],
         drawing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.captured, self.step, self.link = captured, captured.step, link
+        self.captured, self.step, self.link = captured, step, link
         self._enter, self._leave, self._drawing = enter, leave, drawing
         self._nodes = {node.name: node for node in captured.graph.graph.nodes}
         self.results, self.inputs = dict[str, Any](), dict[str, Tensor]()

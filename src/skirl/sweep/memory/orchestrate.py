@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from skirl.core.batch import Batch
 from skirl.nn.output import Output
+from skirl.sweep.capture import Captured, Dense, capture, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss
-from skirl.sweep.memory.capture import Captured, capture, named_weights
 from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
-from skirl.sweep.memory.passes import FakeTensorMode
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
-from skirl.sweep.memory.simulate import Step
+from skirl.sweep.memory.simulate import Step, step_of
+from skirl.sweep.passes import FakeTensorMode
 
 TIMED = 4
 """Runs from which the time of an operator is taken, as their median; the first does not count."""
@@ -38,12 +37,12 @@ class Memory:
         """Of the last step."""
         self.held = 0
         """Bytes that variants hold between steps."""
-        self._captured: dict[Any, Captured] = {}
+        self._captured: dict[Any, tuple[Captured, Step]] = {}
         self._kinds: dict[Any, Step] = {}
         self._of: Any = None
         """The variants, and whether they have gradients: what the plan was made for."""
 
-    def step(self, contenders: Sequence[Contender], batch: Batch, loss: Loss) -> None:
+    def step(self, contenders: Sequence[Contender], batch: Any, loss: Loss) -> None:
         """Train these variants on the batch in the loop, as `Sweep.step` does."""
         of = [(each.name, any(w.grad is not None for w in each.model.parameters())) for each in contenders]
         if of != self._of:
@@ -71,41 +70,31 @@ class Memory:
         plan.schedule.check(room)
         return plan
 
-    def _pack(self, contender: Contender, batch: Batch, loss: Loss) -> Pack:
+    def _pack(self, contender: Contender, batch: Any, loss: Loss) -> Pack:
         """Return a variant as a pack: it looks its rows up when it enters, and is stepped when it leaves."""
-        entered, key = list[Output](), (contender.name, batch.dense.shape, batch.labels.shape)
-
-        def look_up() -> Output:
-            with torch.enable_grad(), contender.turn():
-                return contender.embeddings(batch.sparse)
+        entered, key = list[Output](), (contender.name, *(each.shape for each in tensors_of(batch)[0]))
+        if key not in self._captured:
+            captured = capture(Dense(contender.model, loss, contender.look_up(batch), batch))
+            contender.embeddings.current.out = None  # it holds rows, whose turn has not come
+            step = step_of(captured.graph, captured.rows)
+            kind = *step.operators.items(), *step.sizes.items(), step.entered
+            self._captured[key] = captured, self._kinds.setdefault(kind, step)  # variants alike have one step
+        captured, step = self._captured[key]
 
         def enter() -> list[Tensor]:
-            entered[:] = [look_up()]
-            return captured.inputs(contender.model, entered[0], batch)
+            entered[:] = [contender.look_up(batch)]
+            return [*inputs_of(contender.model).values(), *entered[0].banks, *tensors_of(batch)[0]]
 
         def leave(outputs: Sequence[Any]) -> None:
-            kept, of_weights, of_rows = captured.results(outputs)
-            weights = dict(contender.model.named_parameters())
-            for name, grad in zip(captured.trained, of_weights, strict=True):
-                own = weights[name].grad
-                weights[name].grad = own if grad is None else grad if own is None else own.add_(grad)
             with contender.turn():
-                entered.pop().backward(of_rows, captured.live)
-                contender.step(contender.loss_of(lambda *_: kept, batch))
+                captured.hand_over(contender, inputs_of(contender.model), entered.pop(), outputs)
 
-        if key not in self._captured:
-            captured = self._captured[key] = capture(contender.model, loss, look_up(), batch)
-            contender.embeddings.current.out = None  # it holds rows, whose turn has not come
-            step = captured.step
-            kind = *step.operators.items(), *step.sizes.items(), step.entered
-            captured.step = self._kinds.setdefault(kind, step)  # variants alike have one step
-        captured = self._captured[key]
-        return Pack(captured, self.link, enter, leave, contender.drawing)
+        return Pack(captured, step, self.link, enter, leave, contender.drawing)
 
 
 def persistent(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
     """Return the bytes of a model's weights and gradients and of its optimizer's states, also of those to come."""
-    weights, states = [*named_weights(model).values()], {} if optimizer is None else optimizer.state
+    weights, states = [*inputs_of(model).values()], {} if optimizer is None else optimizer.state
     if optimizer is not None and not states:
         with FakeTensorMode(allow_non_fake_inputs=True):
             own = copy.deepcopy(optimizer)

@@ -1,0 +1,135 @@
+"""The dense part of a variant's step as one graph: forward, loss and backward over weights, rows' outputs and data."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.stateless import _reparametrize_module as reparametrized
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from skirl.models import pairs
+from skirl.nn.collection import Collection
+from skirl.nn.optimizers import Anchor
+from skirl.nn.output import Output
+from skirl.sweep.contender import Contender, Loss
+
+
+class Unfit(ValueError):
+    """Why the dense part of a step does not run as a graph."""
+
+
+@contextmanager
+def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Put another forward in the place of a module's own."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the dense weights of a model."""
+    return {name: weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
+
+
+def inputs_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a graph takes from a model: weights, and buffers, lest they become constants of the graph."""
+    return {**weights_of(model), **dict(model.named_buffers())}
+
+
+def tensors_of(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """Return the tensors of a batch, and what makes one of others."""
+    inside = getattr(batch, "__dict__", batch)
+    leaves, spec = tree_flatten(inside)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def with_others(tensors: Sequence[Tensor]) -> Any:
+        own = dict(enumerate(leaves)) | dict(zip(places, tensors, strict=True))
+        found = tree_unflatten([*own.values()], spec)
+        if inside is batch:
+            return found
+        other = copy(batch)
+        vars(other).update(found)
+        return other
+
+    return [leaves[place] for place in places], with_others
+
+
+class Dense:
+    """The dense part of a model's step as a function of tensors. It returns what the loss function does, then the
+    gradients of trained weights and of rows' outputs."""
+
+    def __init__(self, model: nn.Module, loss: Loss, rows: Output, batch: Any) -> None:
+        if not rows.fixed:
+            raise Unfit("a batch has lists of rows or bags that samples share, so each step would be another graph")
+        self._model, self._loss, self._rows = model, loss, rows
+        self.weights = inputs_of(model)
+        self.banks = [bank.detach().requires_grad_() for bank in rows.banks]
+        self.data, self._batch_of = tensors_of(batch)
+        self.trained = [name for name, weight in self.weights.items() if weight.requires_grad]
+        self.live: list[list[bool]] = []
+        """Of each bank: which features get a gradient."""
+        self.kept: TreeSpec | None = None
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [*self.weights.values(), *self.banks, *self.data]
+
+    def __call__(
+        self, *given: Tensor, phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    ) -> list[Tensor | None]:
+        begin, end = len(self.weights), len(self.weights) + len(self.banks)
+        own, leaves = dict(zip(self.weights, given, strict=False)), given[begin:end]
+        with phase("forward"), reparametrized(self._model, own), ExitStack() as lookups:
+            over, self.live = self._rows.over(leaves)
+            for each in [each for each in self._model.modules() if isinstance(each, Collection)]:
+                lookups.enter_context(instead(each, lambda sparse: over.only(sparse.keys())))
+            found, self.kept = tree_flatten(self._loss(self._model, self._batch_of(given[end:])))
+            kept = [each.detach() if isinstance(each, Tensor) else each for each in found]
+        with phase("backward"):
+            grads = torch.autograd.grad(found[0], [*(own[name] for name in self.trained), *leaves], allow_unused=True)
+        return [*kept, *grads]
+
+
+@dataclass(eq=False)
+class Captured:
+    """A graph of a model's step, whose inputs and outputs are those of `Dense`."""
+
+    graph: fx.GraphModule
+    trained: Sequence[str]
+    rows: Sequence[str]
+    """The inputs that are rows' outputs."""
+    live: Sequence[Sequence[bool]]
+    kept: TreeSpec
+
+    def hand_over(
+        self, contender: Contender, weights: Mapping[str, Tensor], rows: Output, outputs: Sequence[Any]
+    ) -> None:
+        """Give a variant its gradients, which trains its rows, and step it, in its turn."""
+        losses = self.kept.num_leaves
+        found = tree_unflatten(outputs[:losses], self.kept)
+        for name, grad in zip(self.trained, outputs[losses:], strict=False):
+            own = weights[name]
+            own.grad = own.grad if grad is None else grad if own.grad is None else own.grad.add_(grad)
+        rows.backward(outputs[losses + len(self.trained) :], self.live)
+        contender.step(contender.loss_of(lambda *_: found, None))
+
+
+def capture(dense: Dense) -> Captured:
+    """Capture a step. Nothing of the batch's size is allocated."""
+    from skirl.sweep.passes import annotate, traced
+
+    pairs.captures = True  # its loops are an operator then
+    try:
+        graph = traced(lambda *given: dense(*given, phase=lambda name: annotate({"phase": name})), dense.inputs)
+    finally:
+        pairs.captures = False
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    assert dense.kept is not None
+    rows = names[len(dense.weights) : len(dense.weights) + len(dense.banks)]
+    return Captured(graph, dense.trained, rows, dense.live, dense.kept)
