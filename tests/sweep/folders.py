@@ -22,10 +22,10 @@ def race_lines(run: Path, event: str | None = None, *, times: bool = False) -> l
     return kept if times else [{k: v for k, v in line.items() if k not in TIMES} for line in kept]
 
 
-def rows_of(checkpoint: Path, variant: str | None = None) -> pa.Table:
+def rows_of(checkpoint: Path) -> pa.Table:
     """Return the rows of a checkpoint, in order."""
     out = (checkpoint.parent if checkpoint.is_file() else checkpoint) / "rows.parquet"
-    Export(checkpoint, out, variant=variant, force=True).run()
+    Export(checkpoint, out, force=True).run()
     return pq.read_table(out).sort_by([("table", "ascending"), ("row", "ascending")])
 
 
@@ -40,7 +40,7 @@ def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
             n: of | {"run": None, "best": (of["best"] or {}).get("step")} for n, of in result["by_variant"].items()
         },
         "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
-        "rows": {name: rows_of(folder / "saved", name) for name in stayed},
+        "rows": {name: rows_of(folder / "saved" / name) for name in stayed},
         **{name: result[name] for name in names},
     }
 

@@ -12,7 +12,7 @@ import skirl
 from skirl import Adam
 from skirl.checkpoint.rows import FrozenCollection
 from skirl.engine.engine import Damaged
-from skirl.sweep.checkpoint import checkpoint_of
+from skirl.sweep import checkpoint
 from skirl.tools.sealed_json import CheckpointError
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make, rows_of
 
@@ -70,7 +70,6 @@ def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep
     train(tmp_path, save_at=4, stop=True)
     goes_on_alone(tmp_path / "v1", 3)
     held = sorted(tmp_path.rglob("*"))
-    assert checkpoint_of(tmp_path, "v1").is_file()
     says = (
         "variant v1 has gone on alone to step 7, and the sweep would go on from step 4 and remove that: go on alone, or "
         f"keep a copy of {tmp_path / 'v1'} elsewhere and remove checkpoint-000004.json from it"
@@ -81,7 +80,9 @@ def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep
     (tmp_path / "v1" / "checkpoint-000004.json").unlink()
     resumed, *_ = train(tmp_path, resume=True, save_at=6)
     assert resumed["v1"] == {at: loss for at, loss in train(tmp_path / "whole")[0]["v1"].items() if at > 4}
-    assert [path.name for path in (tmp_path / "v1").glob("checkpoint-*")] == [checkpoint_of(tmp_path, "v1").name]
+    assert [path.name for path in (tmp_path / "v1").glob("checkpoint-*")] == [
+        checkpoint.header_at(tmp_path)["variants"]["v1"]
+    ]
 
 
 def test_rows_that_could_not_be_written_are_in_no_checkpoint(tmp_path, monkeypatch):

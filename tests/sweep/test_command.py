@@ -11,7 +11,6 @@ import pytest
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep import checkpoint
-from skirl.sweep.checkpoint import checkpoint_of
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from tests.sweep.folders import race_lines, rows_of
 
@@ -82,12 +81,8 @@ def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(tmp_path
     lr = float(below.split(",")[0].removeprefix("lr="))
     alone = {**flags, "lr": lr, "dense_lr": 0.001, "steps": 6, "save": tmp_path / "alone"}
     assert Train.of(**alone).run()["failed"] is None
-    tables = [rows_of(save, below), rows_of(tmp_path / "alone")]
+    tables = [rows_of(save / below), rows_of(tmp_path / "alone")]
     assert tables[0].num_rows > 100 and tables[0] == tables[1]
-    broken = next(name for name, why in left.items() if "diverged" in why)
-    says = f"has left (diverged at step 2), and its last checkpoint is of step 0, in {save / broken}"
-    with pytest.raises(CheckpointError, match=re.escape(says)):
-        checkpoint_of(save, broken)
 
 
 def test_a_sweep_of_an_earlier_format_is_refused(tmp_path: Path):

@@ -15,7 +15,7 @@ from skirl.checkpoint.codec import decode
 from skirl.checkpoint.without_model import opened
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
-from skirl.sweep.checkpoint import HEADER, checkpoint_of
+from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.keeper import SweepKeeper
 from skirl.sweep.race import Race
 from skirl.sweep.run import SweepRun
@@ -73,7 +73,7 @@ def same_as_alone(name: str, of: Path, first: Path, into: Path) -> None:
         "folder": str(kept / folder.BEST), "step": best["step"], "test_logloss": best["test_logloss"]
     }  # fmt: skip
     saved = dict(folder.headers_with_steps(into / "save"))
-    for ours, step in ((kept / folder.BEST, best["step"]), (checkpoint_of(of / "saved", name), found["steps"])):
+    for ours, step in ((kept / folder.BEST, best["step"]), (folder.headers_with_steps(kept)[0][1], found["steps"])):
         assert rows_of(ours).num_rows > 300 and rows_of(ours) == rows_of(saved[step])
         same_dense(ours, saved[step])
     assert found["rows"]["cache"] == alone["rows"]["cache"] == 300
@@ -112,7 +112,7 @@ def left_behind(of: Path, result: dict[str, Any]) -> dict[str, Any]:
         assert own["best"]["folder"] == str(kept) and own["best"]["step"] == step
         told[name] = {
             "result": {n: value for n, value in own.items() if n not in ("run", "best")},
-            "lines": evaluations(of / "run" / name), "best": rows_of(header), "rows": rows_of(of / "saved", name),
+            "lines": evaluations(of / "run" / name), "best": rows_of(header), "rows": rows_of(of / "saved" / name),
         }  # fmt: skip
     return told | {name: result[name] for name in ("steps", "winner", "variant_steps", "failed", "standing")}
 

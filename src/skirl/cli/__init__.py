@@ -52,7 +52,8 @@ CONFIG = Flag(
     name="config",
     type=Path | None,
     default=None,
-    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it. Other flags win over it.",
+    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it, but not where it wrote. Other "
+    "flags win over it.",
     group="",
 )
 OVERVIEW = """usage: skirl COMMAND [flags]
@@ -204,7 +205,8 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
-            given = read_config(path, name, flags, flags_of(_command("train")))
+            saves = any(arg.partition("=")[0] == "--save" for arg in args)
+            given = read_config(path, name, flags, flags_of(_command("train")), saves=saves)
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if given.keys() & getattr(kind, "positional", ()) else example
         flags |= {CONFIG.name: CONFIG}

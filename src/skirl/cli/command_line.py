@@ -180,10 +180,12 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
 # A file.
 
 
-def read_config(path: Path, command: str, flags: Mapping[str, Flag], train: Mapping[str, Flag]) -> dict[str, Any]:
+def read_config(
+    path: Path, command: str, flags: Mapping[str, Flag], train: Mapping[str, Flag], *, saves: bool = False
+) -> dict[str, Any]:
     """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder.
 
-    Flags of `train` that this command does not have are passed over.
+    Flags of `train` that this command does not have are passed over. saves: whether what it repeats is saved too.
     """
     if path.is_dir():
         path = next((path / name for name in LEFT if (path / name).is_file()), path / LEFT[-1])
@@ -195,6 +197,7 @@ def read_config(path: Path, command: str, flags: Mapping[str, Flag], train: Mapp
                 f"{path} is of a sweep: use `skirl sweep --config {path}`, or name the folder of a variant"
             )
         left_out = of_one_run(flags if command == "sweep" == found["command"] else train)
+        left_out -= {"keep_best"} if saves else set()
         found = {name: value for name, value in found["flags"].items() if name not in left_out}
     values = {}
     for key, value in found.items():

@@ -269,11 +269,9 @@ class Export(JsonFlag):
     positional: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
     checkpoint: Path
-    """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep's checkpoints."""
+    """A folder of checkpoints, or the header of one."""
     out: Path
     """The file to write: .safetensors, .pt for a state dict, or .parquet."""
-    variant: str | None = None
-    """The variant of a sweep whose rows are exported."""
     table: str | None = None
     """The table to write; all tables if not given."""
     state_dict: bool = False
@@ -299,10 +297,9 @@ class Export(JsonFlag):
         from skirl.checkpoint.folder import BEST
         from skirl.checkpoint.without_model import opened
         from skirl.data.vocabulary.vocabulary import Origins
-        from skirl.sweep.checkpoint import checkpoint_of
         from skirl.tools.os_errors import writing
 
-        checkpoint = checkpoint_of(self.checkpoint, self.variant)
+        checkpoint = self.checkpoint
         with opened(checkpoint) as (rows, parameters, data, _), writing(self.out):
             origins = Origins.of(data) if self.out.suffix == ".parquet" else None
             write_rows(

@@ -20,6 +20,7 @@ MOVED = ("touched", "fetched", "new", "written", "forwarded")
 SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
+LEFT = "of a variant that left, all is as it was then"
 KEPT_IN, NOT_KEPT = "kept in {}", "which is not kept: --keep-best keeps the best in --save"
 UNKNOWN = "still going on, killed, or failed"
 
@@ -250,13 +251,17 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
     return lines
 
 
-def best_line(place: Mapping[str, Any], best: Mapping[str, Any] | None = None, save: Any = None) -> str:
+def best_line(
+    place: Mapping[str, Any], best: Mapping[str, Any] | None = None, save: Any = None, saved: int | None = None
+) -> str:
     """Return rank 1 with what it is ranked by, as text."""
     if place.get("held_out") is None:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
         return f"{place['variant']}, {loss} on samples that nobody had trained on"
     there = Path(save) / place["variant"] / BEST if save else None
     folder = best["folder"] if best and best["folder"] else there if there and there.is_dir() else None
+    if folder is None and save and best is not None and best["step"] == saved:
+        folder = Path(save) / place["variant"]
     kept = KEPT_IN.format(folder) if folder else NOT_KEPT
     at = "" if best is None else f", at step {best['step']:,}, {kept}"
     return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
@@ -274,7 +279,8 @@ def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
     facts = {
         "command": "report of a sweep", "sweep": str(folder), "page": str(page),
         "flags": sweep["flags"], "started": sweep["started"], "ended": bool(result),
-        **{name: result.get(name) for name in ("winner", "failed", "stopped_by", "best", "cost", "from", "seed_noise")},
+        **{name: result.get(name) for name in ("winner", "failed", "stopped_by", "best", "cost", "from")},
+        **{name: result.get(name) for name in ("seed_noise", "saved_step")},
         "measure": standings[-1]["measure"] if standings else None,
         "variants": [variant["name"] for variant in sweep["variants"]], "left": left,
         "step": result.get("steps") or (standings[-1]["step"] if standings else 0),
@@ -296,7 +302,7 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
     }
     if sweep["standing"] and not sweep["failed"]:
         lines["winner" if sweep["winner"] else "leader"] = best_line(
-            sweep["standing"][0], sweep["best"], sweep["flags"].get("save")
+            sweep["standing"][0], sweep["best"], sweep["flags"].get("save"), sweep["saved_step"]
         )
     if sweep["cost"] is not None:
         lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
@@ -314,7 +320,8 @@ def race_line(sweep: Mapping[str, Any]) -> dict[str, str]:
         return {}
     places = standing(sweep["standing"], sweep["test_auc"])
     table = columns(places, left=(1, len(places[0]) - 1))
-    return {"race": table + f"\n{MEANS}" * (sweep["seed_noise"] is not None)}
+    left = any(at["left"] is not None for at in sweep["standing"])
+    return {"race": table + f"\n{MEANS}" * (sweep["seed_noise"] is not None) + f"\n{LEFT}" * left}
 
 
 def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
@@ -332,7 +339,7 @@ def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
             first or sweep["failed"] or "No step is done yet.",
             *([f"Here, {MEANS}."] if sweep["seed_noise"] is not None else []),
             "A loss is a mean over the recent batches, each before anybody trained on its samples. A difference is to rank "
-            "1, on the same batches, with its standard error. Of one that left, all is as it was then.",
+            f"1, on the same batches, with its standard error; {LEFT}.",
         ],
         tables=[Table(head, cells, "Variants"), Table(("", ""), [*lines.items()], "Sweep")],
         charts=[

@@ -10,9 +10,15 @@ from skirl.sweep.flags import KeepFlags, RaceFlags
 from skirl.sweep.variants import Varied, check_store, variants_of
 from skirl.tools.flags import Composed, parsed
 from skirl.tools.os_errors import why
-from skirl.tools.units import parse_bytes
+from skirl.tools.units import parse_bytes, size
 from skirl.train.flags import EvaluationFlags, LogFlags, check_evaluated
 from skirl.train.recipe import Recipe
+
+COMPUTED = {
+    "loop": "one variant after the other", "fused": "variants of one architecture at once",
+    "graph": "variants as branches of one CUDA graph", "planned": "as planned for --memory",
+}  # fmt: skip
+"""How steps trained their variants."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,10 @@ class SweepCommand(Composed):
         }
         ended["test_auc"] = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
         lines = sweep_lines(result | ended) | race_line(result | ended)
-        lines |= facts(result, "samples_per_second", "processes_used", "form", "plans", "peak_bytes")
+        lines |= facts(result, "samples_per_second", "processes_used", "peak_bytes")
+        lines["form"] = COMPUTED[result["form"]]
+        if result["planned_bytes"]:
+            lines["planned"] = f"{size(result['planned_bytes'])} for weights, their states and a step of all variants"
         if not result["exact"]:
             lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
         if result["from"] is not None:

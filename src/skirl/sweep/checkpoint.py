@@ -191,25 +191,6 @@ def forget(path: Path) -> None:
         (path / HEADER).unlink()
 
 
-def checkpoint_of(path: Path, name: str | None) -> Path:
-    """Return the checkpoint of a variant. Without a name, return a path that is not of a sweep."""
-    if name is None and not (path / HEADER).is_file():
-        return path
-    header = header_at(path)
-    names = ", ".join([*header["variants"], *header["left"]])
-    if name is None:
-        raise CheckpointError(f"{path} is of a sweep: add --variant and the name of one of its variants, {names}")
-    if name in header["variants"]:
-        return path / name / header["variants"][name]
-    if name not in header["left"]:
-        raise CheckpointError(f"{path / HEADER} has no variant {name!r}: name one of {names}")
-    (why, step), saved = header["left"][name], headers_with_steps(path / name)
-    if not saved or saved[0][0] < step:
-        last = f"its last checkpoint is of step {saved[0][0]:,}, in {path / name}" if saved else "it was never saved"
-        raise CheckpointError(f"variant {name} has left ({why}), and {last}: set --save-every lower")
-    return saved[0][1]
-
-
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
 """Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
 losses from before and after the resume are summed."""

@@ -94,6 +94,8 @@ class VariantRows(OfVariant, EmbeddingCollection): ...
 
 
 class Contender:
+    """A variant as its sweep yields it."""
+
     def __init__(self, variant: Variant, embeddings: OfVariant, seed: int) -> None:
         self.variant = variant
         self.name = variant.name
@@ -115,6 +117,10 @@ class Contender:
         self.exact = True
         """False once a step may have had other bits than its lone run."""
         self.generator = _seeded(seed)
+
+    def __repr__(self) -> str:
+        loss = "no loss yet" if self.loss is None else f"loss {self.loss:.5f}"
+        return f"{self.name}: {loss}" + (f", {self.left}" if self.left else "")
 
     @property
     def model(self) -> Any:

@@ -118,7 +118,7 @@ def best_of(name: str | None, judged: Mapping[str, Judged], folders: Mapping[str
 
 def difference(place: "VariantPlace") -> str:
     """Return how much higher its loss is than that of rank 1, with the standard error, as text."""
-    if place.rank == 1 or place.difference is None:
+    if place.rank == 1 or place.difference is None or place.kind == "diverged":
         return ""
     if place.leading:
         return "seed of rank 1"
@@ -251,13 +251,14 @@ class Race:
         ]
 
     def seed_noise(self) -> float | None:
-        """Return the standard deviation over seeds of what ranks are by; None if no configuration has several."""
+        """Return the standard deviation over seeds of what ranks are by, pooled over all configurations, those that left as
+        they were then; None if none has several."""
         values = self._values()
-        spreads = [
-            (np.var(values[own], ddof=1), len(own) - 1)
-            for c in range(self._of.max() + 1)
-            if len(own := self._own(c)) > 1
-        ]
+        for k, place in self._gone.items():  # as it was then
+            then = self._held_out.get(k) if self._judged else place.loss
+            values[k] = np.nan if then is None or place.kind == "diverged" else then
+        seeds = [values[(self._of == c) & np.isfinite(values)] for c in range(self._of.max() + 1)]
+        spreads = [(np.var(own, ddof=1), len(own) - 1) for own in seeds if len(own) > 1]
         free = sum(n for _, n in spreads)
         return float(np.sqrt(sum(v * n for v, n in spreads) / free)) if free else None
 

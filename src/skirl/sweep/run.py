@@ -265,14 +265,15 @@ class SweepRun:
 
     def facts(self) -> Facts:
         """Return the standing for one line."""
-        first, *others = [one for one in self.race.standing() if one.rank == 1 or one.state in ("leads", "races")]
+        first, *others = self.race.standing()
+        others = [one for one in others if one.state == "races" and not one.leading]
         losses = {"held out": first.held_out, "loss": first.loss}
         return {
             "leader": first.variant,
             **{name: figure(value, 5) for name, value in losses.items() if value is not None},
             **({"next": f"{others[0].variant} {difference(others[0])}"} if others else {}),
             "racing": f"{len(self.race.racing)} of {len(self.variants)}",
-            "samples/s": f"{self.speed.rate(self.samples):,.0f}",
+            **({"samples/s of each": f"{rate:,.0f}"} if (rate := self.speed.rate(self.samples)) else {}),
         }
 
     def _judge(self, done: Told) -> None:
@@ -380,6 +381,7 @@ class SweepRun:
             own = {one.name: one.finish(self.batches, None, self._best(one.name)) for one in self.here}
             results |= self.ranks.joined(own, "results")
         steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in FORMS}
+        steps["planned_bytes"] = self.sweep.planned_bytes
         own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
         of_ranks = self.ranks.told(own, "facts")
         missed = [one for one in self.ranks.told(keeper.missed, "what is missing") if one]

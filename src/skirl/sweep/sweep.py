@@ -58,6 +58,8 @@ FORMS = ("loop", "fused", "graph", "planned")
 
 
 def _loss_of(model: Any, batch: Any) -> Tensor:
+    if not hasattr(model, "loss"):
+        raise TypeError(f"{type(model).__name__} has no method loss(batch): add one, or pass loss= to skirl.Sweep")
     return model.loss(batch)
 
 
@@ -88,6 +90,9 @@ class Sweep:
     ...     [variant.loss > 0 for variant in sweep], sweep.plans
     ([False, False], 10)
 
+    Iterating yields each variant still in the race in its turn: its `model`, `step(loss)`, the last `loss`, what the loss
+    function `kept`, and whether its steps were `exact`. Of one that left, `left` says why.
+
     **Arguments**
 
     - `make_model`: returns a variant's model over `variant.embeddings`, or the model and its torch optimizer, which is
@@ -101,7 +106,8 @@ class Sweep:
       of its own, and this one is the smallest, one number a row.
     - `seed`: seed of the initial rows and of the random generator, for variants that set no other: 0, fixed so that a
       sweep can be repeated, and the same for all, so that variants differ only in their overrides.
-    - `loss`: called as `loss(model, batch)` by `sweep.step`; returns a variant's loss, or the loss and what to keep as
+    - `loss`: called as `loss(model, batch)` by `sweep.step`, which may make a graph of it: it is to depend on the model's
+      weights and the batch alone. It returns a variant's loss, or the loss and what to keep as
       `variant.kept`. By default `model.loss(batch)`, which all models of skirl have.
     - `pooled`: pool the ids of a feature, as most models do; with False, variants have an `EmbeddingCollection`.
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
@@ -132,6 +138,8 @@ class Sweep:
         inexact: bool = False,
         memory: str | None = None,
     ) -> None:
+        if isinstance(variants, Mapping) or not all(isinstance(each, Variant) for each in variants):
+            raise TypeError('variants is to be a list of skirl.Variant, such as skirl.Variant("slow", {"lr": 0.01})')
         variants = list(variants)
         packs = packs_of(variants, tables, optimizer, seed)
         if threads < 1:
@@ -198,6 +206,15 @@ class Sweep:
             if contender.name == name:
                 return contender
         raise KeyError(f"no variant {name!r}: there are {', '.join(repr(c.name) for c in self.variants)}")
+
+    def __repr__(self) -> str:
+        return "\n".join(["Sweep", *(f"  {contender!r}" for contender in self.variants)])
+
+    @property
+    def planned_bytes(self) -> int:
+        """What weights, their states and a step take as planned; 0 without `memory`."""
+        plan = self._memory and self._memory.plan
+        return self._memory.held + plan.figures.peak if self._memory and plan else 0
 
     @property
     def racing(self) -> list[Contender]:
