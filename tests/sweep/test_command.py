@@ -90,7 +90,7 @@ def test_a_sweep_of_an_earlier_format_is_refused(tmp_path: Path):
     SweepCommand.of(**flags).run()
     body = checkpoint.header_at(tmp_path)
     write_sealed(tmp_path / checkpoint.HEADER, body | {"format_version": 1, "skirl": "0.0.9"}, "0" * 16)
-    says = " was written by skirl 0.0.9 in format 1, .* reads format 5: use the version that wrote it"
+    says = " was written by skirl 0.0.9 in format 1, .* reads format 6: use the version that wrote it"
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / checkpoint.HEADER)) + says):
         SweepCommand.of(**flags | {"steps": 4}, resume=True).run()
 

@@ -36,7 +36,7 @@ log = logging.getLogger("skirl")
 SWEEP = "sweep.json"
 """The file that tells the folder of a sweep's runs."""
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 5
+_VERSION = 6
 
 Parts = Callable[[Contender], Sequence[Any]]
 

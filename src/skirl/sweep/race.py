@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +9,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-FIRST = 8
-"""Batches of the first stretch of losses; each later one is twice as long as the one before."""
+FIRST, MOST = 8, 512
+"""Batches of the first stretch of losses; each later one is twice as long as the one before, up to the most."""
 
 
 @dataclass(frozen=True)
@@ -37,55 +36,6 @@ class Rules:
         """Return how many configurations may go on after a step."""
         passed = sum(1 for rung in self.rungs if rung <= step)
         return max(self.keep, -(-configurations // 2**passed))
-
-
-# Paired differences.
-
-
-class PairSums(NamedTuple):
-    """Sums of losses over batches, each loss taken before the model was trained on the batch."""
-
-    batches: int
-    losses: Floats
-    """[models]."""
-    differences: Floats
-    """[models, models]: the loss of the first minus that of the second."""
-    squares: Floats
-    """[models, models]: the squares of these differences, batch by batch."""
-
-
-def no_sums(models: int) -> PairSums:
-    pairs = np.zeros((models, models))
-    return PairSums(0, np.zeros(models), pairs, pairs)
-
-
-def added(sums: PairSums, losses: Floats) -> PairSums:
-    """Return the sums with one more batch. Where a loss is nan, that model and its pairs keep their sums."""
-    seen = np.isfinite(losses)
-    one = np.where(seen, losses, 0.0)
-    pairs = np.where(seen[:, None] & seen[None, :], one[:, None] - one[None, :], 0.0)
-    return PairSums(sums.batches + 1, sums.losses + one, sums.differences + pairs, sums.squares + pairs**2)
-
-
-def pooled(sums: PairSums, shares: Floats) -> PairSums:
-    """Return the sums of averages of models, as if their losses had been averaged batch by batch.
-
-    `shares`: [averages, models]; those of an average sum up to 1, or are all 0 if it is of none.
-    """
-    differences = shares @ sums.differences @ shares.T
-    across = shares @ sums.squares @ shares.T
-    within = np.diagonal(across) / 2  # squares of all pairs tell the square of any sum whose weights cancel out
-    squares = np.maximum(across - within[:, None] - within[None, :], 0.0)
-    return PairSums(sums.batches, shares @ sums.losses, differences, squares)
-
-
-def errors(sums: PairSums) -> Floats:
-    """Return [models, models]: the standard error of each pair's mean difference; nan with fewer than two batches."""
-    n = sums.batches
-    if n < 2:
-        return np.full_like(sums.differences, np.nan)
-    spread = np.maximum(sums.squares - sums.differences**2 / n, 0.0) / (n - 1)
-    return np.sqrt(spread / n)
 
 
 # Evaluations on the samples held out.
@@ -172,9 +122,10 @@ class Race:
         """Batches so far, and those that nobody had trained on."""
         self._of = np.array(range(len(names)) if configurations is None else configurations)
         self._racing = np.ones(len(names), bool)
-        self._now = self._before = no_sums(len(names))
-        self._length = FIRST
-        """Batches of the stretch."""
+        self._losses: Floats = np.zeros((0, len(names)))
+        """[batches, variants]: of the last whole stretch and the one that has begun, each before anybody trained on it."""
+        self._before, self._length = 0, FIRST
+        """Batches of these stretches, the last when it is whole."""
         self._held_out: dict[int, float] = {}
         """By variant: its lowest log loss on the samples held out."""
         self._judged = False
@@ -215,9 +166,10 @@ class Race:
             return gone
         values[broken] = np.nan
         self._judged = False
-        if self._now.batches == self._length:
-            self._before, self._now, self._length = self._now, no_sums(len(values)), 2 * self._length
-        self._now = added(self._now, values)
+        if len(self._losses) == self._before + self._length:
+            self._losses = self._losses[self._before :]
+            self._before, self._length = self._length, min(2 * self._length, MOST)
+        self._losses = np.vstack([self._losses, values])
         return gone + (self._drop() if self.step in self.rules.rungs else [])
 
     def judge(self, held_out: Mapping[str, float | None], *, last: bool) -> list[VariantPlace]:
@@ -271,8 +223,8 @@ class Race:
             "gone": {str(k): asdict(place) for k, place in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "judged": self._judged,
-            "length": self._length,
-            "recent": [[sums.batches, *(array.tolist() for array in sums[1:])] for sums in (self._now, self._before)],
+            "stretches": [self._before, self._length],
+            "losses": self._losses.tobytes().hex(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -285,34 +237,25 @@ class Race:
         self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
         self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["judged"]
-        self._length = state["length"]
-        self._now, self._before = (PairSums(batches, *map(np.array, of)) for batches, *of in state["recent"])
+        self._before, self._length = state["stretches"]
+        self._losses = np.frombuffer(bytes.fromhex(state["losses"])).reshape(-1, len(self.names))
 
-    def _sums(self) -> PairSums:
-        now, before = self._now, self._before
-        return PairSums(now.batches + before.batches, *(a + b for a, b in zip(before[1:], now[1:], strict=True)))
-
-    def _whole(self) -> PairSums:
-        own = (self._of[None, :] == np.arange(self._of.max() + 1)[:, None]) & self._racing[None, :]
-        return pooled(self._sums(), own / np.maximum(own.sum(1, keepdims=True), 1))
+    def _whole(self) -> dict[int, Floats]:
+        """Return the losses of each configuration that races, as means over its seeds."""
+        return {c: self._losses[:, own].mean(1) for c in range(self._of.max() + 1) if (own := self._own(c))}
 
     def _values(self) -> np.ndarray:
         if self._judged:
             return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
-        sums = self._sums()
-        return sums.losses / max(1, sums.batches)
+        return self._losses.sum(0) / max(1, len(self._losses))
 
     def _own(self, c: int) -> list[int]:
         return np.flatnonzero((self._of == c) & self._racing).tolist()
 
     def _order(self) -> list[int]:
         """Return the configurations that race, best first."""
-        values, losses = self._values(), self._whole().losses
-        means = {
-            c: float(np.mean(values[own])) if self._judged else float(losses[c])
-            for c in range(len(losses))
-            if (own := self._own(c))
-        }
+        values = self._values()
+        means = {c: float(np.mean(values[own])) for c in range(self._of.max() + 1) if (own := self._own(c))}
         return sorted(means, key=lambda c: (means[c], c))
 
     def _drop(self) -> list[VariantPlace]:
@@ -328,11 +271,13 @@ class Race:
         self._racing[list(numbers)] = False
         return left
 
-    def _place(self, k: int, state: str, order: Sequence[int], whole: PairSums) -> VariantPlace:
+    def _place(self, k: int, state: str, order: Sequence[int], whole: Mapping[int, Floats]) -> VariantPlace:
         """Return the place of a variant that races, whose rank comes later: its own loss, its configuration's difference."""
-        n, c, first = whole.batches, int(self._of[k]), order[0]
+        n, c, first = len(self._losses), int(self._of[k]), order[0]
         if not n:
             return VariantPlace(0, self.names[k], None, None, None, state, leading=c == first)
-        loss, apart = float(self._sums().losses[k] / n), float(whole.differences[c, first] / n)
-        error = float(errors(whole)[c, first])
-        return VariantPlace(0, self.names[k], loss, apart, error if isfinite(error) else None, state, c == first)
+        apart = whole[c] - whole[first]  # on the same batches: what makes one hard cancels out
+        error = float(apart.std(ddof=1) / np.sqrt(n)) if n > 1 else None
+        return VariantPlace(
+            0, self.names[k], float(self._losses[:, k].mean()), float(apart.mean()), error, state, c == first
+        )
