@@ -217,7 +217,7 @@ def _tables(
     began = f"{config['started']}, at step {config['begun_at']}"
     yield Table(["", ""], [*config["versions"].items(), ("begun", began)], "Where it ran")
     usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
-    changed = [[option(n), shown(v)] for n, v in run["flags"].items() if n not in usual or v != usual[n]]
+    changed = [[option(n), shown(v)] for n, v in config["flags"].items() if n not in usual or v != usual[n]]
     yield Table(["flag", "value"], changed, "Set")
 
 

@@ -209,7 +209,7 @@ def _decided(columns: list[Column], top: list[str], whole_file: bool) -> list[st
             top.append(f"session = {name}  # which rows belong together; training does not read it")
         elif not column.list and (column.kind == "number" or (whole and _is_amount(column))):
             numbers = column.numbers()
-            log = {"transform": "log"} if numbers.min() >= 0 and numbers.max() > 100 else {}
+            log = {"transform": "log"} if numbers.min() >= 0 and numbers.max() > 10 else {}
             about = f"{numbers.min():g} to {numbers.max():g}" + "; or is it an id?" * whole
             dense += _entry("dense", {"name": column.name, **log}, about)
         else:
