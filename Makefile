@@ -1,6 +1,6 @@
 # Every target makes its environment first; a second call finds it made.
 #
-#   make train                       a DLRM on tables ten times the cache
+#   make train                       a DLRM that touches ten times as many rows as its cache holds
 #   make test                        lint, types, tests
 #   make docs                        the documentation, into site/
 #   make campaign SEED=7             everything, slow tests too, with many more random cases

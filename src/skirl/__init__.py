@@ -1,4 +1,9 @@
-"""skirl trains recommendation models whose embedding tables do not fit on the device."""
+"""skirl trains recommendation models whose embedding tables do not fit on the device.
+
+Begin with `wrap(model, ...)`, which puts a cache behind the lookups of a model, or an `EmbeddingBagCollection` of `Table`s.
+Pass the batches through `lookahead`, so that rows come ahead of the steps that need them. `save` and `load` are for
+checkpoints, `size` advises on a cache.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -36,4 +41,4 @@ __getattr__ = lazily(__name__, *_PACKAGES)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    return sorted({*__all__, *_PACKAGES})

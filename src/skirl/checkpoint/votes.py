@@ -98,7 +98,9 @@ def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tup
                 raise error from None
             first = first or error
             if name != names[-1][0] and not votes.rank:
-                log.warning("%s. Going on from the checkpoint before it", error)
+                log.warning(
+                    "%s. Going on from the checkpoint before it", str(error).removesuffix(": use another checkpoint")
+                )
     assert first is not None
     if len(names) == 1:
         raise first

@@ -24,7 +24,7 @@ COMMANDS = {
     "train": ("skirl.cli.train:Train", "train a model whose tables are larger than the cache"),
     "verify": ("skirl.cli.train:Verify", "train with a cache, without, and in plain Python; compare all bits"),
     "size": ("skirl.cli.plan:Size", "show how much cache a run needs, and what to choose"),
-    "place": ("skirl.cli.plan:Place", "plan which trainer of TorchRec keeps which tables, or parts of them"),
+    "place": ("skirl.cli.plan:Place", "plan which of TorchRec's ranks keeps which tables, or parts of them"),
     "sweep": ("skirl.cli.sweep:SweepCommand", "train variants of a model on one stream; drop the worse half at rungs"),
     "report": ("skirl.cli.report:Report", "show what a run or a sweep did, with a page of plots"),
     "launch": ("skirl.cli.train:Launch", "start trainers of one job here: skirl launch -n 2 -- train ..."),

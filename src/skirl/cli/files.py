@@ -279,7 +279,7 @@ class Export(JsonFlag):
     prefix: str = ""
     """Text to put before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
     dense: bool = False
-    """Also write the dense parameters and buffers, by their names in the model."""
+    """With a state dict (.pt, or --state-dict): also write the dense parameters and buffers, by their names in the model."""
     force: bool = False
     """Replace the file if it exists."""
 

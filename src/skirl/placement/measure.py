@@ -108,7 +108,7 @@ class Lookups:
 
 ARENA, OUTPUTS, EVICTED = 1 << 26, 1 << 24, 1 << 23
 """Number of floats: for rows, for pooled vectors and their gradients, and to read in order to evict the cache."""
-INSTALL = "pip install fbgemm_gpu-cpu, or fbgemm_gpu for a GPU, of the release for this torch"
+INSTALL = "pip install fbgemm_gpu-cpu, or fbgemm_gpu for a GPU: 1.8.0 is the release for torch 2.13"
 _LR = 1e-6
 _LINE = 16
 

@@ -75,6 +75,8 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         return {"kind": "plan of skirl place", "ranks": plan["ranks"], "tables": len(plan["tables"])}
     if b'"skirl-tables"' in head:
         return {"kind": "list of tables for skirl place", "tables": len(json.loads(path.read_bytes())["tables"])}
+    if b'"skirl-costs"' in head:
+        return {"kind": "costs measured for skirl place", "kernel": json.loads(path.read_bytes())["body"]["backend"]}
     kind = _kind(path)
     if kind is None or path.suffix == ".json":
         raise ValueError(f"{path} is not a file that skirl recognises: name {KINDS}")

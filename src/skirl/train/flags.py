@@ -39,8 +39,9 @@ class RateFlags:
     """Steps over which both learning rates rise to their peak."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dense_lr <= _HIGHEST:
-            raise ValueError(f"dense_lr is {self.dense_lr}: set it to a number from 0 to {_HIGHEST:g}")
+        for name in ("lr", "dense_lr"):
+            if not 0 <= getattr(self, name) <= _HIGHEST:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to a number from 0 to {_HIGHEST:g}")
 
 
 @dataclass(frozen=True, kw_only=True)

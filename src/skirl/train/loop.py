@@ -358,7 +358,7 @@ def train(
     with (
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
         run.keeper(saving, batches) as keeper,
-        progress_of("train", recipe.stream().steps) as progress,
+        progress_of("train", run.stream.steps) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):

@@ -9,7 +9,7 @@ import numpy as np
 
 from skirl.placement.spec import TableSpec, reuse_of
 
-INSTALL = "torchrec is not installed: pip install torchrec, with the FBGEMM of the same release"
+INSTALL = "torchrec is not installed: pip install torchrec and FBGEMM of one release, 1.8.0 for torch 2.13"
 BATCH = 512  # TorchRec's default
 OPTIMIZERS = {
     "SGD": "sgd", "EXACT_SGD": "sgd",
