@@ -58,7 +58,7 @@ BAD = {
     ("lr=x",): "vary 'lr=x': lr is 'x': set it to a number",
     ("lr",): "vary is 'lr': set it to a flag and its values",
     ("lr=1,",): "vary is 'lr=1,': set it to a flag and its values",
-    ("lr=0.5,-1",): "variant lr=-1.0: RowwiseAdagrad: lr is -1.0",
+    ("lr=0.5,-1",): "variant lr=-1.0: lr is -1.0",
     ("rank=4",): "variant rank=4: rank is a flag of deep-cross and dcnv2",
     ("lr=0.5,0.5",): "variants lr=0.5 and lr=0.5 are alike",
     ("lr=1", "lr=2"): "vary has lr twice",
