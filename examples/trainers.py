@@ -49,4 +49,4 @@ for epoch in range(2):
             dense.step()
             dense.zero_grad()
             if first and batches.ends_step and batches.step % 19 == 0:
-                print(f"epoch {epoch}  step {batches.step}  loss {loss.item():.4f}")
+                print(f"epoch {epoch}  step {batches.step}  loss of a shard {loss.item():.4f}")

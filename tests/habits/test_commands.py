@@ -201,7 +201,7 @@ def test_other_data_than_the_model_knows_is_refused_by_what_differs(folder, run,
 
 
 def test_what_to_predict_has_to_be_said(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"nothing says what to predict: name data after the checkpoint"):
+    with pytest.raises(ValueError, match=r"the data is missing: name it after the checkpoint"):
         Evaluate(checkpoint=folder / "run")
     with pytest.raises(ValueError, match=r"out is x.csv: name a file that ends with .parquet"):
         Predict(checkpoint=folder / "run", held_out=True, out=Path("x.csv"))

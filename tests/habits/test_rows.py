@@ -323,7 +323,7 @@ def test_rows_in_a_store_are_refused_with_another_seed_or_initialiser(kind: str,
         with pytest.raises(ValueError, match=says):
             collection(tmp_path, store, init=None, seed=2, resume=True)
     for other in (EIGHTHS + 1, skirl.Normal(0.5), skirl.Constant(1.0)):
-        with pytest.raises(ValueError, match=r"^table 'item': the rows in .*Store.* were initialized from"):
+        with pytest.raises(ValueError, match=r"^table 'item': the rows in .* were initialized from"):
             collection(tmp_path, store, init=other, seed=1, resume=True)
     again = collection(tmp_path, store, init=init, seed=1, resume=True)
     assert torch.equal(again.rows("item", range(ROWS)), before)

@@ -138,7 +138,7 @@ def collated(folder: Path, encodings: dict[str, Any], **more: Any) -> DataLoader
 
 
 def test_hashing_gives_the_ids_of_the_command_in_collate_and_in_getitem(folder: Path) -> None:
-    theirs = of_the_command(folder, rows="1000")
+    theirs = of_the_command(folder, rows="1000,shop=50,price=70")
     assert_equal(collated(folder, pickle.loads(pickle.dumps(by_hash()))), theirs)
     assert_equal(DataLoader(Lines(folder / "d.csv", by_hash()), BATCH, collate_fn=gathered), theirs)
 
@@ -174,7 +174,7 @@ def test_a_growing_vocabulary_gives_the_ids_of_the_command(folder: Path) -> None
         return list(made["item"]([item for bag in bags for item in bag]).split([len(bag) for bag in bags]))
 
     encodings = {**made, "seen": seen, "user": _whole}
-    theirs = of_the_command(folder, rows="30", vocab="open", admit=3)
+    theirs = of_the_command(folder, rows="30,shop=50,price=70", vocab="open", admit=3)
     assert_equal(collated(folder, {name: encodings[name] for name in NAMES}), theirs)
     known = made["item"].look_up(["a17", "never", None])
     assert known.tolist() == made["item"].look_up(["a17", "never", None]).tolist() and known[1:].tolist() == [1, 0]

@@ -115,7 +115,7 @@ def test_a_step_that_only_some_collections_had_is_not_written(
 ):
     assert fail(Two(tmp_path), step, body) == [0, 0]
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * (1 if step == 1 else 2)
-    assert "not written to DiskStore" in caplog.text
+    assert "not written to disk:" in caplog.text
     assert "only some collections" in caplog.text
 
 

@@ -1,6 +1,7 @@
 """What `skirl info` says about things it does not know, and of when; tests/habits/test_commands.py covers the rest."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str
     assert cli.main(["info", str(tmp_path / name)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("skirl info: ") and said in line
+
+
+def test_costs_name_their_kernel(capsys):
+    costs = files("skirl.placement") / "costs_cpu.json"
+    assert cli.main(["info", str(costs), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernel"] == "skirl-cpu"
 
 
 @pytest.mark.parametrize("layout", ["rows", "once"])

@@ -107,7 +107,8 @@ class Keeper:
             for collection in collections.values():
                 if len(store := collection.engine.store):
                     raise ValueError(
-                        f"{folder} holds no checkpoint, but {store!r} holds rows: remove those rows to start over"
+                        f"{folder} holds no checkpoint, and the store {store!r} holds rows of another run: name that run's "
+                        "--save, or an empty store: another folder, which a node is given as its --store"
                     )
         if self._start is not None:
             number = claimed({name: of.engine for name, of in collections.items()}, folder, self._start)

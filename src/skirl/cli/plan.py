@@ -191,6 +191,8 @@ class Place(Composed):
             costs = ", ".join(f"{rank[name]:.3f} ms {word}" for name, word in words.items() if rank[name] is not None)
             most = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
             lines[f"rank {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
+        if idle := [str(rank["rank"]) for rank in result["ranks"] if not rank["bytes"]]:
+            lines["idle"] = f"rank {', '.join(idle)}: no part of a table there would make the busiest rank faster"
         lines["busiest"] = (
             f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms {'predicted' if checked is None else 'measured'}, "
             f"{result['balance'] - 1:.1%} above perfect balance"

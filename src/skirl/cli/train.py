@@ -62,6 +62,10 @@ class Train(Composed):
             "staging": f"{size(result['staging_bytes'], least)} more, for {rows['staging']:,} rows on their way",
             "memory": f"{size(result['peak_bytes'], least)} at its peak, the whole process",
         }
+        if result["shared_lists"]:
+            lines["lists"] = (
+                f"{result['shared_lists']:,} of samples, {result['lists_once']:,} looked up: each once in a batch"
+            )
         if result["stopped_early"]:
             lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
         if result["run"]:

@@ -59,6 +59,15 @@ class KeyedJagged:
                     f"KeyedJagged: {name} are {str(of.dtype).removeprefix('torch.')} of shape {list(of.shape)}: pass whole "
                     "numbers, int64 or int32, in one dimension, feature after feature"
                 )
+        if (
+            lengths is not None
+            and "cpu" == lengths.device.type == values.device.type
+            and int(lengths.sum()) != values.numel()
+        ):
+            raise ValueError(
+                f"KeyedJagged: lengths sum up to {int(lengths.sum())}, and there are {values.numel()} values: pass how many "
+                "each feature and sample has"
+            )
         self._keys = list(keys)
         self._values = values
         self._lengths = lengths

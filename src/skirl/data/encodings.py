@@ -270,14 +270,14 @@ class Default:
 
 
 def encodings_of(
-    schema: str | os.PathLike[str], *, rows: str | None = None, vocab: str | None = None
+    schema: str | os.PathLike[str], *, rows: str | int | None = None, vocab: str | None = None
 ) -> dict[str, Encoding]:
     """Return an encoding for each id column of a schema, which makes the ids that `skirl train` makes with these flags.
 
     **Arguments**
 
     - `schema`: path of a schema file, or "criteo" or "avazu".
-    - `rows`: as `--rows`: "100000", or "100000,C3=2000000"; None uses the schema's.
+    - `rows`: as `--rows`: 100000, or "100000,C3=2000000"; None uses the schema's.
     - `vocab`: as `--vocab`: a file made by `skirl vocab`. For a vocabulary that grows, make a `Grown` for each table.
     """
     if vocab == "open":
@@ -285,7 +285,7 @@ def encodings_of(
     name = str(schema)
     read = BUILT_IN[name] if name in BUILT_IN and not Path(name).exists() else FileSchema.load(name)
     read = replace(read, dense=(), time=None)
-    of_tables, rows_of = encoding_of(read, rows, vocab)
+    of_tables, rows_of = encoding_of(read, None if rows is None else str(rows), vocab)
     encoder = Encoder(read, rows_of, of_tables)
     return {column.name: Encoding(encoder, column) for column in read.ids}
 

@@ -59,7 +59,7 @@ class DataFlags:
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     rows: str | None = None
-    """Rows that ids are hashed to: a number for all tables, or 100000,C3=2000000; the schema's or 1000000 if not given."""
+    """Rows that ids are hashed to: 100000 for all tables, C3=2000000 for one; if not given, the schema's, else 1000000."""
     vocab: str | None = None
     """Give ids rows of their own: a file made by `skirl vocab`, or open for a vocabulary that grows."""
     admit: int = 10

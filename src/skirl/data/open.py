@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skirl.data.files.columnar import embedded_schema, stored_schema
-from skirl.data.files.columns import Span, second_of
+from skirl.data.files.columns import PER_SECOND, Span, second_of
 from skirl.data.files.dataset import Dataset, RowPosition
 from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
 from skirl.data.files.find import BadSchema, find, kind_of
@@ -120,8 +120,8 @@ def _split(files: Files, valid: str) -> Files:
         stats = [Path(path).stat() for path in data.paths]
         stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
         total, first, place = _last(tuple(data.paths), data.schema, stamps, share, data.part_bytes)
-        written = data.schema.session is not None and data.paths[0].endswith(".parquet")
-        if written and len(data.paths) == 1:  # by convert; with --partition, it writes a file a period
+        written = data.schema.session is not None and Path(data.paths[0]).name == "part-00000.parquet"
+        if written and len(data.paths) == 1:  # by convert --by session; with --partition, it writes a file a period
             _warn(f"--valid is {valid}, and {data.paths[0]} is by session: it holds out some sessions, not the last in "
                   "time; for these, set --valid to time>=...")  # fmt: skip
         held = replace(files, begin=place, rows_of_epoch=total - first)
@@ -135,7 +135,9 @@ def _split(files: Files, valid: str) -> Files:
                 named = f"the time column of the schema is {time!r}: set valid to time>={since}"
             raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
         if dated and (unit := encoder.schema.time_unit):
-            raise ValueError(f"valid is {valid!r}, a date, and {time} holds {unit}: set valid to a number of these")
+            if unit not in PER_SECOND:
+                raise ValueError(f"valid is {valid!r}, a date, and {time} holds {unit}: set valid to a number of these")
+            limit, dated = limit * PER_SECOND[unit], False
         held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated, valid)))
         files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated, valid)))
     return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, by_session=False))

@@ -89,7 +89,8 @@ class Engine:
             if len(self.store) and not resume:
                 raise ValueError(
                     f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them "
-                    "(on the command line: --resume and --save), or set store to an empty one"
+                    "(on the command line: --resume and --save), or begin with an empty one: another folder, which a node "
+                    "is given as its --store"
                 )
             self.first_values = FirstValues(self.schema, packs, str(dtype).removeprefix("torch."))
             """Rows that exist and are not in the store."""

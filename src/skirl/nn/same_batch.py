@@ -11,10 +11,10 @@ from skirl.core.ids import Ids, capture, check_form
 from skirl.core.inverse import given_inverse
 
 _OTHERS = (
-    "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature {name!r}: rows were "
-    "brought for those that it yielded. Take batches only from the lookahead, and let what reads one ahead (Lightning, a "
-    "double-buffered loop) wrap the loader. Change ids before the lookahead reads them: in the Dataset, in collate_fn, or "
-    "in lookahead(sparse=...). To leave ids out in the loop, pass weights that are 0 for them"
+    "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature {name!r}, whose rows "
+    "are not there. Take batches only from the lookahead, and let what reads ahead (Lightning, a double-buffered loop) wrap "
+    "the loader; change ids before: in the Dataset, in collate_fn or in lookahead(sparse=...); leave ids out by weights of "
+    "0; of a wrapped module that is called several times, name the calls: skirl.wrap(features={{{name!r}: [...]}})"
 )
 
 

@@ -57,8 +57,8 @@ def plan_tables(
     held, room = sum(spec.nbytes(spec.rows, spec.dim) for spec in specs), sum(caps)
     if held > room:
         raise ValueError(
-            f"the tables take {size(held)} with their optimizer state, the ranks hold {size(held - room)} less, {size(room)}"
-            f": set --memory higher, or --ranks to {math.ceil(len(caps) * held / room)}"
+            f"the tables take {size(held)} with their optimizer state, and the ranks have {size(room)}, {size(held - room)} "
+            f"too little: set --memory higher, or --ranks to {math.ceil(len(caps) * held / room)}"
         )
     numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
     found = search(problem, forced=numbers, seconds=seconds)

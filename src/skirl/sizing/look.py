@@ -76,7 +76,7 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
     if b'"skirl-tables"' in head:
         return {"kind": "list of tables for skirl place", "tables": len(json.loads(path.read_bytes())["tables"])}
     if b'"skirl-costs"' in head:
-        return {"kind": "costs measured for skirl place", "kernel": json.loads(path.read_bytes())["body"]["backend"]}
+        return {"kind": "costs measured for skirl place", "kernel": json.loads(path.read_bytes())["backend"]}
     kind = _kind(path)
     if kind is None or path.suffix == ".json":
         raise ValueError(f"{path} is not a file that skirl recognises: name {KINDS}")

@@ -86,7 +86,7 @@ class MemoryStore(Store):
         """The generation since which changes are counted, if that one was written."""
 
     def __repr__(self) -> str:
-        return "MemoryStore()"
+        return "memory"
 
     def _empty(self) -> list[_RowsOfKind]:
         return [_RowsOfKind(record) for record in self.layout.kinds]

@@ -53,7 +53,7 @@ class ShardedStore(Store):
         self._misplaced = self._find_misplaced()
 
     def __repr__(self) -> str:
-        return f"ShardedStore({', '.join(map(repr, self.stores))})"
+        return ",".join(map(repr, self.stores))
 
     def _take_point(self) -> None:
         self.identity = self.stores[0].identity

@@ -285,5 +285,6 @@ class SavedFlags:
             raise ValueError(f"{self.checkpoint} does not exist: name the folder of --save, or a checkpoint in it")
         if self.data is None and not self.held_out and self.valid is None:
             raise ValueError(
-                "nothing says what to predict: name data after the checkpoint, or set --held-out for what the run held out"
+                "the data is missing: name it after the checkpoint, such as parquet:new, or set --held-out for "
+                "what the run held out"
             )

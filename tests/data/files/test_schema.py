@@ -57,10 +57,19 @@ def test_a_schema_survives_as_toml(name: str) -> None:
 def test_each_table_has_the_rows_that_were_asked_for(schema: FileSchema, general: int | None) -> None:
     rows = schema.rows_of(None if general is None else str(general))
     for column in schema.ids:
-        assert rows[column.table or column.name] == (column.rows or general or DEFAULT_ROWS)
+        own = column.rows if general is None or column.encode == "row" else general
+        assert rows[column.table or column.name] == (own or DEFAULT_ROWS)
     tables = schema.tables(3, rows)
     assert [table.name for table in tables] == list(rows) and {table.dim for table in tables} == {3}
     assert sorted(f for table in tables for f in table.features) == sorted(column.name for column in schema.ids)
+
+
+def test_the_flag_wins_over_the_schema_except_for_ids_that_are_rows() -> None:
+    schema = FileSchema(
+        (Label("y"),), (), (Id("a", rows=7), Id("b", type="int", encode="row", rows=50), Id("c", rows=8))
+    )
+    assert schema.rows_of("c=90") == {"a": 7, "b": 50, "c": 90}
+    assert schema.rows_of("c=90,100") == schema.rows_of("100,c=90") == {"a": 100, "b": 50, "c": 90}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data.convert import convert
-from skirl.data.files.columns import seconds_of, since_1970
+from skirl.data.files.columns import PER_SECOND, seconds_of, since_1970
 from skirl.data.files.find import BadRow, BadSchema
 from skirl.data.files.hashing import BAD, GOOD, NONE
 from skirl.data.flags import DataFlags
@@ -132,6 +132,21 @@ def test_rows_are_held_out_from_a_date_on(tmp_path, form):
         items(DataFlags(flags.data, schema=flags.schema, valid="time>=2030-01-01").files().held_out)
     with pytest.raises(ValueError, match=r"valid is 'time>=1990-01-01', and no row is before it: .* a later time"):
         items(DataFlags(flags.data, schema=flags.schema, valid="time>=1990-01-01").stream())
+
+
+@pytest.mark.parametrize("unit", ["seconds", "milliseconds", "microseconds"])
+def test_a_date_holds_out_from_numbers_since_1970(tmp_path, unit):
+    flags = written(tmp_path, "naive")
+    times = [int(at.timestamp() * PER_SECOND[unit]) for at in TIMES]
+    pq.write_table(pa.table({"when": times, "item": range(200), "clicked": [0, 1] * 100}), tmp_path / "clicks.parquet")
+    schema = SCHEMA.replace('time = "when"', f'time = "when"\ntime_unit = "{unit}"').replace('"hour"', '"none"')
+    (tmp_path / "numbers.toml").write_text(schema)
+    data, numbers = f"parquet:{tmp_path / 'clicks.parquet'}", str(tmp_path / "numbers.toml")
+    files = DataFlags(data, schema=numbers, batch=16, valid=flags.valid).files()
+    assert items(files.held_out) == [i for i, at in enumerate(TIMES) if at >= LIMIT]
+    (tmp_path / "numbers.toml").write_text(schema.replace(unit, "YYMMDDHH"))
+    with pytest.raises(ValueError, match="a date, and when holds YYMMDDHH: set valid to a number of these"):
+        DataFlags(data, schema=numbers, valid=flags.valid)
 
 
 def test_dates_and_numbers_are_not_compared(tmp_path):

@@ -43,7 +43,7 @@ def test_a_killed_node_is_named_and_rows_come_back_from_the_frozen_state(nodes: 
     held = contents(store)
     frozen.save(store, tmp_path)
     os.kill(nodes.pids()[1], signal.SIGKILL)
-    with pytest.raises(NodeError, match=r"the node at .* is gone \(`(held|get|describe)`, after"):
+    with pytest.raises(NodeError, match=r"the node at .* is gone: start it again"):
         while True:
             contents(store)
     with pytest.raises(NodeError, match=rf"node at {nodes.addresses[1]} is gone"):
@@ -72,7 +72,7 @@ def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_
     stop(nodes.pids()[0])
     with (
         monkeypatch.context() as patch,
-        pytest.raises(NodeError, match=r"has not answered within 1 s \(`describe`, after \d+\.\d s\)"),
+        pytest.raises(NodeError, match=r"has not answered within 1 s"),
     ):
         patch.setattr(
             store.stores[0]._node, "patience", 1.0

@@ -172,7 +172,7 @@ def _numpy(column: pa.Array) -> np.ndarray:
 
 NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
-_PER_SECOND = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
+PER_SECOND = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
 _LATEST = 1e11  # seconds from 1970 to the year 5138: a larger number must be in another unit
 EXPECTED = {
     "seconds": 'seconds since 1970, 1e11 at most (if it counts others, write time_unit = "milliseconds" in the schema)',
@@ -233,7 +233,7 @@ def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
     if not unit:
         return numbers
     if unit != "YYMMDDHH":
-        seconds = numbers / _PER_SECOND[unit]
+        seconds = numbers / PER_SECOND[unit]
         return np.where(np.abs(seconds) <= _LATEST, seconds, np.nan)
     whole = (numbers >= 0) & (numbers < 1e8) & (np.floor(numbers) == numbers)
     rest, hours = np.divmod(np.where(whole, numbers, 0).astype(np.int64), 100)

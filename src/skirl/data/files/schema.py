@@ -149,15 +149,14 @@ class FileSchema:
         return len(self.dense) + sum(column.indicator for column in self.dense)
 
     def rows_of(self, rows: str | None) -> dict[str, int]:
-        """Rows of each table: from --rows, the schema or the default."""
-        numbers = {column.table or column.name: column.rows for column in self.ids}
-        general = DEFAULT_ROWS
-        for part in () if rows is None else rows.split(","):
+        """Rows of each table: from --rows, else the schema, else the default. Ids that are rows keep the schema's."""
+        numbers, general = {column.table or column.name: column.rows for column in self.ids}, DEFAULT_ROWS
+        for part in sorted([] if rows is None else rows.split(","), key=lambda part: "=" in part):
             name, named, number = map(str.strip, part.rpartition("="))
             if not number.isdigit() or not 2 <= int(number) <= MAX_ROWS:
                 raise ValueError(f"rows is {rows!r}: set it to a number from 2 to 2**48, or to 100000,C3=2000000")
             if not named:
-                general = int(number)
+                general, numbers = int(number), numbers | dict.fromkeys(self.kinds)
             elif name not in numbers:
                 raise ValueError(f"rows is {rows!r}: there is no table {name!r}, name one of {', '.join(numbers)}")
             elif any((c.table or c.name) == name and c.encode == "row" for c in self.ids):

@@ -84,7 +84,7 @@ class DiskStore(Store):
         self._tried = self.generation
 
     def __repr__(self) -> str:
-        return f"DiskStore({str(self.path)!r})"
+        return f"disk:{self.path}"
 
     # Opening
 

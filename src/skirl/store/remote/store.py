@@ -137,10 +137,10 @@ class Connection:
             late = str(error) == rpc.LATE
             how = f"has not answered within {self.patience:g} s" if late else "is gone"
             self.failure = (
-                f"the node at {self.address} {how} (`{method}`, after {seconds:.1f} s): see the last lines that it printed, "
-                "start it again, and resume this run from its last checkpoint"
+                f"the node at {self.address} {how}: start it again (what it printed last may say why it ended), and resume "
+                "this run from its last checkpoint"
             )
-            log.debug("%s: %s", self.failure, error)
+            log.debug("%s after %.1f s: %s: %s", method, seconds, self.failure, error)
         return NodeError(self.failure)
 
 
@@ -195,7 +195,7 @@ class RemoteStore(Store):
         self.closed = False
 
     def __repr__(self) -> str:
-        return f"RemoteStore('rpc://{self._node.address}')"
+        return f"rpc://{self._node.address}"
 
     def _take_point(self, facts: Facts) -> None:
         self.identity, self.generation = facts["identity"], facts["generation"]
