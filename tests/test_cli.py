@@ -70,18 +70,6 @@ def test_a_flag_for_a_command_is_exit_code_2(capsys):
     assert "'--steps' is not a command" in caught.err and not caught.out
 
 
-def test_keep_means_checkpoints_to_train_and_configurations_to_a_sweep(tmp_path):
-    race, run = SweepCommand.of(vary=("lr=1,2",), keep=2, save_every=5, save=tmp_path / "saved"), tmp_path / "run"
-    run.mkdir()
-    (tmp_path / "sweep.json").write_text(json.dumps({"command": "sweep", "flags": race.flat()}))
-    flags = Train.of(keep=5, save=tmp_path / "saved", dim=8).flat()
-    (run / "config.json").write_text(json.dumps({"command": "train", "flags": flags}))
-    again, *_ = cli._parse("sweep", ["--config", str(tmp_path)])
-    assert (again.race.keep, again.vary, again.save.save, again.save.save_every) == (2, ("lr=1,2",), None, None)
-    beside, *_ = cli._parse("sweep", ["--config", str(run), "--vary", "lr=1,2"])
-    assert (beside.race.keep, beside.recipe.model.dim) == (1, 8)
-
-
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_flags_that_a_run_left_are_taken_or_passed_over_and_those_of_a_sweep_are_its_own(name, tmp_path):
     left = {command: tmp_path / f"{command}.json" for command in ("train", "sweep")}

@@ -114,7 +114,7 @@ def main() -> None:
     shutil.rmtree(folder / "warm", ignore_errors=True)
     saves = folder / "saves"
     saves.mkdir()
-    flags: dict[str, Any] = {"save": saves, "save_every": 2, "keep": 3, "resume": True}
+    flags: dict[str, Any] = {"save": saves, "save_every": 2, "keep_last": 3, "resume": True}
     flags |= {"store": f"disk:{folder / 'rows'}"} if store == "disk" else {}
     for _ in range(kills):
 

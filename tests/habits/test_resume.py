@@ -175,7 +175,7 @@ def test_a_second_run_on_a_folder_that_another_saves_to_is_refused(tmp_path):
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], Train]:
     """A run whose held-out loss first falls and then rises: its dense learning rate is far too high."""
     saved = tmp_path_factory.mktemp("judged") / "saved"
-    command = Train.of(**{**JUDGED, "dense_lr": 0.2, "steps": 28}, save=saved, keep=1, keep_best=True,
+    command = Train.of(**{**JUDGED, "dense_lr": 0.2, "steps": 28}, save=saved, keep_last=1, keep_best=True,
                        run=str(saved.parent / "run"))  # fmt: skip
     return saved, command.run(), command
 
@@ -191,7 +191,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last(judged, monkeypatch):
     assert len(numbers(saved)) == len(numbers(saved / "best")) == 1
     # It has the bits of a run that ended there.
     plain = Train.of(
-        **{**JUDGED, "dense_lr": 0.2, "steps": 28}, save=saved.parent / "plain", save_every=step, keep=9
+        **{**JUDGED, "dense_lr": 0.2, "steps": 28}, save=saved.parent / "plain", save_every=step, keep_last=9
     ).run()
     assert plain["loss"] == result["loss"]
     at = dict(folder.headers_with_steps(saved.parent / "plain"))
@@ -379,7 +379,7 @@ def test_ids_that_would_become_other_rows_are_refused(tmp_path):
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, caplog, capsys):
     flags = {**SMALL, "lr": 0.5, "dense_lr": 1e18}
     result = Train.of(
-        **flags, save=tmp_path / "saved", save_every=1, keep=9, run=str(tmp_path / "run"), log_every=1
+        **flags, save=tmp_path / "saved", save_every=1, keep_last=9, run=str(tmp_path / "run"), log_every=1
     ).run()
     step = result["steps"]
     assert 1 < step < 20 and not result["stopped_early"]

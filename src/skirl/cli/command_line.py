@@ -196,8 +196,7 @@ def read_config(
             raise ValueError(
                 f"{path} is of a sweep: use `skirl sweep --config {path}`, or name the folder of a variant"
             )
-        left_out = of_one_run(flags if command == "sweep" == found["command"] else train)
-        left_out -= {"keep_best"} if saves else set()
+        left_out = of_one_run(train) - ({"keep_best"} if saves else set())
         found = {name: value for name, value in found["flags"].items() if name not in left_out}
     values = {}
     for key, value in found.items():

@@ -204,7 +204,7 @@ class CheckpointFlags:
     --save holds no checkpoint yet."""
 
     def __post_init__(self) -> None:
-        names = [n for n in ("save_every", "save_minutes", "keep", "keep_best", "resume") if hasattr(self, n)]
+        names = [n for n in ("save_every", "save_minutes", "keep_last", "keep_best", "resume") if hasattr(self, n)]
         if self.save is None and any(getattr(self, name) for name in names):
             raise ValueError(f"{', '.join(names[:-1])} and {names[-1]} need a folder: set save")
         if self.save_every is not None and self.save_every < 1:
@@ -217,13 +217,13 @@ class CheckpointFlags:
 class SaveFlags(CheckpointFlags):
     """When a run is saved, and how many checkpoints stay."""
 
-    keep: int | None = None
+    keep_last: int | None = None
     """Number of newest checkpoints to keep in the folder; 2 if not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keep is not None and self.keep < 1:
-            raise ValueError(f"keep is {self.keep}: set it to 1 or more checkpoints")
+        if self.keep_last is not None and self.keep_last < 1:
+            raise ValueError(f"keep_last is {self.keep_last}: set it to 1 or more checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)

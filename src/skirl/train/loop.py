@@ -291,7 +291,7 @@ class _Run:
     def keeper(self, saving: SaveFlags, batches: Lookahead) -> Keeper:
         return Keeper(
             saving.save, model=self.model, optimizers=[self.dense, self.rates, self.meter, self.judge, self.folder],
-            data=batches, every=saving.save_every, minutes=saving.save_minutes, keep=saving.keep, resume=saving.resume,
+            data=batches, every=saving.save_every, minutes=saving.save_minutes, keep=saving.keep_last, resume=saving.resume,
             keep_best=saving.keep_best, first=self.share.first,
         )  # fmt: skip
 

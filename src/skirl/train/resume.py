@@ -71,7 +71,7 @@ Change = dict[str, Any]
 
 RULES: Mapping[str, frozenset[str]] = {
     "unseen": frozenset(
-        ("run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "from_", "json", "quiet",
+        ("run", "trace", "save", "save_every", "save_minutes", "keep_last", "keep_best", "resume", "from_", "json", "quiet",
          "log_every")
     ),
     "free": frozenset(
