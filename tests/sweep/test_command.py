@@ -121,7 +121,7 @@ def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypa
         ),
         ({"dense_lr": 0.5}, "--dense-lr is 0.5, the run was saved with"),
         ({"rungs": "50%"}, "--rungs is 50%, the run was saved with not set"),
-        ({"keep": 2}, "keep is 2, and the sweep was saved with 1"),
+        ({"keep": 2}, "--keep is 2, the run was saved with 1"),
     ):
         with pytest.raises(ValueError, match=re.escape(says)):
             SweepCommand.of(**again | other).run()

@@ -229,8 +229,6 @@ class Race:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         was = Rules(**state["rules"] | {"rungs": tuple(state["rules"]["rungs"])})
-        if was.keep != self.rules.keep:
-            raise ValueError(f"keep is {self.rules.keep}, and the sweep was saved with {was.keep}: set it to that")
         self.step, self.unseen = state["step"], state["unseen"]
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
