@@ -61,7 +61,14 @@ def same_dense(ours: Path, theirs: Path) -> None:
 def same_as_alone(name: str, of: Path, first: Path, into: Path) -> None:
     """A variant of a sweep leaves behind what it leaves behind alone up to the step at which it is dropped."""
     own = json.loads((of / "run" / name / "config.json").read_text())["flags"]
-    own |= {"run": str(into / "run"), "quiet": True, "save": into / "save", "save_every": 2, "keep_last": 40, "from_": first}
+    own |= {
+        "run": str(into / "run"),
+        "quiet": True,
+        "save": into / "save",
+        "save_every": 2,
+        "keep_last": 40,
+        "from_": first,
+    }
     alone = Train.of(**own).run()
     found = json.loads((of / "run" / name / "result.json").read_text())
     judged = [one for one in evaluations(into / "run") if one["step"] <= found["steps"]]
