@@ -121,14 +121,15 @@ class Output(Mapping[str, Tensor]):
 
     def backward(self, grads: Sequence[Tensor | None], live: Sequence[Sequence[bool]]) -> None:
         """Train the rows with gradients of the banks from such a graph, and with what it said of features."""
-        for ticket, features in zip(self._tickets or (), live, strict=True):
+        assert self._tickets is not None
+        for ticket, features in zip(self._tickets, live, strict=True):
             ticket.live |= np.array(features)
-        if pairs := [
-            (bank, grad)
-            for bank, grad in zip(self._banks, grads, strict=True)
-            if grad is not None and bank.requires_grad
-        ]:
-            torch.autograd.backward([bank for bank, _ in pairs], [grad for _, grad in pairs])
+        trained = [grad if bank.requires_grad else None for bank, grad in zip(self._banks, grads, strict=True)]
+        if any(grad is not None for grad in trained):
+            learned = self._tickets[0].work.micros[self._tickets[0].micro].learned
+            found = hand_back(self._tickets, trained, [None] * len(trained))
+            if learned is not None:
+                learned.backward(found)
 
     def pooling(self, mode: Pooling | None) -> Self:
         """Return the same lookup with the rows of each sample summed or averaged."""
@@ -309,24 +310,32 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        first = ctx.tickets[0]
-        if first.used:
-            raise RuntimeError(
-                "backward ran twice over one batch: its rows were already updated. Sum the losses and call it once"
-            )
-        current, work = first.current, first.work
-        current.require(work)
-        first.used = work.micros[first.micro].returned = True
-        weights = work.micros[first.micro].learned
-        weights_grad = None if weights is None else torch.zeros_like(weights)
-        for ticket, grad, of_bags in zip(ctx.tickets, grads[::2], grads[1::2], strict=True):
-            current.returned(ticket, grad, of_bags)
-            if weights_grad is not None:
-                _weight_grad(ticket, weights_grad)
-        current.backward_done(work)
-        for ticket in ctx.tickets:
-            ticket.release()
-        return current.anchor.new_empty(0), weights_grad, None
+        current = ctx.tickets[0].current
+        return current.anchor.new_empty(0), hand_back(ctx.tickets, grads[::2], grads[1::2]), None
+
+
+def hand_back(
+    tickets: Sequence[Ticket], grads: Sequence[Tensor | None], of_bags: Sequence[Tensor | None]
+) -> Tensor | None:
+    """Give the current step the gradients of each bank and of its shared bags; return that of learned weights of ids."""
+    first = tickets[0]
+    if first.used:
+        raise RuntimeError(
+            "backward ran twice over one batch: its rows were already updated. Sum the losses and call it once"
+        )
+    current, work = first.current, first.work
+    current.require(work)
+    first.used = work.micros[first.micro].returned = True
+    weights = work.micros[first.micro].learned
+    weights_grad = None if weights is None else torch.zeros_like(weights)
+    for ticket, grad, bags in zip(tickets, grads, of_bags, strict=True):
+        current.returned(ticket, grad, bags)
+        if weights_grad is not None:
+            _weight_grad(ticket, weights_grad)
+    current.backward_done(work)
+    for ticket in tickets:
+        ticket.release()
+    return weights_grad
 
 
 def _weight_grad(ticket: Ticket, out: Tensor) -> None:

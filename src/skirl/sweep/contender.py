@@ -48,6 +48,12 @@ class OfVariant(Collection):
             )
         return super().forward(sparse)
 
+    def look_up_alike(self, sparse: Sparse) -> Output:
+        """Look up ids that are those of the batch, as another variant has just found."""
+        current = self.current
+        current.out = self._look_up(sparse, current.enter(), True)
+        return current.out
+
     def close(self) -> None:
         raise RuntimeError(f"the rows of variant {self._variant!r} are the sweep's: call sweep.close()")
 
@@ -141,12 +147,14 @@ class Contender:
     def diverged(self) -> bool:
         return self.loss is not None and not math.isfinite(self.loss)
 
-    def look_up(self, batch: Any) -> Output:
+    def look_up(self, batch: Any, *, checked: bool = False) -> Output:
         """Return the rows' outputs of the batch in the loop, for what trains them by their gradients."""
         loop = self.embeddings.current.loop
         assert loop is not None
+        sparse = loop.sparse(batch)
         with torch.enable_grad(), self.embeddings.turn():
-            return self.embeddings(loop.sparse(batch))
+            alike = checked and sparse.weights_or_none() is None
+            return self.embeddings.look_up_alike(sparse) if alike else self.embeddings(sparse)
 
     def loss_of(self, loss: Loss, batch: Any) -> Tensor:
         """Return its loss, and keep what else the function returns."""

@@ -278,7 +278,8 @@ class Group:
     def _fused(self, loss: Loss, batch: Any) -> bool:
         """Train all as one. Return False, with nothing trained, if by now they compute something else."""
         assert self.fused is not None
-        captured, rows = self.fused.captured, [contender.look_up(batch) for contender in self.contenders]
+        captured = self.fused.captured
+        rows = [one.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
         self._weights = self._weights or [inputs_of(contender.model) for contender in self.contenders]
         self._steps += 1
         if self._steps.bit_count() == 1 or self._steps % AGAIN == 0:
