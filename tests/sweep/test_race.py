@@ -163,5 +163,10 @@ def check_rule(number: int) -> None:
                 race.judge({f"v{k}": loss for k, loss in enumerate(rule.held_out) if loss < math.inf}, last=False)
                 rule.rung(step, judged=True)
                 ranks = [f"v{k}" for k in rule.ranks()]
-                assert [place.variant for place in race.standing()][: len(ranks)] == ranks
+                places = race.standing()[: len(ranks)]
+                assert [place.variant for place in places] == ranks
+                for place in places:
+                    c = of[int(place.variant[1:])]
+                    wanted = None if of.count(c) == 1 else pytest.approx(rule.mean(c, judged=True))
+                    assert place.mean == wanted
         assert race.racing == [f"v{k}" for k, state in enumerate(rule.state) if state == "races"]

@@ -240,11 +240,13 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
     from skirl.sweep.race import VariantPlace, difference
 
     judged = any(at.get("held_out") is not None for at in places)
-    held_out = ["lowest held out"] if judged else []
+    pooled = any(at.get("mean") is not None for at in places)
+    by = ["held_out"] * judged + ["loss"] + ["mean"] * pooled
+    heads = {"held_out": "lowest held out", "loss": "loss", "mean": "mean of seeds"}
     kind = "last held-out AUC" if any(auc is not None for auc in aucs.values()) else "AUC"
-    lines: list[tuple[str, ...]] = [("rank", "variant", *held_out, "loss", "to rank 1", kind, "state")]
+    lines: list[tuple[str, ...]] = [("rank", "variant", *(heads[name] for name in by), "to rank 1", kind, "state")]
     for at in places:
-        losses = (_figure(at.get(name), 5) for name in (["held_out"] if judged else []) + ["loss"])
+        losses = (_figure(at.get(name), 5) for name in by)
         behind = difference(VariantPlace(**{name: value for name, value in at.items() if name != "auc"}))
         auc = at["auc"] if kind == "AUC" else aucs.get(at["variant"])
         lines.append((str(at["rank"]), at["variant"], *losses, behind, _figure(auc), at["state"]))

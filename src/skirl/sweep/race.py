@@ -96,6 +96,8 @@ class VariantPlace:
     """Whether its configuration is that of rank 1."""
     held_out: float | None = None
     """Its lowest log loss on the samples held out, while ranks are by that."""
+    mean: float | None = None
+    """Mean over the seeds of its configuration of what ranks are by; None if it has one seed."""
     left: int | None = None
     """The step after which it left; None while it races."""
 
@@ -272,10 +274,19 @@ class Race:
     def _place(self, k: int, state: str, order: Sequence[int], whole: Mapping[int, Floats]) -> VariantPlace:
         """Return the place of a variant that races, whose rank comes later: its own loss, its configuration's difference."""
         n, c, first = len(self._losses), int(self._of[k]), order[0]
+        values = self._values()[self._own(c)]
+        mean = float(values.mean()) if sum(self._of == c) > 1 and np.isfinite(values).all() else None
         if not n:
-            return VariantPlace(0, self.names[k], None, None, None, state, leading=c == first)
+            return VariantPlace(0, self.names[k], None, None, None, state, leading=c == first, mean=mean)
         apart = whole[c] - whole[first]  # on the same batches: what makes one hard cancels out
         error = float(apart.std(ddof=1) / np.sqrt(n)) if n > 1 else None
         return VariantPlace(
-            0, self.names[k], float(self._losses[:, k].mean()), float(apart.mean()), error, state, c == first
+            0,
+            self.names[k],
+            float(self._losses[:, k].mean()),
+            float(apart.mean()),
+            error,
+            state,
+            c == first,
+            mean=mean,
         )
