@@ -250,8 +250,9 @@ class Joined:
 class Route:
     """The way of a pass's ids to the planner of their rows: that of a lone trainer is its own."""
 
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
+    rank = 0
+
+    def __init__(self) -> None:
         self.due: int | None = None
         """Number of steps that all owners plan before the last batch to come enters, as `decide` has found. None: each
         planner decides for itself."""
@@ -291,7 +292,8 @@ class SharedRoute(Route):
         self, schemas: Sequence[tuple[Schema, Mapping[int, int]]], rank: int, placement: Placement, exchange: Exchange
     ) -> None:
         """`schemas`: with the rank that looks a table up for all, by its number."""
-        super().__init__(rank)
+        super().__init__()
+        self.rank = rank
         banks = [(schema, bank) for schema, _ in schemas for bank in range(len(schema.banks))]
         self._banks = banks
         self._owners = [whole.get(bank.tables[0]) for schema, whole in schemas for bank in schema.banks]
