@@ -228,7 +228,7 @@ CHECKPOINTS = [
           "cache.changing(step.evict_slots)", "pass"),
     Fault("a row that comes back counts as unchanged", "engine.cache:Cache.record",
           "self.changing(slots, stored)", "_set(self._unwritten, slots, not stored)"),
-    Fault("a row written to memory does not count as changed", "store.memory:MemoryStore._write_pieces",
+    Fault("a row written to memory does not count as changed", "store.memory:MemoryStore._write",
           "held.changing(positions)", "pass"),
     Fault("rows of the last cache do not count as changed after a resume", "store.memory:MemoryStore.thaw",
           "if number:", "if False:"),
