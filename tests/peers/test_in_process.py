@@ -36,10 +36,8 @@ def test_a_message_that_is_too_large_ends_all():
                       peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.uint8)] * 2)))  # fmt: skip
 
 
-def test_a_channel_is_named_and_has_one_thread():
+def test_a_channel_has_one_thread():
     peers, _ = InProcess.job(2)
-    with pytest.raises(ValueError, match="there is no channel 'row': take one of start, ids, rows"):
-        peers.channel("row")
     ids = peers.channel("ids")
 
     def wait():
