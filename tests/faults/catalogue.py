@@ -61,8 +61,8 @@ ORACLE = [
           "2 * planned", "planned"),
     Fault("next uses of an epoch are off by one", "oracle.epoch:_scan",
           "dense[handle] = number + 1", "dense[handle] = number + 1 + number % 2"),
-    Fault("a warm cache does not know the epoch's first uses", "engine.window:Window._first_uses",
-          "residents is None or self._epoch is None", "True"),
+    Fault("a warm cache does not know the epoch's first uses", "engine.window:Window._residents",
+          "self._epoch is not None and len(of.keys)", "False"),
 ]  # fmt: skip
 
 MOVES = [
