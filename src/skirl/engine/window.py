@@ -67,7 +67,6 @@ class Window:
     def enter(self, batches: list[Ids]) -> None:
         """Check the ids of one more step's micro-batches, and let them enter."""
         if self._route.ended:
-            self._route.dropped += 1
             return
         try:
             works = [

@@ -258,7 +258,6 @@ class Route:
         planner decides for itself."""
         self.ended = False
         """True once the pass is over and no rank exchanges any more."""
-        self.dropped = 0
         self.failure: BaseException | None = None
         """Why this rank cannot go on. All hear of it at the next exchange, and end."""
 
@@ -309,7 +308,6 @@ class SharedRoute(Route):
 
     def batch(self, banks: Sequence[BankIds], vote: Vote, micros: Sequence[Sequence[Ids]] = ()) -> Joined | None:
         if self.ended:
-            self.dropped += 1
             return None
         return self.answer(self._exchange(self.ask(banks, vote, micros)))
 
@@ -365,7 +363,6 @@ class SharedRoute(Route):
                 )
         if any(letter.kind == END for letter in letters):
             self.ended = True
-            self.dropped += letters[self.rank].kind == BATCH
             return None
         asked = list(zip(*(letter.banks for letter in letters), strict=True))
         both = [joined(tables, parts) for tables, parts in zip(self._tables, asked, strict=True)]
