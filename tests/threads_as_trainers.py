@@ -64,7 +64,7 @@ class InProcess(Peers):
 
         >>> import numpy as np
         >>> def work(peers):
-        ...     come = peers.channel("ids").exchange([np.full(peers.rank, to) for to in range(peers.size)])
+        ...     come = peers.channel("ids").exchange([np.full(peers.rank, to, np.uint8) for to in range(peers.size)])
         ...     return [part.tolist() for part in come]
         >>> InProcess.run(3, work)
         [[[], [0], [0, 0]], [[], [1], [1, 1]], [[], [2], [2, 2]]]

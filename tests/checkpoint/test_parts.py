@@ -193,9 +193,9 @@ def test_a_trainer_that_cannot_write_stops_the_checkpoint_of_all(tmp_path: Path)
             with failing(where, rank, trainer), pytest.raises(NotWritten) as error:
                 trainer.save(folder)
             told.append(str(error.value))
-            peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)  # the point stays set until both have failed
+            peers.channel("ids").exchange([np.zeros(0, np.uint8)] * 2)  # the point stays set until both have failed
         point["now"] = ("", -1)
-        peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)
+        peers.channel("ids").exchange([np.zeros(0, np.uint8)] * 2)
         trainer.train(2).save(folder)
         state.append(trainer.state())
         trainer.rows.close()
@@ -263,9 +263,9 @@ def test_a_kill_at_any_touch_of_a_file_leaves_a_whole_checkpoint(tmp_path: Path)
         states = [trainer.state()]
         if peers.rank == 0:
             _watched[:] = [shot]
-        peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)
+        peers.channel("ids").exchange([np.zeros(0, np.uint8)] * 2)
         trainer.train(1).save(folder)
-        peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)
+        peers.channel("ids").exchange([np.zeros(0, np.uint8)] * 2)
         _watched.clear()
         states.append(trainer.state())
         trainer.rows.close()

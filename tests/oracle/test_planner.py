@@ -52,8 +52,9 @@ def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents
         for batch in batches:
             epoch.add(batch)
         epoch.scan()
-        first = None if residents is None else [epoch.first_uses(bank, r.keys) for bank, r in enumerate(residents)]
-        planner = made(SCHEMA, capacities, Plan("epoch"), Seen(SCHEMA), residents=residents, resident_next=first)
+        for bank, of in enumerate(residents or ()):
+            of.next_uses = epoch.first_uses(bank, of.keys)
+        planner = made(SCHEMA, capacities, Plan("epoch"), Seen(SCHEMA), residents=residents)
         for number, batch in enumerate(batches):
             planner.add(None, batch, 0, epoch.next_uses(number))
         planner.end()

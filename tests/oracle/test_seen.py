@@ -32,25 +32,15 @@ def test_a_set_of_rows(changes, asked):
     assert seen.has(asked).tolist() == [key in held for key in asked.tolist()]
 
 
-@cases(50)
-@given(parts=st.lists(some, max_size=3))
-def test_rows_of_several(parts):
-    seen = Seen(SCHEMA)
-    for keys in parts:
-        other = Seen(SCHEMA)
-        other.add(keys)
-        seen.include(other)
-    everything = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
-    assert len(seen) == len(everything) and seen.has(everything).all()
-
-
 @cases(60)
 @given(keys=some)
 def test_it_begins_again_from_the_rows_of_a_store(keys):
     store, seen = MemoryStore(dict.fromkeys(range(len(ROWS)), Record(1))), Seen(SCHEMA)
     store.write(np.unique(keys), np.zeros((len(np.unique(keys)), 1), np.float32))
     seen.add(np.array([3 << 48 | 5]))  # rows from before are forgotten
-    seen.rebuild(store.held())
+    seen.clear()
+    for part in store.held():
+        seen.add(part)
     assert len(seen) == len(set(keys.tolist())) and seen.has(keys).all()
 
 
@@ -68,4 +58,4 @@ def test_rows_that_the_tables_do_not_have_are_refused(key, message):
     """They come from a store filled with larger tables, and their bits would stand for other rows."""
     seen = Seen(SCHEMA)
     with pytest.raises(ValueError, match=message):
-        seen.rebuild([np.array([0, key, 1 << 48])])
+        seen.add(np.array([0, key, 1 << 48]))

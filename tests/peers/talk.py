@@ -28,8 +28,8 @@ def talk(peers: Peers, seed: int, calls: int = 6) -> list[str]:
         counts = drawn(size, seed, call)
         kind = KINDS[call % len(KINDS)]
         parts = [part(seed, call, mine, to, counts[mine, to], kind) for to in range(size)]
-        come = peers.channel("ids").exchange(parts, f"call {call}")
-        said.append(digest([f"{theirs.dtype.str} {theirs.tolist()}" for theirs in come]))
+        come = peers.channel("ids").exchange([part.view(np.uint8) for part in parts], f"call {call}")
+        said.append(digest([theirs.view(kind).tolist() for theirs in come]))
         rows = np.concatenate([part(seed, call, mine, to, 3 * counts[mine, to]) for to in range(size)])
         send = torch.from_numpy(rows).view(-1, 3)
         begun = peers.channel("rows").begin_swap(send, counts[mine], counts[:, mine])
@@ -48,7 +48,7 @@ def expected(rank: int, size: int, seed: int, calls: int = 6) -> list[str]:
     for call in range(calls):
         counts, kind = drawn(size, seed, call)[:, rank], KINDS[call % len(KINDS)]
         come = [part(seed, call, of, rank, counts[of], kind) for of in range(size)]
-        said.append(digest([f"{theirs.dtype.str} {theirs.tolist()}" for theirs in come]))
+        said.append(digest([theirs.tolist() for theirs in come]))
         said.append(digest([x for of in range(size) for x in part(seed, call, of, size, 5).tolist()]))
         said.append(digest([row.tolist() for of in range(size)
                             for row in part(seed, call, of, rank, 3 * counts[of]).reshape(-1, 3)]))  # fmt: skip

@@ -29,7 +29,7 @@ with join(patience=float(sys.argv[2])) as peers:
             case "fails":
                 raise ValueError("id 7 of table 'user' is out of range")
     if sys.argv[1] != "goes on":
-        peers.channel("ids").exchange([np.zeros(3)] * peers.size, "batch 9")
+        peers.channel("ids").exchange([np.zeros(3, np.uint8)] * peers.size, "batch 9")
     print(json.dumps(peers.counted()["rows"] | {"near": peers.near}))
 """
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
-from skirl.peers.base import HEAD, PeerError, pack, unpack
+from skirl.peers.base import PeerError
 from tests.cases import cases
 from tests.peers.talk import expected, talk
 from tests.threads_as_trainers import InProcess
@@ -29,57 +28,25 @@ def test_what_comes_is_what_was_sent(size, seed):
 def test_a_message_that_is_too_large_ends_all():
     def work(peers):
         peers.channel("ids").limit = 100
-        peers.channel("ids").exchange([np.zeros(50 * peers.rank, np.int8)] * 3)
+        peers.channel("ids").exchange([np.zeros(50 * peers.rank, np.uint8)] * 3)
 
     InProcess.run(3, work)
     with pytest.raises(PeerError, match="rank 1 has 150 bytes for rank 0 in channel ids, exchange 1, and 100 is the"):
         InProcess.run(2, lambda peers: (setattr(peers.channel("ids"), "limit", 100),
-                      peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.int8)] * 2)))  # fmt: skip
+                      peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.uint8)] * 2)))  # fmt: skip
 
 
-def test_a_channel_is_named_and_has_one_thread():
+def test_a_channel_has_one_thread():
     peers, _ = InProcess.job(2)
-    with pytest.raises(ValueError, match="there is no channel 'row': take one of start, ids, rows"):
-        peers.channel("row")
     ids = peers.channel("ids")
 
     def wait():
         with contextlib.suppress(PeerError):
-            ids.exchange([np.zeros(1)] * 2)
+            ids.exchange([np.zeros(1, np.uint8)] * 2)
 
     threading.Thread(target=wait, daemon=True).start()
     while not ids.counters.calls:
         time.sleep(0.001)
     with pytest.raises(RuntimeError, match="two threads talk over channel ids at once"):
-        ids.exchange([np.zeros(1)] * 2)
+        ids.exchange([np.zeros(1, np.uint8)] * 2)
     peers.fail("the test is over")
-
-
-KINDS = st.sampled_from(["<i8", "<i4", "|u1", "|b1", "<f4", "<f8", "<u2"])
-ARRAYS = st.lists(KINDS.flatmap(lambda kind: arrays(kind, st.integers(0, 20))), max_size=4)
-
-
-@cases(20)
-@given(ARRAYS)
-def test_packed_arrays_come_back(parts):
-    back = unpack(pack(*parts))
-    assert [(part.dtype, part.tobytes()) for part in back] == [(part.dtype, part.tobytes()) for part in parts]
-    assert all(part.flags.aligned for part in back)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [("dtype", b"|O", "no kind of numbers"), ("dtype", b"i4,i4", "no kind of numbers"), ("dtype", b"{", "no kind"),
-     ("bytes", -8, "-8 bytes"), ("bytes", 7, "7 bytes are not a whole number"), ("bytes", 1 << 60, "are left")],
-)  # fmt: skip
-def test_a_message_with_a_wrong_head_is_refused(name, value, said):
-    raw = pack(np.zeros(3))
-    raw[: HEAD.itemsize].view(HEAD)[name] = value
-    with pytest.raises(ValueError, match=said):
-        unpack(raw)
-
-
-def test_a_message_cut_short_is_refused():
-    raw = pack(np.zeros(4), np.zeros(4))
-    with pytest.raises(ValueError, match="are no array"):
-        unpack(raw[: HEAD.itemsize + 32 + 9])

@@ -30,7 +30,7 @@ if sys.argv[2] == "wait":
     time.sleep(60)
 import numpy as np
 with join(patience=120) as peers:
-    come = peers.channel("votes").exchange([np.array([peers.rank])] * peers.size)
+    come = peers.channel("votes").exchange([np.array([peers.rank], np.uint8)] * peers.size)
     files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     links = [os.readlink(path) for path in files if os.path.lexists(path)]
     mine = {name[8:-1] for name in links if name.startswith("socket:")}
@@ -38,10 +38,10 @@ with join(patience=120) as peers:
     rows = [row.split() for table in tables for row in table]
     addresses = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in mine}
     write(*np.concatenate(come), *addresses)
-    peers.channel("votes").exchange([np.array([peers.rank])] * peers.size)  # both have written
+    peers.channel("votes").exchange([np.array([peers.rank], np.uint8)] * peers.size)  # both have written
     if peers.rank == 1:
         os._exit(7)
-    peers.channel("votes").exchange([np.array([peers.rank])] * peers.size)
+    peers.channel("votes").exchange([np.array([peers.rank], np.uint8)] * peers.size)
 """
 LOOPBACK = "0100007F"
 """127.0.0.1, as the kernel prints the addresses on which a process listens."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from skirl.store.disk.manifest import check_sizes
 from skirl.tools.sealed_json import CheckpointError, sync_folder, to_disk
 
 if TYPE_CHECKING:
@@ -165,10 +166,7 @@ def read_dense(folder: Path, entry: dict[str, Any]) -> dict[str, "Tensor"]:
     path = folder / entry["file"]
     if path.parent.parent != folder or ".." in path.parts[-2:]:
         raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing: use another checkpoint, or copy the whole folder again")
-    if (size := path.stat().st_size) != entry["bytes"]:
-        raise CheckpointError(f"{path} has {size:,} bytes, {entry['bytes']:,} were written: use another checkpoint")
+    check_sizes(folder, {entry["file"]: entry["bytes"]})
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
             raise CheckpointError(f"{path} is damaged, its checksum differs: use another checkpoint")

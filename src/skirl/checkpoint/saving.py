@@ -130,7 +130,7 @@ def write(
         if isinstance(frozen, Frozen):
             frozen.release()
     named = {name: {"store": of["store"], "cache": of["cache"]} for name, of in rows.items()}
-    verdict = _verdict(saving, wrong) | {"part": {**part, "rows": named}}
+    verdict = _verdict(wrong) | {"part": {**part, "rows": named}}
     written = votes.told(verdict, "parts of a checkpoint are written", step)
     # No rank writes here, and none begins the next checkpoint before the last call below, so rank 0 may sweep.
     all_written, dense_bytes = all(one["failed"] is None for one in written), 0
@@ -143,7 +143,7 @@ def write(
         if wrong is not None or not all_written:
             with suppress(OSError):  # the next save sweeps again
                 folder.sweep(saving.folder, saving.start)
-    last = votes.told(_verdict(saving, wrong), "a checkpoint is committed", step)
+    last = votes.told(_verdict(wrong), "a checkpoint is committed", step)
     _raise_failed(saving, votes, last if all_written else written, wrong)
     saving.bytes, saving.files = dense_bytes, rows
     with suppress(OSError):  # a hard link to a store's file counts as none
@@ -162,7 +162,7 @@ def _check_same(begun: list[dict[str, Any]]) -> None:
             )
 
 
-def _verdict(saving: Saving, error: Exception | None) -> dict[str, Any]:
+def _verdict(error: Exception | None) -> dict[str, Any]:
     """Describe an error for the others: its text, its errno, and whether it came from the system."""
     system = None if error is None else of_system(error)
     words = None if error is None else said_of(error) if system is None else why(error)

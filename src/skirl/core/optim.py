@@ -124,7 +124,7 @@ class RowOptimizer:
     @property
     def counts_steps(self) -> bool:
         """True if an update depends on how many its table has had. A row's state then needs that count."""
-        return False
+        return self.own_numbers(1.0, 1) != self.own_numbers(1.0, 2)
 
     def state_width(self, dim: int) -> int:
         return len(self.state_names) * dim
@@ -239,10 +239,6 @@ class Adagrad(RowOptimizer):
     def initial_state(self) -> float:
         return float(self.initial_accumulator_value)
 
-    @property
-    def counts_steps(self) -> bool:
-        return self.lr_decay != 0
-
     def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         return lr / (1 + (step - 1) * self.lr_decay), self.eps
 
@@ -300,10 +296,6 @@ class Adam(RowOptimizer):
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"Adam: betas is {self.betas}, set both to 0 or more and below 1")
-
-    @property
-    def counts_steps(self) -> bool:
-        return True
 
     def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         b1, b2 = self.betas

@@ -39,11 +39,12 @@ class FirstValues:
 
     def begin(self, seen: Seen, held: Iterable[np.ndarray]) -> None:
         """Start from a store that holds the rows `held`. Mark them in `seen`, and all rows of these tables."""
-        if self._written is not None:
-            self._written.rebuild(held)
-        seen.rebuild(held if self._written is None else ())
-        if self._written is not None:
-            seen.include(self._written)
+        both = [seen] if self._written is None else [seen, self._written]
+        for each in both:
+            each.clear()
+        for keys in held:
+            for each in both:
+                each.add(keys)
         for t in self.tables:
             seen.add_all(t)
 

@@ -238,12 +238,13 @@ class SharedRows(Rows):
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the weights of some rows as their owners have them now. All trainers call this together."""
         owner = self.placement.site_of(keys)
-        asked = self._host.exchange([keys[owner == rank] for rank in range(self.peers.size)], "rows to look up")
-        mine = [np.ascontiguousarray(read(part)[:, :dim]) for part in asked]
-        come = self._host.exchange([part.reshape(-1) for part in mine], "rows that were looked up")
+        asked = [keys[owner == rank].view(np.uint8) for rank in range(self.peers.size)]
+        asked = self._host.exchange(asked, "rows to look up")
+        mine = [np.ascontiguousarray(read(part.view(np.int64))[:, :dim]) for part in asked]
+        come = self._host.exchange([part.reshape(-1).view(np.uint8) for part in mine], "rows that were looked up")
         out = np.empty((len(keys), dim), mine[0].dtype)
         for rank, part in enumerate(come):
-            out[owner == rank] = part.reshape(-1, dim)
+            out[owner == rank] = part.view(out.dtype).reshape(-1, dim)
         return out
 
     def patience(self, seconds: float) -> float:

@@ -57,7 +57,7 @@ class Window:
         ends = np.cumsum([len(engine.schema.banks) for engine in engines])
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """For each engine, which of all banks are its own."""
-        self.over = self._anew = False
+        self.over = False
         self._route = route or Route()
 
     def __len__(self) -> int:
@@ -67,7 +67,6 @@ class Window:
     def enter(self, batches: list[Ids]) -> None:
         """Check the ids of one more step's micro-batches, and let them enter."""
         if self._route.ended:
-            self._route.dropped += 1
             return
         try:
             works = [
@@ -140,7 +139,7 @@ class Window:
             return
         self._planner.rollback(self.next_number)
         self._first = self._planner.unplanned
-        self._planner, self._fits_anew, self._wanted, self._anew = None, False, self._first_window, True
+        self._planner, self._fits_anew, self._wanted = None, False, self._first_window
         with self._told():
             if self._route.due:
                 last = self._first.pop()
@@ -203,15 +202,13 @@ class Window:
                 engine.allocate(self._split(i))
             split = engine.capacity.split
             assert split is not None
-            residents = None if self._anew else [cache.resident() for cache in engine.caches]
             banks += bank_planners(
                 engine.schema,
                 split.slots,
                 self._plan,
                 engine.seen,
                 hold_rows=[rows // 2 for rows in split.staging_rows],
-                residents=residents,
-                resident_next=self._first_uses(i, residents),
+                residents=self._residents(i),
                 first=self.next_number,
             )
         owners = [(e.rows, e.rows.whole.get(bank.tables[0])) for e in self._engines for bank in e.schema.banks]
@@ -261,11 +258,13 @@ class Window:
     def _needs(self, i: int, works: list[Work]) -> list[int]:
         return [len(distinct(part.keys())[0]) for part in works[i].asked]
 
-    def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
-        """Return the first batch that uses each resident row, if the epoch is known."""
-        if residents is None or self._epoch is None:
-            return None
-        return [self._epoch.first_uses(bank, of.keys) for bank, of in enumerate(residents, self._banks[i].start)]
+    def _residents(self, i: int) -> list[Resident]:
+        """Return the rows in an engine's caches, with the first batch that uses each, if the epoch is known."""
+        residents = [cache.resident() for cache in self._engines[i].caches]
+        for bank, of in enumerate(residents, self._banks[i].start):
+            if self._epoch is not None and len(of.keys):
+                of.next_uses = self._epoch.first_uses(bank, of.keys)
+        return residents
 
     def _add(self, planner: Planner[list[Work]], works: list[Work], number: int) -> None:
         next_uses = None if self._epoch is None else self._epoch.next_uses(number)

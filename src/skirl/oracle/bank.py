@@ -4,7 +4,6 @@ the index of the use."""
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,8 @@ class Resident:
 
     keys: np.ndarray
     slots: np.ndarray
+    next_uses: np.ndarray | None = None
+    """The next batch that uses each, if the whole future is known."""
 
 
 _NONE, _NO_ROWS = np.empty(0, np.bool_), np.empty(0, np.int64)
@@ -55,7 +56,6 @@ class BankPlanner:
         hold: int = 4,
         hold_rows: int | None = None,
         resident: Resident | None = None,
-        resident_next: np.ndarray | None = None,
         first: int = 0,
     ) -> None:
         """Evicted rows can be forwarded for `hold` steps (4 is right for a `prefetch` of 2), `hold_rows` of them at a
@@ -92,7 +92,7 @@ class BankPlanner:
         self._hold_from = first
         self._first_uses: deque[tuple[int, np.ndarray]] = deque()
         """New rows of each step that is planned and not known to be executed, for a rollback."""
-        self._resident: Any = resident or Resident(_NO_ROWS, _NO_ROWS), resident_next
+        self._resident: Resident | None = resident or Resident(_NO_ROWS, _NO_ROWS)
         """What is in the cache before the first batch, until that enters."""
 
     def enter(self, batch: BankIds | np.ndarray, next_uses: np.ndarray | None = None) -> None:
@@ -105,7 +105,7 @@ class BankPlanner:
         if total > self.capacity:
             raise BatchTooLarge(self.entered, total, self.capacity, self.dim)
         if self._resident is not None:
-            self._begin(distinct.positions, *self._resident)
+            self._begin(distinct.positions, self._resident)
         rows, uses = self._rows, self._uses
         place = uses.take(total, self.entered)
         rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
@@ -211,12 +211,12 @@ class BankPlanner:
         while self._first_uses:
             self._seen.discard(self._first_uses.pop()[1])
 
-    def _begin(self, positions: int, resident: Resident, next_uses: np.ndarray | None) -> None:
+    def _begin(self, positions: int, resident: Resident) -> None:
         """Make the row states, and adopt what is resident. The array of states may take as much as the window will."""
         room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
         self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room)
         self._resident = None
-        self._adopt(resident, next_uses)
+        self._adopt(resident)
 
     def _existed(self, batch: BatchRows, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return whether missing rows exist, for those that `Seen` keeps in its set and that have no known eviction."""
@@ -229,7 +229,7 @@ class BankPlanner:
         existed[which] = self._seen.claim(keys[which])
         return existed
 
-    def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
+    def _adopt(self, resident: Resident) -> None:
         rows, keys, slots = self._rows, resident.keys, resident.slots.astype(np.int32)
         tables, handles = table_of(keys), rows.handles(keys)
         small = rows.base[tables] >= 0
@@ -241,8 +241,7 @@ class BankPlanner:
         free = np.flatnonzero(~taken)[::-1].astype(np.int32)
         self._cache.free[: len(free)] = free
         self._n_free = len(free)
-        if next_uses is None:
-            next_uses = np.full(len(keys), loops.NEVER, np.int32)
+        next_uses = np.full(len(keys), loops.NEVER, np.int32) if resident.next_uses is None else resident.next_uses
         # As if one batch before the first had used them all.
         self._policy.used(slots, next_uses, self.planned - 1, np.full(len(keys), -1, np.int32))
 

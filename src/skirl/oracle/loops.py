@@ -182,33 +182,29 @@ def arrive(
                     bits[word] = known | bit
                 else:
                     had = existed[i]
-                if had:
-                    fetch_keys[f], fetch_slots[f] = key, s
-                    f += 1
-                    after = max(after, long_ago)
-                else:
+                if not had:
                     new_keys[n], new_slots[n] = key, s
                     n += 1
-                continue
-            # Evictions are numbered modulo EVICTED, and states of rows in the array may be old: the key decides.
-            age = (following - (-before - EVICTED - 1)) & (EVICTED - 1)
-            k = last - 1
-            while k >= 0 and ((following - steps[k, 1]) & (EVICTED - 1)) < age:
-                k -= 1
-            index = ((following - steps[k, 1]) & (EVICTED - 1)) - age if k >= 0 else np.int64(-1)
-            if k < 0 or held.keys[steps[k, 2] + index] != key:
-                fetch_keys[f], fetch_slots[f] = key, s
-                f += 1
-                after = max(after, long_ago)
-            elif steps[k, 0] < hold_from:
-                fetch_keys[f], fetch_slots[f] = key, s
-                f += 1
-                after = max(after, steps[k, 0])
+                    continue
+                left = long_ago
             else:
-                moves.forward_keys[w], moves.forward_slots[w] = key, s
-                moves.from_step[w] = steps[k, 0]
-                moves.from_index[w] = index
-                w += 1
+                # Evictions are numbered modulo EVICTED, and states of rows in the array may be old: the key decides.
+                age = (following - (-before - EVICTED - 1)) & (EVICTED - 1)
+                k = last - 1
+                while k >= 0 and ((following - steps[k, 1]) & (EVICTED - 1)) < age:
+                    k -= 1
+                index = ((following - steps[k, 1]) & (EVICTED - 1)) - age if k >= 0 else np.int64(-1)
+                there = k >= 0 and held.keys[steps[k, 2] + index] == key
+                left = steps[k, 0] if there else long_ago
+                if left >= hold_from:
+                    moves.forward_keys[w], moves.forward_slots[w] = key, s
+                    moves.from_step[w] = left
+                    moves.from_index[w] = index
+                    w += 1
+                    continue
+            fetch_keys[f], fetch_slots[f] = key, s
+            f += 1
+            after = max(after, left)
     return f, w, n, after
 
 

@@ -26,7 +26,6 @@ def bank_planners(
     *,
     hold_rows: Sequence[int] | None = None,
     residents: Sequence[Resident] | None = None,
-    resident_next: Sequence[np.ndarray] | None = None,
     first: int = 0,
 ) -> list[BankPlanner]:
     return [
@@ -40,7 +39,6 @@ def bank_planners(
             hold=plan.hold,
             hold_rows=None if hold_rows is None else hold_rows[bank],
             resident=None if residents is None else residents[bank],
-            resident_next=None if resident_next is None else resident_next[bank],
             first=first,
         )
         for bank, capacity in enumerate(capacities)

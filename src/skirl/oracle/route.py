@@ -16,6 +16,7 @@ from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.options import Plan, Vote, due
 from skirl.tools.jit import kernel
+from skirl.tools.message import pack, unpack
 
 log = logging.getLogger("skirl")
 LOOKED_AT = 4
@@ -88,28 +89,6 @@ def _narrow(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return joined.astype(np.min_scalar_type(int(joined.max(initial=0))))
 
 
-def _words(array: np.ndarray) -> list[np.ndarray]:
-    """Return an array as words: its dtype, its bytes, and these, padded. Whole numbers below 2**24 take three bytes."""
-    name, raw = array.dtype.str, np.ascontiguousarray(array).view(np.uint8)
-    if name == "<u4" and array.max(initial=0) < 1 << 24:
-        name, raw = "<u3", raw.reshape(-1, 4)[:, :3].reshape(-1)
-    padded = np.zeros(-(-len(raw) // 4) * 4, np.uint8)
-    padded[: len(raw)] = raw
-    return [np.frombuffer(name.encode().ljust(4) + len(raw).to_bytes(4, "little"), np.int32), padded.view(np.int32)]
-
-
-def _arrays(words: np.ndarray) -> list[np.ndarray]:
-    found, at = [], 0
-    while at < len(words):
-        name, nbytes = words[at : at + 1].tobytes().decode().strip(), int(words[at + 1])
-        begin, at = at + 2, at + 2 + -(-nbytes // 4)
-        raw = words[begin:at].view(np.uint8)[:nbytes]
-        if name == "<u3":
-            name, raw = "<u4", np.pad(raw.reshape(-1, 3), ((0, 0), (0, 1))).reshape(-1)
-        found.append(raw.view(np.dtype(name)))
-    return found
-
-
 @dataclass(slots=True)
 class Requests:
     rows: np.ndarray
@@ -118,15 +97,12 @@ class Requests:
     """int32 [tables of the bank]: number of rows of each table."""
 
 
-def row_type(schema: Schema, bank: int) -> type[np.int32] | type[np.int64]:
-    return np.int32 if all(schema.tables[t].rows <= NARROW for t in schema.banks[bank].tables) else np.int64
-
-
 class Asking:
     def __init__(self, schema: Schema, bank: int, placement: Placement) -> None:
         self._finder = Finder(schema, bank)
         self._placement = placement
-        self._type = row_type(schema, bank)
+        narrow = all(schema.tables[t].rows <= NARROW for t in schema.banks[bank].tables)
+        self._type = np.int32 if narrow else np.int64
 
     def nothing(self) -> list[Requests]:
         none = Requests(np.empty(0, self._type), np.zeros(len(self._finder.tables), np.int32))
@@ -219,7 +195,6 @@ def _group(parts, first_part, first, row_of, moved, place, start, pos):
 
 
 BATCH, END, ERROR = 0, 1, 2
-HEAD = 4
 
 
 @dataclass(slots=True)
@@ -234,48 +209,25 @@ class Letter:
     """Of tables that its receiver looks up for all, as `sent` returns them."""
     text: str = ""
 
+    def packed(self) -> np.ndarray:
+        head = np.array([self.kind, self.number, *self.vote], np.int64)
+        return pack(head, np.frombuffer(self.text.encode(), np.uint8), *self.arrays)
 
-class Letters:
-    """Letters begin with kind, number and vote (2 words). For a batch, the row counts of all tables of all banks follow,
-    then the rows, as one word, or two in a bank with a table of more than 2**31 rows, then bags. For an error, its text
-    follows."""
+    @classmethod
+    def unpacked(cls, message: np.ndarray, banks: int) -> "Letter":
+        head, text, *arrays = unpack(message)
+        kind, number, *vote = head.tolist()
+        asked = [Requests(*part) for part in zip(arrays[: 2 * banks : 2], arrays[1 : 2 * banks : 2])]
+        return cls(kind, number, Vote(*vote), asked, arrays[2 * banks :], text.tobytes().decode())
 
-    def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:
-        ends = HEAD + np.cumsum([0, *(len(schema.banks[bank].tables) for schema, bank in banks)])
-        self._counts = [slice(begin, end) for begin, end in pairwise(ends.tolist())]
-        self._types = [row_type(schema, bank) for schema, bank in banks]
-
-    def write(self, letter: Letter) -> np.ndarray:
-        rows, memory = (min(vote, 2**31 - 1) for vote in letter.vote)
-        parts = [np.array([letter.kind, letter.number, rows, memory], np.int32)]
-        parts += [part.counts for part in letter.banks]
-        parts += [part.rows.view(np.int32) for part in letter.banks]
-        parts += [word for array in letter.bags for word in _words(array)]
-        if letter.kind == ERROR:
-            text = letter.text.encode()
-            padded = text.ljust(-(-len(text) // 4) * 4, b"\0")
-            parts += [np.array([len(text)], np.int32), np.frombuffer(padded, np.int32)]
-        return np.concatenate(parts)
-
-    def read(self, words: np.ndarray) -> Letter:
-        kind, number, *vote = words[:HEAD].tolist()
-        letter = Letter(kind, number, Vote(*vote))
-        if kind == ERROR:
-            letter.text = words[HEAD + 1 :].tobytes()[: words[HEAD]].decode()
-        elif kind == BATCH:
-            banks, at = list[Requests](), self._counts[-1].stop
-            for place, of_rows in zip(self._counts, self._types, strict=True):
-                counts = words[place]
-                count = sum(counts.tolist())  # np.sum takes longer for so few
-                begin, at = at, at + count * np.dtype(of_rows).itemsize // 4
-                rows = words[begin:at]
-                banks.append(Requests(rows if of_rows is np.int32 else rows.copy().view(of_rows), counts))
-            letter.banks, letter.bags = banks, _arrays(words[at:])
-        return letter
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """What its receiver is asked for."""
+        return [*(array for part in self.banks for array in (part.rows, part.counts)), *self.bags]
 
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
-"""Gives each rank one array of int32, by rank, and returns what each rank gave. Their sizes are sent along."""
+"""Gives each rank one message, by rank, and returns what each rank gave. Their sizes are sent along."""
 
 
 class FailedElsewhere(RuntimeError): ...
@@ -298,14 +250,14 @@ class Joined:
 class Route:
     """The way of a pass's ids to the planner of their rows: that of a lone trainer is its own."""
 
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
+    rank = 0
+
+    def __init__(self) -> None:
         self.due: int | None = None
         """Number of steps that all owners plan before the last batch to come enters, as `decide` has found. None: each
         planner decides for itself."""
         self.ended = False
         """True once the pass is over and no rank exchanges any more."""
-        self.dropped = 0
         self.failure: BaseException | None = None
         """Why this rank cannot go on. All hear of it at the next exchange, and end."""
 
@@ -339,7 +291,8 @@ class SharedRoute(Route):
         self, schemas: Sequence[tuple[Schema, Mapping[int, int]]], rank: int, placement: Placement, exchange: Exchange
     ) -> None:
         """`schemas`: with the rank that looks a table up for all, by its number."""
-        super().__init__(rank)
+        super().__init__()
+        self.rank = rank
         banks = [(schema, bank) for schema, _ in schemas for bank in range(len(schema.banks))]
         self._banks = banks
         self._owners = [whole.get(bank.tables[0]) for schema, whole in schemas for bank in schema.banks]
@@ -351,12 +304,10 @@ class SharedRoute(Route):
         self._exchange = exchange
         self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
         self._asking = [Asking(schema, bank, placement) for schema, bank in banks]
-        self._letters = Letters(banks)
         self._reads: list[Any] = []
 
     def batch(self, banks: Sequence[BankIds], vote: Vote, micros: Sequence[Sequence[Ids]] = ()) -> Joined | None:
         if self.ended:
-            self.dropped += 1
             return None
         return self.answer(self._exchange(self.ask(banks, vote, micros)))
 
@@ -395,12 +346,12 @@ class SharedRoute(Route):
                 if owner is not None:
                     bags[owner] += sent(ids, [feature.name for feature in schema.banks[bank].features])
             asked = zip(zip(*(asked for _, asked in halves), strict=True), bags)
-            return [self._letters.write(Letter(BATCH, self.number, vote, banks, of)) for banks, of in asked]
-        return [self._letters.write(letter)] * self._size
+            return [Letter(BATCH, self.number, vote, banks, of).packed() for banks, of in asked]
+        return [letter.packed()] * self._size
 
     def answer(self, given: Sequence[np.ndarray]) -> Joined | None:
         """Take what each rank gave this one, the second half of an exchange. Return None if the pass is over."""
-        letters = [self._letters.read(words) for words in given]
+        letters = [Letter.unpacked(message, len(self._banks)) for message in given]
         for rank, letter in enumerate(letters):
             if letter.kind == ERROR:
                 self.ended = True
@@ -412,7 +363,6 @@ class SharedRoute(Route):
                 )
         if any(letter.kind == END for letter in letters):
             self.ended = True
-            self.dropped += letters[self.rank].kind == BATCH
             return None
         asked = list(zip(*(letter.banks for letter in letters), strict=True))
         both = [joined(tables, parts) for tables, parts in zip(self._tables, asked, strict=True)]
@@ -422,7 +372,9 @@ class SharedRoute(Route):
                 bank = self._banks[number][1]
                 both[number] = BankIds.joined([micro.banks[bank] for micro in ids]), both[number][1]
         self.number += 1
-        self._alike = self._alike and all(np.array_equal(words[HEAD:], given[0][HEAD:]) for words in given[1:])
+        self._alike = self._alike and all(
+            np.array_equal(one, other) for letter in letters[1:] for one, other in zip(letter.arrays, letters[0].arrays)
+        )
         self._requests += sum(int(part[-1]) for _, part in both)
         if self._alike and self.number == LOOKED_AT and self._requests >= FEWEST and self.rank == 0:
             log.warning(

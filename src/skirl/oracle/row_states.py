@@ -1,7 +1,6 @@
 """What the planner knows of rows: the state of each, one int32, and their uses in the window, one for each distinct row of
 each batch. Each use of a row is linked to the next."""
 
-import bisect
 import mmap
 from typing import Any, NamedTuple
 
@@ -182,9 +181,10 @@ class Uses:
         """Size of a block, as a power of two. The first batch that has any uses fixes it."""
         self.handle = self.next = self.slot = np.empty(0, np.int32)
         self.batch = np.empty(0, np.int32)
+        """By block: the number of the batch that has it; -1: none."""
         self._depth = depth
-        self._free: list[tuple[int, int]] = []
-        """Stretches of free blocks, in order: (first, end)."""
+        self._next = 0
+        """The block after those that were taken last."""
 
     @property
     def arrays(self) -> UseArrays:
@@ -192,43 +192,30 @@ class Uses:
         return UseArrays(self.handle, self.next, self.slot, self.batch, self.bits)
 
     def take(self, count: int, number: int) -> int:
-        if not count:
-            return 0
-        if not self.bits:
-            self.bits = max(4, (count // 64).bit_length())
-            self._grow(self._blocks(count) * (self._depth + 1))
         blocks = self._blocks(count)
-        if not any(end - first >= blocks for first, end in self._free):
-            self._grow(max(blocks, len(self.batch)))
-        i = next(i for i, (first, end) in enumerate(self._free) if end - first >= blocks)
-        first, end = self._free[i]
-        self._free[i : i + 1] = [(first + blocks, end)] if first + blocks < end else []
+        if count and not self.bits:
+            self.bits = max(4, (count // 64).bit_length())
+            blocks = self._blocks(count)
+            self._grow(max(blocks, min(blocks * (self._depth + 1), self._blocks(AT_ONCE))))
+        first = self._next if self._next + blocks <= len(self.batch) else 0
+        if blocks > len(self.batch) or (self.batch[first : first + blocks] >= 0).any():
+            first = len(self.batch)
+            self._grow(max(blocks, first // 8))
+        self._next = first + blocks
         self.batch[first : first + blocks] = number
         return first << self.bits
 
     def give(self, place: int, count: int) -> None:
-        """Free the uses that begin there: their batch is planned."""
-        if not count:
-            return
+        """Free the uses that begin there: their batch is planned. Batches are planned in the order in which they came."""
         first = place >> self.bits
-        self._add(first, first + self._blocks(count))
+        self.batch[first : first + self._blocks(count)] = -1
 
     def _blocks(self, count: int) -> int:
         return -(-count >> self.bits)
 
-    def _add(self, first: int, end: int) -> None:
-        i = bisect.bisect(self._free, (first, end))
-        if i < len(self._free) and self._free[i][0] == end:
-            end = self._free.pop(i)[1]
-        if i and self._free[i - 1][1] == first:
-            i -= 1
-            first = self._free.pop(i)[0]
-        self._free.insert(i, (first, end))
-
     def _grow(self, more: int) -> None:
         """Add blocks. Places stay what they are."""
         blocks = len(self.batch)
-        more = min(more, max(self._blocks(AT_ONCE), blocks, 1))
         if (blocks + more) << self.bits > MOST:
             raise MemoryError(
                 f"a window of more than {MOST:,} distinct rows is too large to plan: set depth to a smaller number of "
@@ -239,4 +226,3 @@ class Uses:
             grown[: blocks << self.bits] = getattr(self, name)
             setattr(self, name, grown)
         self.batch = np.concatenate([self.batch, np.full(more, -1, np.int32)])
-        self._add(blocks, blocks + more)

@@ -1,13 +1,11 @@
 """Which rows exist: one bit per row, so that a row's first use needs no request to the store. Tables of more than 2**33
 rows have a set of keys instead, since their bits would not fit into the address space."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS, row_of, table_of
 from skirl.core.tables import Schema
-from skirl.tools.hash_index import EMPTY, HashIndex
+from skirl.tools.hash_index import HashIndex
 from skirl.tools.jit import kernel
 
 MOST_IN_BITS = 1 << 33
@@ -34,7 +32,7 @@ class Seen:
 
     def note(self, keys: np.ndarray) -> None:
         """Record that these rows exist. They must be rows of these tables."""
-        _set(self.bits, self.base, keys)
+        _set(self.bits, self.base, keys, True)
         if len(large := self._in_set(keys)):
             self.set.put(large, np.zeros(len(large), np.int32))
 
@@ -46,21 +44,13 @@ class Seen:
         if rest:
             self.bits[begin + whole] = np.uint64((1 << rest) - 1)
 
-    def include(self, other: "Seen") -> None:
-        for begin in range(0, len(self.bits), _PIECE):
-            part = other.bits[begin : begin + _PIECE]
-            if part.any():
-                self.bits[begin : begin + _PIECE] |= part
-        large = other.set.keys[other.set.keys != EMPTY]
-        self.set.put(large, np.zeros(len(large), np.int32))
-
     def claim(self, keys: np.ndarray) -> np.ndarray:
         """Record that these rows exist, which are of tables in the set. Return for each whether it existed before."""
         return self.set.put(keys, np.zeros(len(keys), np.int32))
 
     def discard(self, keys: np.ndarray) -> None:
         """Record that these rows do not exist: their step was never executed."""
-        _clear(self.bits, self.base, keys)
+        _set(self.bits, self.base, keys, False)
         self.set.drop(self._in_set(keys))
 
     def has(self, keys: np.ndarray) -> np.ndarray:
@@ -73,11 +63,9 @@ class Seen:
     def _in_set(self, keys: np.ndarray) -> np.ndarray:
         return keys[self.base[table_of(keys)] < 0] if self.any_in_set else keys[:0]
 
-    def rebuild(self, held: Iterable[np.ndarray]) -> None:
+    def clear(self) -> None:
         self.bits = np.zeros_like(self.bits)
         self.set = HashIndex()
-        for keys in held:
-            self.add(keys)
 
     def _check(self, keys: np.ndarray) -> None:
         """Raise for a row that its table lacks: its bit would be another row's, or none at all."""
@@ -104,21 +92,13 @@ class Seen:
 
 
 @kernel
-def _set(bits, base, keys):
+def _set(bits, base, keys, exist):
     for key in keys:
         words = base[key >> ROW_BITS]
         if words >= 0:
             row = key & (MAX_ROWS - 1)
-            bits[words + (row >> 6)] |= np.uint64(1) << np.uint64(row & 63)
-
-
-@kernel
-def _clear(bits, base, keys):
-    for key in keys:
-        words = base[key >> ROW_BITS]
-        if words >= 0:
-            row = key & (MAX_ROWS - 1)
-            bits[words + (row >> 6)] &= ~(np.uint64(1) << np.uint64(row & 63))
+            word, bit = words + (row >> 6), np.uint64(1) << np.uint64(row & 63)
+            bits[word] = bits[word] | bit if exist else bits[word] & ~bit
 
 
 @kernel

@@ -63,10 +63,8 @@ OF_STEP = " of step "
 NAMED_BY_STEP = ("rows", "dense", "lookups")
 LIMIT = 1 << 30
 """Most bytes of one message of an exchange."""
-HEAD = np.dtype([("sequence", "<i8"), ("bytes", "<i8"), ("dtype", "S16"), ("tag", "S96")])
-"""The head of a message: the number of the exchange, the size and dtype of what follows, and what it is for."""
-ALIGNED = 16
-"""Messages are padded to a multiple of this many bytes, so that each array starts at an aligned address."""
+HEAD = np.dtype([("sequence", "<i8"), ("bytes", "<i8"), ("tag", "S96")])
+"""The head of a message: the number of the exchange, the size of what follows, and what it is for."""
 
 
 @dataclass
@@ -113,48 +111,34 @@ class Channel(ABC):
         self._sequence = 0
         self._issuing = threading.Lock()
 
-    def exchange(self, arrays: Sequence[NDArray], tag: str = "") -> list[NDArray]:
-        """Send a one-dimensional array to each rank and return one from each. Their sizes and dtypes are sent along."""
-        with self._issue("exchange", tag, len(arrays)) as doing, self.timed():
-            for rank, array in enumerate(arrays):
-                if array.nbytes > self.limit:
-                    self._fail(f"rank {self.rank} has {array.nbytes:,} bytes for rank {rank} in {doing}, and {self.limit:,} "
+    def exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str = "") -> list[NDArray[np.uint8]]:
+        """Send a message to each rank and return one from each. Their sizes are sent along."""
+        with self._issue("exchange", tag) as doing, self.timed():
+            for rank, message in enumerate(messages):
+                if len(message) > self.limit:
+                    self._fail(f"rank {self.rank} has {len(message):,} bytes for rank {rank} in {doing}, and {self.limit:,} "
                                "is the most: use smaller batches, or fewer of them ahead")  # fmt: skip
-            return self._exchange(arrays, tag, doing)
+            return self._exchange(messages, tag, doing)
 
-    def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
+    def _exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str, doing: str) -> list[NDArray[np.uint8]]:
         import torch
 
         heads = np.zeros(self.size, HEAD)
         heads["sequence"], heads["tag"] = self._sequence, tag.encode()[: HEAD["tag"].itemsize]
-        heads["bytes"] = [array.nbytes for array in arrays]
-        heads["dtype"] = [array.dtype.str.encode() for array in arrays]
+        heads["bytes"] = [len(message) for message in messages]
         ours = torch.from_numpy(heads.view(np.uint8).reshape(self.size, -1))
         come = torch.empty_like(ours)
         self._begin(list(come), list(ours), doing)()
-        dtypes, sizes = [], []
+        outs = []
         for rank, head in enumerate(come.numpy().reshape(-1).view(HEAD)):
-            try:
-                dtype, size = dtype_of(head), int(head["bytes"])
-            except ValueError as wrong:
-                self._fail(f"rank {rank} sent rank {self.rank} no message in {doing}: {wrong}")
             if (head["sequence"], head["tag"]) != (self._sequence, heads[0]["tag"]):
                 self._fail(
                     f"rank {rank} is at exchange {head['sequence']} ({head['tag'].decode(errors='replace')}) where rank "
                     f"{self.rank} is in {doing}: all ranks have to make the same calls in the same order"
                 )
-            if size > self.limit:
-                self._fail(
-                    f"rank {rank} sends rank {self.rank} {size:,} bytes in {doing}, and {self.limit:,} is the most"
-                )
-            dtypes.append(dtype)
-            sizes.append(size)
-        send = [torch.zeros(padded(array.nbytes), dtype=torch.uint8) for array in arrays]
-        for message, array in zip(send, arrays, strict=True):
-            message.numpy()[: array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
-        out = [torch.empty(padded(size), dtype=torch.uint8) for size in sizes]
-        self._begin(out, send, doing)()
-        return [message.numpy()[:size].view(dtype) for message, size, dtype in zip(out, sizes, dtypes, strict=True)]
+            outs.append(torch.empty(int(head["bytes"]), dtype=torch.uint8))
+        self._begin(outs, [torch.tensor(message) for message in messages], doing)()
+        return [out.numpy() for out in outs]
 
     def told(self, mine: Any, tag: str) -> list[Any]:
         """Send a JSON value to all ranks, and return the value of each."""
@@ -175,7 +159,7 @@ class Channel(ABC):
         - `receive_counts`: how many come from each: that rank's entry for this one in its `send_counts`.
         - `tag`: what the call is for.
         """
-        with self._issue("swap", tag, len(send_counts)) as doing, self.timed():
+        with self._issue("swap", tag) as doing, self.timed():
             out = send.new_empty((int(sum(receive_counts)), *send.shape[1:]))
             outs, parts = (
                 list(whole.split([int(n) for n in counts]))
@@ -187,7 +171,7 @@ class Channel(ABC):
         self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = ""
     ) -> "Swapping[Sequence[Tensor]]":
         """Begin to do as `begin_swap`, with separate contiguous tensors, which must not change until `wait()` returns."""
-        with self._issue("swap", tag, len(parts)) as doing, self.timed():
+        with self._issue("swap", tag) as doing, self.timed():
             return Swapping(self, self._begin(list(outs), list(parts), doing), outs, parts)
 
     def _begin(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
@@ -208,7 +192,7 @@ class Channel(ABC):
         raise NotImplementedError
 
     @contextmanager
-    def _issue(self, verb: str, tag: str, parts: int) -> Iterator[str]:
+    def _issue(self, verb: str, tag: str) -> Iterator[str]:
         """Number a call, and yield a description of it for errors."""
         if not self._issuing.acquire(blocking=False):
             raise RuntimeError(
@@ -218,8 +202,6 @@ class Channel(ABC):
             self._sequence += 1
             of_step = "" if self.step is None else f"{OF_STEP}{self.step:,}"
             doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}{of_step}"
-            if parts != self.size:
-                raise ValueError(f"{doing}: there are {parts} parts for {self.size} ranks")
             self.counters.calls += 1
             yield doing
         finally:
@@ -234,50 +216,6 @@ class Channel(ABC):
             self.counters.seconds += time.perf_counter() - began
 
 
-def dtype_of(head: Any) -> np.dtype:
-    """Return the dtype that a head names, in which its bytes fit. Only numbers may be sent, so nothing is unpickled."""
-    name = head["dtype"].decode("ascii", errors="replace")
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        raise ValueError(f"{name!r} is no kind of numbers") from None
-    if dtype.kind not in "biufc" or dtype.itemsize == 0:
-        raise ValueError(f"{name!r} is no kind of numbers")
-    if head["bytes"] < 0 or head["bytes"] % dtype.itemsize:
-        raise ValueError(f"{head['bytes']} bytes are not a whole number of {name!r}")
-    return dtype
-
-
-def padded(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def pack(*arrays: NDArray) -> NDArray[np.uint8]:
-    """Pack several one-dimensional arrays into one message, for `unpack`."""
-    parts = [np.zeros(0, np.uint8)]
-    for array in arrays:
-        head = np.zeros(1, HEAD)
-        head["bytes"], head["dtype"] = array.nbytes, array.dtype.str.encode()
-        rest = np.zeros(padded(array.nbytes) - array.nbytes, np.uint8)
-        parts += [head.view(np.uint8), np.ascontiguousarray(array).view(np.uint8), rest]
-    return np.concatenate(parts)
-
-
-def unpack(message: NDArray[np.uint8]) -> list[NDArray]:
-    """Return the arrays of a message, without copies. Raise a ValueError if `pack` did not make it."""
-    arrays, at = [], 0
-    while at < len(message):
-        if len(message) - at < HEAD.itemsize:
-            raise ValueError(f"{len(message) - at} bytes at the end of a message are no array")
-        head, at = message[at : at + HEAD.itemsize].view(HEAD)[0], at + HEAD.itemsize
-        dtype, size = dtype_of(head), int(head["bytes"])
-        if size > len(message) - at:
-            raise ValueError(f"an array of a message has {size:,} bytes, and {len(message) - at:,} are left")
-        arrays.append(message[at : at + size].view(dtype))
-        at += padded(size)
-    return arrays
-
-
 class Peers(ABC):
     """One trainer's access to all trainers of its job. Use it in a with-block: leaving that with an error ends all ranks."""
 
@@ -288,8 +226,6 @@ class Peers(ABC):
         self.channels: dict[str, Channel] = {}
 
     def channel(self, name: str) -> Channel:
-        if name not in self.channels:
-            raise ValueError(f"there is no channel {name!r}: take one of {', '.join(self.channels)}")
         return self.channels[name]
 
     def comes(self, step: int) -> None:
@@ -353,8 +289,8 @@ class Alone(Peers):
 class _ToItself(Channel):
     """A channel that delivers what is sent to the sender."""
 
-    def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
-        return [arrays[0]]
+    def _exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str, doing: str) -> list[NDArray[np.uint8]]:
+        return [messages[0]]
 
     def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
         return lambda: None

@@ -28,9 +28,9 @@ class Notes:
     is abandoned when the time is over.
     """
 
-    def __init__(self, store: Any, there: Callable[[], bool], limit: float = LIMIT) -> None:
+    def __init__(self, store: Any, there: Callable[[], bool]) -> None:
         self.answers = True
-        self._store, self._there, self._limit = store, there, limit
+        self._store, self._there = store, there
 
     def why(self) -> str | None:
         """Return why the job ends, as a rank has said. None if none has, or the store does not answer."""
@@ -60,7 +60,7 @@ class Notes:
 
         thread = threading.Thread(target=work, name="skirl word", daemon=True)
         thread.start()
-        thread.join(self._limit)
+        thread.join(LIMIT)
         if thread.is_alive():
             self.answers = False
             return None

@@ -6,7 +6,6 @@ import threading
 from typing import Any
 from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -96,8 +95,7 @@ class Shards:
             )
             peers.fail(why)
             raise RuntimeError(why)
-        come = peers.channel("lookups").exchange([np.array([step])] * peers.size, "the end of a loop")
-        for rank, (theirs,) in enumerate(come):
+        for rank, theirs in enumerate(peers.channel("lookups").told(step, "the end of a loop")):
             if theirs != step:
                 raise RuntimeError(
                     f"rank {peers.rank} left its loop after step {step:,} and rank {rank} after step {theirs:,}: leave "

@@ -244,7 +244,12 @@ class Store(ABC):
         self._check_open()
         kind = self.layout.kind(keys, rows)
         if len(keys):
-            self._write(kind, np.ascontiguousarray(keys), rows)
+            keys = np.ascontiguousarray(keys)
+            try:
+                self._write(kind, keys, rows)
+            except KeyboardInterrupt:
+                self._write(kind, keys, rows)  # finish it: a key without its row would be found
+                raise
         return len(keys)
 
     @abstractmethod
@@ -253,7 +258,7 @@ class Store(ABC):
 
     @abstractmethod
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        """Implement `write`. Arguments are checked and not empty."""
+        """Implement `write`. Arguments are checked and not empty. A Ctrl-C repeats the call."""
 
     @abstractmethod
     def held(self) -> Iterator[NDArray[np.int64]]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """A lock for look-ups and copies. Use `with gate.lookup(): ...`, then copy, then `gate.copied()` in a `finally`."""
+    """A lock for look-ups and copies: `with gate:` around a block `with gate.lookup():` and the copy that follows it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a look-up may find that it must run alone
@@ -17,14 +17,16 @@ class Gate:
 
     @contextmanager
     def lookup(self) -> Iterator[None]:
-        """Hold the lock during the block. After it, this thread counts as copying until it calls `copied`."""
+        """Hold the lock during the block. After it, this thread counts as copying until it leaves the gate."""
         me = threading.get_ident()
         with self._lock:
             self._changed.wait_for(lambda: self._alone in (None, me))
             yield
             self._copying.add(me)
 
-    def copied(self) -> None:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
         """Note that this thread has finished copying. Harmless if it never started."""
         with self._lock:
             self._copying.discard(threading.get_ident())

@@ -93,25 +93,16 @@ class MemoryStore(Store):
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         for piece in _pieces(keys.size):
-            try:
+            with self._gate:
                 with self._gate.lookup():
                     held = self._kinds[kind]
                     positions = held.directory.locate(keys[piece])
                 _gather(held.rows.array, positions, out[piece], found[piece])
-            finally:
-                self._gate.copied()
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        try:
-            self._write_pieces(kind, keys, rows)
-        except KeyboardInterrupt:
-            self._write_pieces(kind, keys, rows)  # finish it: a key without its row would be found
-            raise
-
-    def _write_pieces(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         for piece in _pieces(keys.size):
             self._kinds[kind].changes.wait_for_room()
-            try:
+            with self._gate:
                 with self._gate.lookup():
                     held = self._kinds[kind]
                     if not held.has_room(keys[piece].size):
@@ -120,8 +111,6 @@ class MemoryStore(Store):
                     positions = held.directory.place(keys[piece])
                 held.changing(positions)
                 _scatter(held.rows.array, positions, read_only(rows[piece]))
-            finally:
-                self._gate.copied()
 
     def describe(self, about: Mapping[str, Any] | None = None) -> int:
         self.about = self.about if about is None else dict(about)
@@ -136,11 +125,8 @@ class MemoryStore(Store):
                 start += piece.size
 
     def _some_keys(self, kind: int, start: int) -> NDArray[np.int64]:
-        try:
-            with self._gate.lookup():
-                return self._kinds[kind].directory.keys[start : start + PIECE].copy()
-        finally:
-            self._gate.copied()
+        with self._gate, self._gate.lookup():
+            return self._kinds[kind].directory.keys[start : start + PIECE].copy()
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         self._check_open()
@@ -165,13 +151,11 @@ class MemoryStore(Store):
         return Frozen(write, lambda: self._release(next(iter(written), None)))
 
     def _take(self, kind: int) -> Taken | None:
-        try:
+        with self._gate:
             with self._gate.lookup():
                 held = self._kinds[kind]
                 flags, keys, rows = held.flags.array, held.directory.keys, held.rows.array
             return held.changes.take(flags, keys, rows)
-        finally:
-            self._gate.copied()
 
     def _release(self, generation: int | None) -> None:
         """Note that the frozen state is written, with its generation, or given up, with None."""

@@ -154,18 +154,6 @@ def distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int
     return out[:found], place
 
 
-@kernel
-def _rehash(
-    keys: NDArray[np.int64], values: NDArray[np.int32], to_keys: NDArray[np.int64], to_values: NDArray[np.int32]
-) -> None:
-    mask = to_keys.size - 1
-    for i in range(keys.size):
-        if keys[i] != EMPTY:
-            place = probe(to_keys, mask, keys[i])
-            to_keys[place] = keys[i]
-            to_values[place] = values[i]
-
-
 class HashIndex:
     """The two arrays of an index, at most half full, and the number of keys in them.
 
@@ -199,9 +187,10 @@ class HashIndex:
         places = 2 * int(self.count + n_more)  # a kernel that is not compiled counts in numpy's integers
         if places <= self.keys.size:
             return
-        keys, values = self.keys, self.values
+        there = self.keys != EMPTY
+        keys, values = self.keys[there], self.values[there]
         self._allocate(1 << (places - 1).bit_length())
-        _rehash(keys, values, self.keys, self.values)
+        insert_all(self.keys, self.values, self.mask, keys, values, np.empty(len(keys), np.bool_))
 
     def get(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         out = np.empty(len(keys), np.int32)

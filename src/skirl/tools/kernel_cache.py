@@ -31,11 +31,6 @@ _IMPORT = re.compile(rb"^[ \t]*(?:from|import) skirl([.\w]*)", re.MULTILINE)
 _VERSIONS = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
 
 
-def _stamps() -> dict[Path, tuple[int, int]]:
-    paths = (Path(folder, name) for folder, _, names in os.walk(PACKAGE) for name in names if name.endswith(".py"))
-    return {path: _stamp(path) for path in paths}
-
-
 def _stamp(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
@@ -44,7 +39,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-_AT_START = _stamps()
+_AT_START = {path: _stamp(path) for path in PACKAGE.rglob("*.py")}
 """The sources when this process began. One that changes later may have been imported before or after its change."""
 
 

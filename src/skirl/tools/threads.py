@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -10,41 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class _Run:
-    """One call of `run`: counts the parts that are left and keeps the first error."""
-
-    def __init__(self, parts: int) -> None:
-        self.left = parts
-        self.error: BaseException | None = None
-        self.lock = threading.Lock()
-        self.done = threading.Lock()
-        self.done.acquire()
-
-    def part(self, kernel: Callable[..., Any], args: tuple[Any, ...], lo: int, hi: int) -> None:
-        try:
-            if lo < hi:
-                kernel(*args, lo, hi)
-        except BaseException as error:
-            self.error = self.error or error
-        finally:
-            with self.lock:
-                self.left -= 1
-                if self.left == 0:
-                    self.done.release()
-
-    def wait(self) -> None:
-        """Wait until every part has ended, even after Ctrl-C: a running part still writes into the caller's arrays."""
-        interrupt: BaseException | None = None
-        while True:
-            try:
-                self.done.acquire()
-                break
-            except KeyboardInterrupt as caught:
-                interrupt = caught
-        if interrupt is not None:
-            raise interrupt
-        if self.error is not None:
-            raise self.error
+def _part(kernel: Callable[..., Any], args: tuple[Any, ...], lo: int, hi: int, ended: SimpleQueue[Any]) -> None:
+    error: BaseException | None = None
+    try:
+        if lo < hi:
+            kernel(*args, lo, hi)
+    except BaseException as caught:
+        error = caught
+    finally:
+        ended.put(error)
 
 
 class Threads:
@@ -114,10 +89,18 @@ def run(
             kernel(*args, 0, n)
         return
     borders = partition(n, parts, work)
-    mine = _Run(parts)
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
     workers = pool or _threads
     workers.ensure(parts - 1)
     for p in range(1, parts):
-        workers.queue.put(lambda lo=borders[p], hi=borders[p + 1]: mine.part(kernel, args, lo, hi))
-    mine.part(kernel, args, borders[0], borders[1])
-    mine.wait()
+        workers.queue.put(partial(_part, kernel, args, borders[p], borders[p + 1], ended))
+    _part(kernel, args, borders[0], borders[1], ended)
+    error: BaseException | None = None
+    while parts:  # even after Ctrl-C: a part that runs still writes into the caller's arrays
+        try:
+            error = ended.get() or error
+            parts -= 1
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
+    if error is not None:
+        raise error

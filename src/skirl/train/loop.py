@@ -23,11 +23,12 @@ from skirl.data.share import block
 from skirl.data.source import Source
 from skirl.engine.device import torch_device
 from skirl.oracle.seen import Seen
-from skirl.peers.base import Peers, pack, unpack
+from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.message import pack, unpack
 from skirl.tools.progress import Report, progress_of, watched
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.metrics import Evaluation, Meter, NotFinite

@@ -7,9 +7,6 @@ import numpy as np
 from skirl.oracle.loops import NEVER
 from skirl.tools.jit import kernel
 
-PIECE = 16
-"""int32s in a piece: the next piece of the list, and 15 slots."""
-
 
 class Minimum:
     """Evicts the rows with the farthest next batch first; ties and unknown futures by least recent use."""
@@ -24,12 +21,10 @@ class Minimum:
         self._begin = self._end = 0
         # Rows of known future: a list for each batch from now on, in a ring that grows to the farthest batch known.
         self._size = 16
-        self._lists = np.full((self._size, 4), -1, np.int32)
-        """For each: its first piece, the place of its first slot there, its last piece, the place after its last slot."""
-        self._pieces = np.empty((0, PIECE), np.int32)
-        self._free = np.array([-1, 0], np.int64)
-        """The first free piece, and the number of free pieces."""
-        self._held = np.zeros(self._size, np.int64)
+        self._lists = np.full((self._size, 2), -1, np.int32)
+        """For each: its first slot, and its last one."""
+        self._after = np.empty(capacity, np.int32)
+        """The slot that follows each one in its list; -1: none."""
         self._called = np.zeros(self._size, np.int32)
         """For each list: how many slots at its head came from the queue, in the order of the batch that called them."""
         self._now = 0
@@ -40,8 +35,7 @@ class Minimum:
         self._reach(number)
         if len(slots):
             which = number & (self._size - 1)
-            self._reserve(len(slots))
-            _call(slots, self._place, self._lists, self._pieces, self._free, self._held, which)
+            _call(slots, self._place, self._lists, self._after, which)
             self._called[which] = len(slots)
             self._farthest = max(self._farthest, number)
 
@@ -52,39 +46,22 @@ class Minimum:
         if count:
             taken, self._begin = _oldest(out, self._queue, self._place, self._begin, self._end)
             self._farthest = _farthest(
-                out, taken, self._place, self._lists, self._pieces, self._free, self._held, self._called, self._farthest,
-                number,
-            )  # fmt: skip
+                out, taken, self._place, self._lists, self._after, self._called, self._farthest, number
+            )
         return out
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         """Move every row of the batch on to the list of its next batch."""
-        farthest = int(np.where(next_uses == NEVER, -1, next_uses).max(initial=-1))
+        farthest = int((next_uses + np.int32(1)).max(initial=0)) - 1  # NEVER + 1 wraps around
         self._reach(farthest)
         self._farthest = max(self._farthest, farthest)
         # The rows that waited for this batch are exactly those of its list: they all move, so the list is dropped whole.
-        _drop(self._lists, self._pieces, self._free, self._held, number & (self._size - 1))
+        self._lists[number & (self._size - 1)] = -1
         self._called[number & (self._size - 1)] = 0
         self._now = number + 1
         if self._end + len(slots) > len(self._queue):
             self._begin, self._end = 0, _close_up(self._queue, self._place, self._begin, self._end)
-        self._reserve(len(slots))
-        self._end = _use(
-            slots, next_uses, self._queue, self._place, self._end, self._lists, self._pieces, self._free, self._held
-        )
-
-    def _reserve(self, slots: int) -> None:
-        need = slots // (PIECE - 1) + min(slots, self._size) + 1
-        if need <= self._free[1]:
-            return
-        before = len(self._pieces)
-        more = max(need, before)
-        pieces = np.empty((before + more, PIECE), np.int32)
-        pieces[:before] = self._pieces
-        pieces[before:, 0] = np.arange(before + 1, before + more + 1)
-        pieces[-1, 0] = self._free[0]
-        self._pieces = pieces
-        self._free[:] = before, self._free[1] + more
+        self._end = _use(slots, next_uses, self._queue, self._place, self._end, self._lists, self._after)
 
     def _reach(self, number: int) -> None:
         """Make sure that there is a list for every batch from now to `number`."""
@@ -95,50 +72,30 @@ class Minimum:
             size *= 2
         batches = np.arange(self._now, self._now + self._size)
         old, new = batches & (self._size - 1), batches & (size - 1)
-        lists, held, called = np.full((size, 4), -1, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int32)
-        lists[new], held[new], called[new] = self._lists[old], self._held[old], self._called[old]
-        self._lists, self._held, self._called, self._size = lists, held, called, size
+        lists, called = np.full((size, 2), -1, np.int32), np.zeros(size, np.int32)
+        lists[new], called[new] = self._lists[old], self._called[old]
+        self._lists, self._called, self._size = lists, called, size
 
 
 @kernel
-def _extend(lists, pieces, free, held, which):
-    piece = free[0]
-    free[0] = pieces[piece, 0]
-    free[1] -= 1
-    held[which] += 1
-    pieces[piece, 0] = -1
-    if lists[which, 2] < 0:
-        lists[which, 0] = piece
-        lists[which, 1] = 1
+def _append(slot, lists, after, which):
+    if lists[which, 0] < 0:
+        lists[which, 0] = slot
     else:
-        pieces[lists[which, 2], 0] = piece
-    lists[which, 2] = piece
-    lists[which, 3] = 1
+        after[lists[which, 1]] = slot
+    lists[which, 1] = slot
+    after[slot] = -1
 
 
 @kernel
-def _drop(lists, pieces, free, held, which):
-    if lists[which, 0] >= 0:
-        pieces[lists[which, 2], 0] = free[0]
-        free[0] = lists[which, 0]
-        free[1] += held[which]
-    held[which] = 0
-    lists[which, 0] = lists[which, 2] = -1
-    lists[which, 3] = PIECE
-
-
-@kernel
-def _call(slots, place, lists, pieces, free, held, which):
+def _call(slots, place, lists, after, which):
     for slot in slots:
         place[slot] = -2 - place[slot]  # a gap that still gives the order
-        if lists[which, 2] < 0 or lists[which, 3] == PIECE:
-            _extend(lists, pieces, free, held, which)
-        pieces[lists[which, 2], lists[which, 3]] = slot
-        lists[which, 3] += 1
+        _append(slot, lists, after, which)
 
 
 @kernel
-def _use(slots, next_uses, queue, place, end, lists, pieces, free, held):
+def _use(slots, next_uses, queue, place, end, lists, after):
     size = len(lists)
     for i in range(len(slots)):
         slot = slots[i]
@@ -147,11 +104,7 @@ def _use(slots, next_uses, queue, place, end, lists, pieces, free, held):
             place[slot] = end
             end += 1
         else:
-            which = next_uses[i] & (size - 1)
-            if lists[which, 2] < 0 or lists[which, 3] == PIECE:
-                _extend(lists, pieces, free, held, which)
-            pieces[lists[which, 2], lists[which, 3]] = slot
-            lists[which, 3] += 1
+            _append(slot, lists, after, next_uses[i] & (size - 1))
     return end
 
 
@@ -183,7 +136,7 @@ def _close_up(queue, place, begin, end):
 
 
 @kernel
-def _farthest(out, taken, place, lists, pieces, free, held, called, farthest, number):
+def _farthest(out, taken, place, lists, after, called, farthest, number):
     """Fill the rest of `out`. Return the farthest batch that may still have rows waiting."""
     size = len(lists)
     while taken < len(out):
@@ -194,42 +147,28 @@ def _farthest(out, taken, place, lists, pieces, free, held, called, farthest, nu
             farthest -= 1
             continue
         if called[which] > 1:
-            _sort(which, called[which], place, lists, pieces)
+            _sort(which, called[which], place, lists, after)
         called[which] = 0
-        piece = lists[which, 0]
-        end = lists[which, 3] if piece == lists[which, 2] else PIECE
-        i = lists[which, 1]
-        while i < end and taken < len(out):
-            out[taken] = pieces[piece, i]
+        slot = lists[which, 0]
+        while slot >= 0 and taken < len(out):
+            out[taken] = slot
             taken += 1
-            i += 1
-        lists[which, 1] = i
-        if i == end:
-            following = pieces[piece, 0]
-            pieces[piece, 0] = free[0]
-            free[0] = piece
-            free[1] += 1
-            held[which] -= 1
-            lists[which, 0] = following
-            lists[which, 1] = 1
-            if following < 0:
-                lists[which, 2] = -1
+            slot = after[slot]
+        lists[which, 0] = slot
     return farthest
 
 
 @kernel
-def _sort(which, count, place, lists, pieces):
+def _sort(which, count, place, lists, after):
     """Put the first slots of a list in the order that they had in the queue."""
-    members = np.empty(count, np.int32)
-    for turn in range(2):  # read them, write them
-        piece, at = lists[which, 0], lists[which, 1]
-        for i in range(count):
-            if at == PIECE:
-                piece, at = pieces[piece, 0], 1
-            if turn == 0:
-                members[i] = pieces[piece, at]
-            else:
-                pieces[piece, at] = members[i]
-            at += 1
-        if turn == 0:
-            members = members[np.argsort(-place[members])]
+    members, slot = np.empty(count, np.int32), lists[which, 0]
+    for i in range(count):
+        members[i] = slot
+        slot = after[slot]
+    members = members[np.argsort(-place[members])]
+    lists[which, 0] = members[0]
+    for i in range(count - 1):
+        after[members[i]] = members[i + 1]
+    after[members[-1]] = slot
+    if slot < 0:
+        lists[which, 1] = members[-1]

@@ -121,7 +121,7 @@ def _locate(
 
 
 @kernel
-def _too_far(words: Words, positions: Positions, shape: Shape, place: Number, gap: Number, share: Number) -> Number:
+def _too_far(words: Words, shape: Shape, place: Number, gap: Number, share: Number) -> Number:
     """Return whether a key would be too far from its share if all keys from `place` up to the gap moved by one."""
     if gap - share <= shape[_LIMIT]:
         return False
@@ -159,7 +159,7 @@ def _place(
             gap = place
             while positions[gap] != 0:
                 gap += 1
-            if _too_far(words, positions, shape, place, gap, _share(x, shape[_BITS], shape[_SIZE])):
+            if _too_far(words, shape, place, gap, _share(x, shape[_BITS], shape[_SIZE])):
                 return i
             while gap > place:
                 words[gap] = words[gap - 1]

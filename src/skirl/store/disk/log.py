@@ -173,13 +173,10 @@ class Log:
             some = keys[done : done + min(MOST_PLACED, self._capacity - end)]
             self._write_records(segment, some, rows[done * self._words : (done + some.size) * self._words], end)
             self._files.write(segment.keys.number, np.ascontiguousarray(some).data, HEADER + end * 8)
-            try:
-                with self._gate.lookup():
-                    self.index.reserve(some.size)
-                    first = segment.slot << INDEX_BITS | end
-                    self.index.place(some, first, self.ends, self.live, self._sums)
-            finally:
-                self._gate.copied()
+            with self._gate, self._gate.lookup():
+                self.index.reserve(some.size)
+                first = segment.slot << INDEX_BITS | end
+                self.index.place(some, first, self.ends, self.live, self._sums)
             done += some.size
             self._send(segment)
             if self.ends[segment.slot] >= self._capacity:
@@ -229,8 +226,7 @@ class Log:
         rows_held = sum(int(self.live[s.slot]) for s in small)
         if rows_held <= SMALLEST // 2 or len(small) >= _MANY:
             for old in small:
-                for _ in self.rewrite(old):
-                    pass
+                deque(self.rewrite(old), maxlen=0)
         return self.active or segment
 
     def _register(self, segment: Segment) -> None:
@@ -256,8 +252,7 @@ class Log:
     def sync(self) -> None:
         """Wait until all records are durable. For the names of their files, the folder must be synced."""
         for segment in [s for s in self.segments.values() if s.suspect]:
-            for _ in self.rewrite(segment):
-                pass
+            deque(self.rewrite(segment), maxlen=0)
         for segment in self.segments.values():
             end = int(self.ends[segment.slot])
             if segment.synced < end and self.live[segment.slot]:

@@ -156,24 +156,15 @@ class DiskStore(Store):
         with explained(self.path):
             for start in range(0, keys.size, _PIECE):
                 piece = slice(start, start + _PIECE)
-                try:
+                with self._gate:
                     with self._gate.lookup():
                         log = self._logs[kind]
                         positions = log.index.locate(keys[piece])
                     log.rows_at(positions, keys[piece], out[piece])
-                finally:
-                    self._gate.copied()
                 found[piece] = positions >= 0
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         """If it fails, some of the rows may be held; the same call can be repeated."""
-        try:
-            self._write_all(kind, keys, rows)
-        except KeyboardInterrupt:
-            self._write_all(kind, keys, rows)  # finish what was begun
-            raise
-
-    def _write_all(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         words = rows.reshape(-1).view(np.uint32)
         with self._writing:
             log = self._logs[kind]
@@ -191,18 +182,15 @@ class DiskStore(Store):
         for kind in range(len(self._logs)):
             ordinal, start = -1, 0
             while True:
-                try:
-                    with explained(self.path), self._gate.lookup():
-                        log = self._logs[kind]
-                        there = list(log.segments.values())  # a copy: a writer may begin a segment meanwhile
-                        segment = next((s for s in there if s.ordinal >= ordinal), None)
-                        if segment is None:
-                            break
-                        start = start if segment.ordinal == ordinal else 0
-                        keys, start = log.keys_from(segment, start)
-                        ordinal = segment.ordinal if start else segment.ordinal + 1
-                finally:
-                    self._gate.copied()
+                with explained(self.path), self._gate, self._gate.lookup():
+                    log = self._logs[kind]
+                    there = list(log.segments.values())  # a copy: a writer may begin a segment meanwhile
+                    segment = next((s for s in there if s.ordinal >= ordinal), None)
+                    if segment is None:
+                        break
+                    start = start if segment.ordinal == ordinal else 0
+                    keys, start = log.keys_from(segment, start)
+                    ordinal = segment.ordinal if start else segment.ordinal + 1
                 if keys.size:
                     yield keys
 
