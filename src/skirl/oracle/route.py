@@ -64,7 +64,8 @@ def sent(ids: Sequence[Ids], features: Sequence[str]) -> list[np.ndarray]:
 def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Ids]:
     """Return the micro-batches that `sent` took, with the ids of this bank alone."""
     features, found, at = schema.banks[bank].features, list[Ids](), np.zeros(4, np.int64)
-    heads, rest = arrays[0].reshape(-1, 2 + len(features)), arrays[1:]
+    heads, floats = arrays[0].reshape(-1, 2 + len(features)), arrays[3]
+    rest = [_wide(arrays[1]), _wide(arrays[2]), floats, _wide(arrays[4])]
 
     def take(kind: int, count: int) -> np.ndarray:
         at[kind] += count
@@ -74,7 +75,7 @@ def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Id
         first = np.cumsum([0, *(samples if n < 0 else n for n in bags)])
         offsets = np.concatenate([[0], np.cumsum(take(0, int(first[-1])), dtype=np.int64)])
         count = int(offsets[-1])
-        values, weights = take(1, count).astype(np.int64), take(2, count) if weighted else None
+        values, weights = take(1, count), take(2, count) if weighted else None
         inverse = tuple(None if n < 0 else take(3, samples).astype(np.int32) for n in bags)
         ids = Ids(tuple(f.name for f in features), values, offsets, samples, first, inverse, weights)
         ids.banks = [BankIds(ids.values, np.zeros((0, 4), np.int64)) for _ in schema.banks]
@@ -84,9 +85,17 @@ def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Id
 
 
 def _narrow(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Join arrays of numbers that are not negative, in as few bytes as hold them."""
-    joined = np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
-    return joined.astype(np.min_scalar_type(int(joined.max(initial=0))))
+    """Join arrays of numbers that are not negative, in as few bytes as hold them, after a byte that says how many."""
+    joined = np.concatenate(arrays).astype("<i8") if arrays else np.empty(0, "<i8")
+    width = max(1, -(-int(joined.max(initial=0)).bit_length() // 8))
+    return np.concatenate([np.array([width], np.uint8), joined.view(np.uint8).reshape(-1, 8)[:, :width].reshape(-1)])
+
+
+def _wide(narrow: np.ndarray) -> np.ndarray:
+    rows = narrow[1:].reshape(-1, narrow[0])
+    found = np.zeros((len(rows), 8), np.uint8)
+    found[:, : narrow[0]] = rows
+    return found.view("<i8").reshape(-1)
 
 
 @dataclass(slots=True)
