@@ -288,7 +288,7 @@ def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
     with run.opened():
 
         def trained() -> Iterator[None]:
-            while run.step():
+            while run.leg():
                 yield
 
         yield trained(), lambda: run.batches.window, run.sweep.forms.steps

@@ -60,22 +60,42 @@ def test_all_that_is_left_behind_is_that_of_one_process(
     assert Path(result["best"]["folder"]).parts[-2:] == (result["winner"], "best")
 
 
-STOPPED = """
-from skirl.sweep.flags import KeepFlags
-def due(self, step, seconds):
-    if RANK == {rank} and step == {step}:
+SIGNALLED = """
+from skirl.sweep.sweep import Sweep
+step = Sweep.step
+def signalled(self, batch):
+    if RANK == {rank} and self.lookahead.step == {step}:
         os.kill(os.getpid(), signal.{name})
-    return step % 4 == 0
-KeepFlags.due = due
+    return step(self, batch)
+Sweep.step = signalled
 """
 
 
+def test_ranks_meet_where_something_is_decided(python: Python, tmp_path: Path):
+    """After the first step, at lines of metrics, rungs and the end; not at each step."""
+    met = """
+from skirl.sweep import run
+from skirl.sweep.ranks import Ranks
+run.SECONDS = 1e9
+told, met = Ranks.told, []
+def counted(self, own, what):
+    if what == "losses":
+        met.append(len(own[1]))
+    if what == "facts":
+        assert RANK or met == [1, 5, 6, 8, 4, 0], met
+    return told(self, own, what)
+Ranks.told = counted
+"""
+    codes, _ = on_ranks(python, 2, tmp_path, met, **PLAIN | {"log_every": 12, "rungs": "25%,20"})
+    assert codes == [0, 0]
+
+
 def test_it_goes_on_in_other_numbers_of_processes(whole: dict[str, Any], python: Python, tmp_path: Path):
-    """Signals to one rank end all after the same step, here one that has a rung."""
-    fault = STOPPED.format(rank=1, step=5, name="SIGINT")
+    """Signals to one rank end all at the step where they meet next, here at a rung."""
+    fault = SIGNALLED.format(rank=1, step=5, name="SIGINT")
     codes, stopped = on_ranks(python, 2, tmp_path, fault, save_every=4)
     assert codes == [130, 130] and stopped["stopped_by"] == "Ctrl-C" and stopped["steps"] == 6
-    fault = STOPPED.format(rank=2, step=17, name="SIGTERM")
+    fault = SIGNALLED.format(rank=2, step=17, name="SIGTERM")
     codes, stopped = on_ranks(python, 3, tmp_path, fault, save_every=4, resume=True)
     assert codes == [0] * 3 and stopped["stopped_by"] == "SIGTERM" and stopped["steps"] == 18
     result = SweepCommand.of(**flags_of(tmp_path, save_every=4, resume=True)).run()
@@ -91,19 +111,8 @@ def test_variants_that_diverge_leave_and_a_rank_without_variants_trains_no_more(
     same(left_behind(tmp_path / "3", result), left_behind(tmp_path / "1", one))
 
 
-KILLED = """
-from skirl.sweep.run import SweepRun
-step = SweepRun.step
-def killed(self):
-    if RANK == 1 and self.batches.step == 9:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self)
-SweepRun.step = killed
-"""
-
-
 def test_a_rank_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str, Any], python: Python, tmp_path: Path):
-    codes, said = on_ranks(python, 2, tmp_path, KILLED, save_every=4)
+    codes, said = on_ranks(python, 2, tmp_path, SIGNALLED.format(rank=1, step=10, name="SIGKILL"), save_every=4)
     assert codes == [1, -9] and "rank 1" in said[0] and "gone" in said[0]
     codes, result = on_ranks(python, 2, tmp_path, save_every=4, resume=True)
     assert codes == [0, 0]

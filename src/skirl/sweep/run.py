@@ -43,29 +43,37 @@ def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
     with using(Alone()):  # a rank's engine shares no rows
         one = SweepRun(ranks, recipe, *args)
         with one.opened(), progress_of("sweep", one.stream.steps) as progress:
-            while one.step():
+            while one.leg():
                 progress(one.race.step, one.facts)
                 if one.keep():
                     break
             return one.end()
 
 
+SECONDS = 2.0
+"""Most that several ranks train until they meet: a signal ends all of them at the same step."""
+
+
 class Told(NamedTuple):
-    """What a rank tells of a step."""
+    """What a rank tells of its steps since all met."""
 
     trains: bool
-    """Whether it has variants left; if not, it knows only of signals and its time."""
-    losses: dict[str, float] | None
-    """Of its variants; None if the data has ended."""
-    samples: int
+    """Whether it has variants left."""
+    losses: list[dict[str, float]]
+    """Of its variants, by step; fewer steps than others have if all of them diverged."""
+    samples: list[int]
+    first_epoch: int | None
+    """Steps of the first epoch, whose samples nobody had trained on; None while it is not over."""
+    last: bool
+    """Whether the stream ends with them, which only who reads the stream knows."""
     saving: bool
     """Whether it was still writing a checkpoint."""
-    unseen: bool
-    """Whether nobody had trained on its samples: they are of the first epoch."""
-    last: bool
-    """Whether the stream ends with it, which only who reads the stream knows."""
     signal: str | None
     now: float
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.losses) and not any(map(isfinite, self.losses[-1].values()))
 
 
 class SweepRun:
@@ -134,7 +142,9 @@ class SweepRun:
         """Of the stream: each sample counts once, for all variants."""
         self.samples = 0
         self._saving = self._last = False
-        """Whether a checkpoint was still being written in the last step; whether the stream ended with it."""
+        """Whether a checkpoint was still being written when all met; whether the stream ended then."""
+        self._apart = 1
+        """Most steps until all meet again."""
         self.failed: str | None = None
         self._began = self._now = self._saved_at = ranks.told(time.monotonic(), "the time")[0]
         """Of the first rank."""
@@ -195,69 +205,90 @@ class SweepRun:
         """The variants in the race that this rank trains."""
         return [self.entrants[name] for name in self.race.racing if name in self.entrants]
 
-    def step(self) -> bool:
-        """Train all that race on a batch, and drop those below a rung. Return False if none or no batch is left."""
-        race, racing = self.race, self.race.racing
-        done = self._trained()
-        if done is None:
+    def leg(self) -> bool:
+        """Train until all ranks meet, and drop those below a rung. Return False if no variant or no batch is left."""
+        race, left, unseen = self.race, list[VariantPlace](), True
+        steps = self._trained()
+        if not steps:
             return False
-        assert done.losses is not None
-        self._saving, self._last = done.saving, done.last
-        if not any(map(isfinite, done.losses.values())):
-            last = racing[-1]
-            with suppress(ValueError):  # that none is left
-                race.see([nan] * len(race.names))
-            self.failed = str(Diverged.all_of(len(self.variants), last, race.step, done.losses[last]))
-            self._let_leave(race.left[-len(racing) :])
-            self._stand()
-            return False
-        self._let_leave(race.see([done.losses.get(name, nan) for name in race.names], unseen=done.unseen))
+        for losses, samples, unseen in steps:
+            racing = race.racing
+            if not any(map(isfinite, losses.values())):
+                with suppress(ValueError):  # that none is left
+                    race.see([nan] * len(race.names))
+                self.failed = str(Diverged.all_of(len(self.variants), racing[-1], race.step, losses[racing[-1]]))
+                self._let_leave(left + race.left[-len(racing) :])
+                self._stand()
+                return False
+            left += race.see([losses.get(name, nan) for name in race.names], unseen=unseen)
+            self.samples += samples
+        self._let_leave(left)
         step = race.step
-        if self.stream.held_out and (done.last or (self.eval_every is not None and step % self.eval_every == 0)):
-            self._judge(done)
+        if self.stream.held_out and (self._last or (self.eval_every is not None and step % self.eval_every == 0)):
+            self._judge(unseen)
             if self.failed is not None:
                 self._stand()
                 return False
         for entrant in self.here:
-            entrant.after_step(self.batches, last=done.last)
-        self.samples += done.samples
+            entrant.after_step(self.batches, last=self._last)
         self.speed.reached(self.samples)
-        if step % self.every == 0 or done.last:
+        if step % self.every == 0 or self._last:
             self._stand()
         return True
 
-    def _trained(self) -> Told | None:
-        """Train on a batch, on all ranks that have variants left. Return what they tell; None if there is none."""
-        self.ranks.peers.comes(self.race.step + 1)
+    def _meeting(self) -> int:
+        """Return the step at which all ranks meet next."""
+        step = self.race.step
+        every = filter(None, (self.every, self.eval_every, self.keeping.save_every))
+        coming = [rung for rung in self.race.rules.rungs if rung > step]
+        return min(step + self._apart, *coming[:1], *((step // each + 1) * each for each in every))
+
+    def _trained(self) -> list[tuple[dict[str, float], int, bool]]:
+        """Train on all ranks until they meet. Return, by step: the losses of all variants, how many samples it had, and
+        whether nobody had trained on them."""
+        step, began = self.race.step, self._now
         try:
-            own = self._train()
+            own = self._train(self._meeting())
         except DoesNotFit as error:
             raise of_whole(error, self._racing, self.ranks.size) from error
         told = [Told(*one) for one in self.ranks.told(own, "losses")]
         self._now = told[0].now
         self.stopped_by = self.stopped_by or next(filter(None, (one.signal for one in told)), None)
-        told = [one for one in told if one.trains]
-        if None in (losses := [one.losses for one in told]):
-            if any(losses):
-                raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
-            return None
-        whole = {name: loss for one in losses if one is not None for name, loss in one.items()}
-        return told[0]._replace(losses=whole, saving=any(one.saving for one in told))
+        self._saving, self._last = any(one.saving for one in told), any(one.last for one in told)
+        longest = max(told, key=lambda one: len(one.losses))
+        count, first = len(longest.losses), longest.first_epoch
+        if any(one.trains and len(one.losses) < count and not one.diverged for one in told):
+            raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
+        if self.ranks.size > 1 and count:
+            self._apart = max(1, int(SECONDS * count / max(1e-6, self._now - began)))
+        return [
+            ({name: loss for one in told for name, loss in dict(*one.losses[k : k + 1]).items()},
+             longest.samples[k], first is None or step + k < first)
+            for k in range(count)
+        ]  # fmt: skip
 
-    def _train(self) -> Told:
-        here, saving = self.here, self.keeper.busy
-        batch = next(self._coming, None) if here else None
-        if batch is None:
-            return Told(bool(here), None, 0, saving, False, False, self._signals.came, time.monotonic())
-        with suppress(Diverged):  # if all of this rank did, others may go on
-            self.sweep.step(batch)
-        for entrant in here:
-            entrant.step(batch)
-        step, first = self.batches.step, self.stream.first_epoch
-        return Told(
-            True, {one.name: one.loss for one in here}, len(batch.labels), saving, first is None or step <= first,
-            step == self.stream.steps, self._signals.came, time.monotonic(),
-        )  # fmt: skip
+    def _train(self, end: int) -> Told:
+        saving, losses, samples, last = self.keeper.busy, list[dict[str, float]](), list[int](), False
+        live, trains = self.here, bool(self.here)
+        while live and not last and self.race.step + len(losses) < end:
+            if losses:  # the last step before all meet is written down then
+                for entrant in live:
+                    entrant.after_step(self.batches)
+            self.ranks.peers.comes(self.race.step + len(losses) + 1)
+            if (batch := next(self._coming, None)) is None:
+                break
+            with suppress(Diverged):  # if all of this rank did, others may go on
+                self.sweep.step(batch)
+            for entrant in live:
+                entrant.step(batch)
+                if entrant.contender.left is not None:
+                    entrant.after_step(self.batches, last=True)
+            losses.append({one.name: one.loss for one in live})
+            samples.append(len(batch.labels))
+            last = self.batches.step == self.stream.steps
+            live = [one for one in live if isfinite(one.loss)]
+        first = self.stream.first_epoch
+        return Told(trains, losses, samples, first, last, saving, self._signals.came, time.monotonic())
 
     def _stand(self) -> None:
         aucs = {} if self.folder.path is None else self._aucs()
@@ -276,11 +307,12 @@ class SweepRun:
             **({"samples/s of each": f"{rate:,.0f}"} if (rate := self.speed.rate(self.samples)) else {}),
         }
 
-    def _judge(self, done: Told) -> None:
+    def _judge(self, unseen: bool) -> None:
+        """Evaluate. unseen: whether nobody had trained on the samples of the last step."""
         step = self.race.step
         with self.speed.paused():
             own = {}
-            if due := [entrant for entrant in self.here if entrant.judge.due(step, last=done.last)]:
+            if due := [entrant for entrant in self.here if entrant.judge.due(step, last=self._last)]:
                 own = evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
             told = self.ranks.joined(own, "evaluations")
         found = {name: Judged(*one) for name, one in told.items() if one is not None}
@@ -293,8 +325,8 @@ class SweepRun:
             self._let_leave(self.race.diverged(broken, BROKEN))
             if self.failed is not None:
                 return
-        if done.last or not done.unseen:
-            self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=done.last))
+        if self._last or not unseen:
+            self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=self._last))
 
     def _let_leave(self, left: Sequence[VariantPlace]) -> None:
         """Let variants leave that have left the race. A rank that has none left stops training."""
