@@ -50,3 +50,6 @@ for epoch in range(2):
             dense.zero_grad()
             if first and batches.ends_step and batches.step % 19 == 0:
                 print(f"epoch {epoch}  step {batches.step}  loss of a shard {loss.item():.4f}")
+if first:
+    total = sum(weight.double().sum().item() for weight in model.top.parameters())
+    print(f"weights {total:.15f}, for one trainer as for two")

@@ -71,7 +71,7 @@ def test_two_trainers_end_with_the_weights_of_one(python: Python) -> None:
     """And the loss falls."""
     alone = python.run(TRAINERS, str(EXAMPLES))
     assert alone.returncode == 0, alone.stderr
-    *lines, weights = alone.stdout.splitlines()
+    *lines, total, weights = alone.stdout.splitlines()
     losses = [float(line.split()[-1]) for line in lines]
     assert len(losses) == 4 and losses[-1] < losses[0]
     for rank, process in enumerate(start(python, 2, str(EXAMPLES), code=TRAINERS)):
@@ -79,7 +79,8 @@ def test_two_trainers_end_with_the_weights_of_one(python: Python) -> None:
             out, err = process.communicate(120)
             assert process.returncode == 0, err
             assert out.splitlines()[-1] == weights
-            assert len(out.splitlines()) == (5 if rank == 0 else 1)
+            assert len(out.splitlines()) == (6 if rank == 0 else 1)
+            assert rank or out.splitlines()[-2] == total
 
 
 def test_the_docs_show_every_line_that_differs() -> None:

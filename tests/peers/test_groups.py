@@ -72,7 +72,7 @@ def test_two_processes_get_what_two_threads_get(python: Python):
         (
             "hangs",
             1,
-            "for rank 1 in channel ids, exchange 7 (batch 9) of step 9: it hangs, or takes longer than patience",
+            "for rank 1 in channel ids, exchange 7 (batch 9) of step 9, ahead of the loop: it hangs, or takes longer than ",
         ),
         ("fails", 600, "rank 1 ended the job: id 7 of table 'user' is out of range"),
     ],
@@ -93,7 +93,7 @@ def test_a_stopped_rank_is_named_even_if_it_serves_the_store_and_nobody_waits_lo
             if rank != which:
                 err = process.communicate(60)[1]
                 assert process.returncode == 1
-                said = f"for rank {which} in channel ids, exchange 7 (batch 9) of step 9: it hangs, or takes longer"
+                said = f"for rank {which} in channel ids, exchange 7 (batch 9) of step 9, ahead of the loop: it hangs"
                 assert said in err.splitlines()[-1], err
     finally:
         ranks[which].kill()

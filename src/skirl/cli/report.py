@@ -163,6 +163,8 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     worst = max(run["blame"], key=run["blame"].__getitem__, default=None)
     blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
     lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
+    if (seconds := run.get("compiled", 0.0)) >= 0.5:
+        lines["waited"] += f"; {seconds:.1f} s of the run compiled kernels, which the next one finds"
     lanes = run["by_trainer"]["lanes"] if run["by_trainer"] else []
     return lines | {
         f"trainer {n}": ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())

@@ -201,6 +201,7 @@ class Channel(ABC):
         try:
             self._sequence += 1
             of_step = "" if self.step is None else f"{OF_STEP}{self.step:,}"
+            of_step += ", ahead of the loop" * bool(of_step and self.name == "ids")
             doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}{of_step}"
             self.counters.calls += 1
             yield doing

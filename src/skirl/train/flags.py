@@ -236,7 +236,7 @@ class LogFlags:
     """The folder to look at: metrics and result, for `skirl report` and TensorBoard; auto: a new one in runs/ or
     $SKIRL_RUNS; or none."""
     log_every: int = 50
-    """Steps between two lines of metrics."""
+    """Steps between two lines of metrics.jsonl; the console shows one every few seconds."""
     trace: Path | None = None
     """A file for the timeline of all stages, 1.3 KB a step; open it in https://ui.perfetto.dev."""
 
