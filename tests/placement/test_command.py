@@ -124,7 +124,7 @@ def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
     [
         ("[]", "it is no list of tables"),
         ('{"format": "skirl-tables"', "it is no list of tables"),
-        ('{"format": "skirl-tables", "format_version": 9}', "its format is 9, skirl reads 1"),
+        ('{"format": "skirl-tables", "format_version": 9}', "its format_version is 9: set it to 1"),
         ('{"format": "skirl-tables", "format_version": 1, "batch": 2, "tables": [{"name": "a"}]}', "rows is missing"),
         (json.dumps({**HEAD, "tables": [TABLE]}).replace("64,", "NaN,", 1), "has batch nan"),
     ],

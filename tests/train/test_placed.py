@@ -58,6 +58,7 @@ def test_a_run_takes_what_moves_fewer_bytes():
         ({"tables": [{"name": "a", "trainer": 2}, {"name": "b", "trainer": None}]}, "a trainer that is no number below 2"),
         ({"tables": [{"name": name, "trainer": 0} for name in "abb"]}, "places table 'b' twice"),
         ({"format": "other"}, "is no plan of tables for trainers"),
+        ({"format": "skirl-table-plan"}, "a plan of skirl place, which is for TorchRec"),
         ({"tables": "none"}, "is damaged"),
     ],
 )  # fmt: skip

@@ -97,7 +97,7 @@ def read_rows(
     if missing or not wanted:
         what = f"no table {missing[0]!r}" if wanted else f"no weight under {prefix!r}"
         has = ", ".join(sorted(by_name or tensors.names)[:9]) or "no tensor"
-        then = "set tables to some of these, or " if by_name else ""
+        then = "set table to some of these, or " if by_name else ""
         raise ValueError(
             f"{source} has {what}, it has {has}: {then}set prefix to what stands before the tables' names in the file"
         )

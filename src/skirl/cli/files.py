@@ -325,7 +325,7 @@ class Import(JsonFlag):
     """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""
     out: Path
     """The folder to write the checkpoint to."""
-    tables: tuple[str, ...] = ()
+    table: tuple[str, ...] = ()
     """The tables, each the end of a weight's name; if not given, every two-dimensional NAME.weight under --prefix."""
     prefix: str = ""
     """Text before the tables' names, such as embedding_bags."""
@@ -341,7 +341,7 @@ class Import(JsonFlag):
         from skirl.checkpoint.import_rows import read_rows
 
         found = read_rows(
-            self.source, self.out, names=self.tables, prefix=self.prefix, pooling=self.pooling, optimizer=self.optimizer,
+            self.source, self.out, names=self.table, prefix=self.prefix, pooling=self.pooling, optimizer=self.optimizer,
             store=self.store,
         )  # fmt: skip
         return {"command": "import", "out": str(self.out), **found, "failed": None}

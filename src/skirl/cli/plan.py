@@ -133,7 +133,9 @@ class Place(Composed):
 
     def rate(self) -> float:
         """Bytes a second of --link."""
-        return Link.parse(self.link).rate
+        if (link := Link.parse(self.link)).delay:
+            raise ValueError(f"link is {self.link!r}: a plan counts no delay, set it to a rate such as 10Gbit/s")
+        return link.rate
 
     def run(self) -> dict[str, Any]:
         from skirl.placement.calibrate import costs_for

@@ -21,6 +21,7 @@ SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
 LEFT = "of a variant that left, all is as it was then"
+JUDGED = "ranks are by held-out loss; loss is of training, each batch before it was trained on"
 KEPT_IN, NOT_KEPT = "kept in {}", "which is not kept: --keep-best keeps the best in --save"
 UNKNOWN = "still going on, killed, or failed"
 
@@ -246,7 +247,7 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
     by = ["held_out"] * judged + ["loss"] + ["mean"] * pooled
     heads = {"held_out": "lowest held out", "loss": "loss", "mean": "mean of seeds"}
     kind = "last held-out AUC" if any(auc is not None for auc in aucs.values()) else "AUC"
-    lines: list[tuple[str, ...]] = [("rank", "variant", *(heads[name] for name in by), "to rank 1", kind, "state")]
+    lines: list[tuple[str, ...]] = [("rank", "variant", *(heads[name] for name in by), "loss to rank 1", kind, "state")]
     for at in places:
         losses = (_figure(at.get(name), 5) for name in by)
         behind = difference(VariantPlace(**{name: value for name, value in at.items() if name != "auc"}))
@@ -325,7 +326,9 @@ def race_line(sweep: Mapping[str, Any]) -> dict[str, str]:
     places = standing(sweep["standing"], sweep["test_auc"])
     table = columns(places, left=(1, len(places[0]) - 1))
     left = any(at["left"] is not None for at in sweep["standing"])
-    return {"race": table + f"\n{MEANS}" * (sweep["seed_noise"] is not None) + f"\n{LEFT}" * left}
+    judged = any(at.get("held_out") is not None for at in sweep["standing"])
+    notes = {MEANS: sweep["seed_noise"] is not None, JUDGED: judged, LEFT: left}
+    return {"race": "\n".join([table, *(note for note, shown in notes.items() if shown)])}
 
 
 def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:

@@ -68,6 +68,11 @@ class KeyedJagged:
                 f"KeyedJagged: lengths sum up to {int(lengths.sum())}, and there are {values.numel()} values: pass how many "
                 "each feature and sample has"
             )
+        if lengths is not None and strides is None and not inverse and lengths.numel() % max(1, len(keys)):
+            raise ValueError(
+                f"KeyedJagged: lengths has {lengths.numel()} entries for {len(keys)} features: pass one for each feature "
+                "and sample"
+            )
         self._keys = list(keys)
         self._values = values
         self._lengths = lengths

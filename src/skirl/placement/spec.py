@@ -114,6 +114,8 @@ def read_specs(path: Path) -> list[TableSpec]:
 
 
 def _read(path: Path, parsed: Callable[[str], T], what: str) -> T:
+    if not path.exists():
+        raise ValueError(f"there is no file {path}")
     if not path.is_file() or path.stat().st_size > _MOST:
         raise ValueError(f"{path} is no {what}")
     try:
@@ -130,7 +132,9 @@ def _parsed(text: str) -> list[TableSpec]:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError(f'it is no list of tables in JSON: begin it with {{"format": "{FORMAT}"')
     if body.get("format_version") != VERSION:
-        raise ValueError(f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: write it again")
+        raise ValueError(
+            f"its format_version is {body.get('format_version')!r}: set it to {VERSION}, which skirl reads"
+        )
     form = {"batch": ANY, "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "ids": AMOUNT, "distinct": AMOUNT}]}
     if (wrong := misfit(body, form)) is not None:
         raise ValueError(f"{wrong}: correct it")

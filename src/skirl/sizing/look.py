@@ -36,7 +36,7 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
         return checkpoint.describe_store(path)
     if any((path / name).is_file() for name in (SWEEP, "config.json", "metrics.jsonl")):
         return {**_of_run(path), "shown_by": f"skirl report {path}", "bytes": _bytes(path)}
-    if owners := [part for part in path.glob("rank-*") if (part / MANIFEST).is_file()]:
+    if owners := [part for part in path.glob("rank-*") if any(part.rglob(MANIFEST))]:
         return {"kind": "rows of a memory node", "trainers": len(owners), "bytes": _bytes(path)}
     data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
     if not data or _kind(data[0]) is None:

@@ -38,12 +38,12 @@ class Bytes(NamedTuple):
 def placement_of(recipe: "Recipe", trainers: int) -> dict[str, int]:
     """Return the trainer of each table that one looks up for all; the same on every trainer."""
     how, tables = recipe.step.placement, recipe.tables()
+    if how not in ("rows", "auto", "whole", "mixed"):
+        return read(Path(how), tables, trainers)
     if trainers == 1 or how == "rows" or not recipe.pooled:
         return {}
     if how in ("whole", "mixed"):
         return {table.name: n % trainers for n, table in enumerate(tables) if how == "whole" or n % 2}
-    if how != "auto":
-        return read(Path(how), tables, trainers)
     with progress_of("place tables", 1) as progress:
         counted = count(islice((batch.sparse for batch in recipe.stream()), COUNTED), tables, trainers)
         chosen = {name: of for name, of in counted.items() if of.whole < WORTH * of.rows}
@@ -94,6 +94,8 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
         body = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"placement is {path}, which cannot be read ({error}): {again}") from None
+    if isinstance(body, dict) and body.get("format") == "skirl-table-plan":
+        raise ValueError(f"placement is {path}, a plan of skirl place, which is for TorchRec: {again}")
     if not isinstance(body, dict) or (body.get("format"), body.get("format_version")) != (FORMAT, VERSION):
         raise ValueError(f"placement is {path}, which is no plan of tables for trainers: {again}")
     if (wrong := misfit(body, _FORM)) is not None:

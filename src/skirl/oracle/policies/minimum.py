@@ -45,9 +45,11 @@ class Minimum:
         out = np.empty(count, np.int32)
         if count:
             taken, self._begin = _oldest(out, self._queue, self._place, self._begin, self._end)
-            self._farthest = _farthest(
-                out, taken, self._place, self._lists, self._after, self._called, self._farthest, number
-            )
+            while taken < count:
+                own = out, taken, self._lists, self._after, self._called, self._farthest, number
+                taken, self._farthest = _farthest(*own)
+                if taken < count:
+                    self._sort(self._farthest & (self._size - 1))
         return out
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
@@ -62,6 +64,16 @@ class Minimum:
         if self._end + len(slots) > len(self._queue):
             self._begin, self._end = 0, _close_up(self._queue, self._place, self._begin, self._end)
         self._end = _use(slots, next_uses, self._queue, self._place, self._end, self._lists, self._after)
+
+    def _sort(self, which: int) -> None:
+        """Put the slots at the head of a list in the order that they had in the queue."""
+        members = np.empty(self._called[which], np.int32)
+        rest = _head(members, which, self._lists, self._after)
+        members = members[np.argsort(-self._place[members])]
+        self._lists[which, 0], self._called[which] = members[0], 0
+        self._after[members] = np.append(members[1:], rest)
+        if rest < 0:
+            self._lists[which, 1] = members[-1]
 
     def _reach(self, number: int) -> None:
         """Make sure that there is a list for every batch from now to `number`."""
@@ -136,39 +148,32 @@ def _close_up(queue, place, begin, end):
 
 
 @kernel
-def _farthest(out, taken, place, lists, after, called, farthest, number):
-    """Fill the rest of `out`. Return the farthest batch that may still have rows waiting."""
+def _farthest(out, taken, lists, after, called, farthest, number):
+    """Fill `out` on, up to a list that is to be sorted. Return how many there are, and the farthest batch that may have
+    rows waiting."""
     size = len(lists)
     while taken < len(out):
         if farthest <= number:
             raise RuntimeError("more victims asked for than rows are resident outside the batch")
         which = farthest & (size - 1)
-        if lists[which, 0] < 0:
-            farthest -= 1
-            continue
-        if called[which] > 1:
-            _sort(which, called[which], place, lists, after)
-        called[which] = 0
         slot = lists[which, 0]
+        if slot >= 0 and called[which] > 1:
+            break
         while slot >= 0 and taken < len(out):
             out[taken] = slot
             taken += 1
             slot = after[slot]
-        lists[which, 0] = slot
-    return farthest
+        lists[which, 0], called[which] = slot, 0
+        if slot < 0:
+            farthest -= 1
+    return taken, farthest
 
 
 @kernel
-def _sort(which, count, place, lists, after):
-    """Put the first slots of a list in the order that they had in the queue."""
-    members, slot = np.empty(count, np.int32), lists[which, 0]
-    for i in range(count):
+def _head(members, which, lists, after):
+    """Fill `members` with the first slots of a list, and return the slot after these."""
+    slot = lists[which, 0]
+    for i in range(len(members)):
         members[i] = slot
         slot = after[slot]
-    members = members[np.argsort(-place[members])]
-    lists[which, 0] = members[0]
-    for i in range(count - 1):
-        after[members[i]] = members[i + 1]
-    after[members[-1]] = slot
-    if slot < 0:
-        lists[which, 1] = members[-1]
+    return slot
