@@ -42,15 +42,16 @@ ORACLE = [
           "    taken, self._begin = _oldest(out, self._queue, self._place, self._begin, self._end)"),
     Fault("MIN takes the nearest", "oracle.policies.minimum:_farthest",
           "which = farthest & size - 1\n"
-          "if lists[which, 0] < 0:\n"
-          "    farthest -= 1\n"
-          "    continue",
+          "slot = lists[which, 0]\n"
+          "if slot >= 0 and called[which] > 1:\n"
+          "    break",
           "near = number + 1\n"
           "while lists[near & size - 1, 0] < 0:\n"
           "    near += 1\n"
-          "which = near & size - 1"),
-    Fault("ties leave by most recent use", "oracle.policies.minimum:_sort",
-          "-place[members]", "place[members]"),
+          "which = near & size - 1\n"
+          "slot = lists[which, 0]"),
+    Fault("ties leave by most recent use", "oracle.policies.minimum:Minimum._sort",
+          "-self._place[members]", "self._place[members]"),
     Fault("LRU evicts rows of the current batch", "oracle.policies.compared:LRU._others",
           "resident[batch[batch >= 0]] = False", "pass"),
     Fault("a first use leaves no mark: the row is made again", "oracle.loops:arrive",
