@@ -60,7 +60,7 @@ def sessions(samples: int, change: float, per_session: float = 16.5) -> list[dic
 def test_what_is_projected_is_what_convert_gives(tmp_path: Path, way: str) -> None:
     flags: dict[str, Any] = {"user": "user", "gap": "3s"} if way == "users" else {}
     data, by = write(tmp_path / "in.parquet", sessions(9000, 0.1)), schema(tmp_path)
-    found = asked(data, schema=by, **flags, **({"sample": "1MiB"} if way == "some" else {}))
+    found = asked(data, schema=by, **flags, **({"memory": "1MiB"} if way == "some" else {}))
     assert (found["sampled"]["one_in"] > 1) == (way == "some")
     given = Convert(data, str(tmp_path / "out"), by="session", quiet=True, schema=by, **flags).run()
     table = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "out").iterdir())])
@@ -104,7 +104,7 @@ def test_verdicts(tmp_path: Path, change: float, per_session: float, advice: str
 
 
 def test_real_data(data_folder: Path) -> None:
-    assert asked(f"mind:{data_folder / 'mind'}", sample="2MiB")["verdict"].startswith("cluster by session")
+    assert asked(f"mind:{data_folder / 'mind'}", memory="2MiB")["verdict"].startswith("cluster by session")
     for data in (f"criteo:{data_folder / 'criteo_first10k.tsv'}", f"avazu:{data_folder / 'avazu'}"):
         with pytest.raises(BadSchema, match="nothing says which rows are a session"):
             asked(data)
@@ -120,8 +120,8 @@ def test_bytes_that_are_no_rows_have_no_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [({"session": "a", "user": "b"}, "both set"), ({"gap": "3s"}, "no user is named"), ({"user": "u"}, "and no gap"),
-     ({"user": "u", "gap": "soon"}, "gap is 'soon'"), ({"sample": "much"}, "sample is 'much'"),
-     ({"sample": "1KiB"}, "1MiB or more")],
+     ({"user": "u", "gap": "soon"}, "gap is 'soon'"), ({"memory": "much"}, "memory is 'much'"),
+     ({"memory": "1KiB"}, "1MiB or more")],
 )  # fmt: skip
 def test_wrong_flags(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -55,7 +55,7 @@ BAD = [
     ([{**TABLE, "colour": 1}], [], "has 'colour', which skirl does not know"),
     ([{**TABLE, "reuse": [1]}], [], "has a reuse that is not 17 shares"),
     ([{**TABLE, "optimizer": "lion"}], [], "has optimizer 'lion': set it to one of"),
-    ([{**TABLE, "optimizer": "ftrl"}], [], "the costs have no ftrl, which table 'a' has"),
+    ([{**TABLE, "optimizer": "ftrl"}], [], "skirl has no costs for ftrl: leave --no-measure out"),
     ([TABLE], ["--memory", "1KB"], "and the ranks have 2.0 KiB, 33.2 KiB too little: set --memory"),
     ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 exceeds its memory by 15.6 KiB, since a table is"),
     ([{**TABLE, "rows": 1, "distinct": 1}], [], "there are 2 ranks for 1 rows: set fewer ranks than rows"),
@@ -123,7 +123,7 @@ def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
     ("text", "says"),
     [
         ("[]", "it is no list of tables"),
-        ('{"format": "skirl-tables"', "it is no list of tables"),
+        ('{"format": "skirl-tables"', "it is not valid JSON"),
         ('{"format": "skirl-tables", "format_version": 9}', "its format_version is 9: set it to 1"),
         ('{"format": "skirl-tables", "format_version": 1, "batch": 2, "tables": [{"name": "a"}]}', "rows is missing"),
         (json.dumps({**HEAD, "tables": [TABLE]}).replace("64,", "NaN,", 1), "has batch nan"),

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import JsonFlag, ShowFlags, facts
+from skirl.cli.show import ShowFlags, facts
 from skirl.core import OptimizerName
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
@@ -214,9 +214,9 @@ class Convert(SessionFlags):
 
 @dataclass(frozen=True)
 class Analyze(SessionFlags):
-    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "sample", "schema", "workers")
+    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "memory", "schema", "workers")
 
-    sample: str = "64MiB"
+    memory: str = "64MiB"
     """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
 
     def __post_init__(self) -> None:
@@ -224,8 +224,8 @@ class Analyze(SessionFlags):
 
         check_in_and_out(self.data, ".", folder=True)
         Sessions(self.session, self.user, self.gap)
-        if parsed("sample", self.sample, parse_bytes, "a size such as 64MiB") < 1 << 20:
-            raise ValueError(f"sample is {self.sample!r}: set it to 1MiB or more")
+        if parsed("memory", self.memory, parse_bytes, "a size such as 64MiB") < 1 << 20:
+            raise ValueError(f"memory is {self.memory!r}: set it to 1MiB or more")
 
     def run(self) -> dict[str, Any]:
         from skirl.dedup.analyze import advice, analyze
@@ -238,7 +238,7 @@ class Analyze(SessionFlags):
                 return advice("lists that repeat are left out of these files already")
             files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
             now = sum(Path(path).stat().st_size for path in files.dataset.paths)
-            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample), now=now)
+            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.memory), now=now)
 
         return self.timed("analyze", found)
 
@@ -265,7 +265,7 @@ class Analyze(SessionFlags):
 
 
 @dataclass(frozen=True)
-class Export(JsonFlag):
+class Export(ShowFlags):
     positional: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
     checkpoint: Path
@@ -316,7 +316,7 @@ class Export(JsonFlag):
 
 
 @dataclass(frozen=True)
-class Import(JsonFlag):
+class Import(ShowFlags):
     """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
 
     positional: ClassVar[tuple[str, ...]] = ("source",)
@@ -352,7 +352,7 @@ class Import(JsonFlag):
 
 
 @dataclass(frozen=True)
-class Info(JsonFlag):
+class Info(ShowFlags):
     positional: ClassVar[tuple[str, ...]] = ("path",)
 
     path: Path

@@ -1,6 +1,7 @@
 """`skirl size` and `skirl place`: their flags and what they print. The work itself is imported when they run."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -104,7 +105,7 @@ class Place(Composed):
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MOST_RANKS:
             raise ValueError(f"ranks is {self.ranks}: set it to 1 to {MOST_RANKS}")
-        if self.memory is not None and len(self.memory) not in (1, self.ranks):
+        if self.memory is not None and len(self.sizes()) not in (1, self.ranks):
             raise ValueError(f"memory is {' '.join(self.memory)}, and there are {self.ranks} ranks: name one for each")
         for name in ("seconds", "minutes"):
             if not 0 < getattr(self, name) < float("inf"):
@@ -123,19 +124,26 @@ class Place(Composed):
         self.caps()
         self.rate()
 
+    def sizes(self) -> list[str]:
+        return [one for words in self.memory or () for one in words.split(",")]
+
     def caps(self) -> tuple[int, ...]:
         from skirl.placement.problem import UNBOUND
 
-        caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.memory or ()] or [UNBOUND]
+        caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.sizes()] or [UNBOUND]
         if min(caps) <= 0:
             raise ValueError(f"memory is {' '.join(self.memory or ())}: set each to a size like 16GB")
         return tuple(caps if len(caps) == self.ranks else caps * self.ranks)
 
     def rate(self) -> float:
         """Bytes a second of --link."""
-        if (link := Link.parse(self.link)).delay:
-            raise ValueError(f"link is {self.link!r}: a plan counts no delay, set it to a rate such as 10Gbit/s")
-        return link.rate
+        with suppress(ValueError):
+            if not (link := Link.parse(self.link)).delay:
+                return link.rate
+        raise ValueError(
+            f"link is {self.link!r}: set it to a rate in bits or bytes a second, such as 10Gbit/s or 1.25GB/s, without a "
+            "delay"
+        )
 
     def run(self) -> dict[str, Any]:
         from skirl.placement.calibrate import costs_for
@@ -150,7 +158,7 @@ class Place(Composed):
         else:
             specs = count_tables(Recipe(data=self.data, model=self.model, optimizer=self.optimizer))
         check_specs(self.kernel, specs, self.no_measure)  # before the search, which may take long
-        path = self.costs or Path(f"costs-{self.kernel}.json")
+        path = self.costs or (None if self.no_measure else Path(f"costs-{self.kernel}.json"))
         costs = costs_for(
             self.kernel, {spec.optimizer for spec in specs}, path, link=self.rate(), ranks=self.ranks,
             minutes=None if self.no_measure else self.minutes,
@@ -204,7 +212,8 @@ class Place(Composed):
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
         others = "; TorchRec runs FBGEMM's, which --kernel fbgemm-cpu measures" * (self.kernel == "skirl-cpu")
-        lines["kernel"] = f"{self.kernel}{', with costs as shipped' * self.no_measure}{others}"
+        costs = f", with costs {self.costs or 'as shipped'}" * self.no_measure
+        lines["kernel"] = f"{self.kernel}{costs}{others}"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         lines["search"] = f"{result['seconds']:.1f} s"
         if result["out"] is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import BEST
-from skirl.cli.show import Chart, JsonFlag, Table, columns, facts, scores, write_page
+from skirl.cli.show import Chart, ShowFlags, Table, columns, facts, scores, write_page
 from skirl.tools.flags import check_new, flags_of, option
 from skirl.tools.units import clock, figure, size
 from skirl.train.resume import shown, told
@@ -27,7 +27,7 @@ UNKNOWN = "still going on, killed, or failed"
 
 
 @dataclass(frozen=True)
-class Report(JsonFlag):
+class Report(ShowFlags):
     positional: ClassVar[tuple[str, ...]] = ("folder",)
 
     folder: Path

@@ -26,15 +26,11 @@ MOST = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonFlag:
-    json: bool = False
-    """Print the results as one line of JSON; progress goes to standard error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShowFlags(JsonFlag):
+class ShowFlags:
     group: ClassVar[str] = "output"
 
+    json: bool = False
+    """Print the results as one line of JSON; progress goes to standard error."""
     quiet: bool = False
     """Show no progress."""
 

@@ -167,14 +167,22 @@ def measure_machine(kernel: Kernel, optimizers: Sequence[str], *, minutes: float
 
 
 def costs_for(
-    kernel: Kernel, optimizers: Collection[str], path: Path, *, link: float, ranks: int, minutes: float | None,
+    kernel: Kernel, optimizers: Collection[str], path: Path | None, *, link: float, ranks: int, minutes: float | None,
 ) -> Costs:  # fmt: skip
-    """The costs that a file keeps, or measure and keep them. Without minutes, take those that come with skirl."""
-    if path.is_file():
-        return load_costs(path, link=link, ranks=ranks, kernels=(kernel,))
-    if minutes is not None:
-        costs = measure_machine(kernel, sorted(optimizers), minutes=minutes, out=path)
-        return replace(costs, link=link, ranks=ranks)
-    if kernel != KERNELS[0]:
+    """The costs that a file keeps; what it lacks is measured and kept. Without minutes nothing is measured, and without a
+    path the costs are those that come with skirl."""
+    if path is None and kernel != KERNELS[0]:
         raise ValueError(f"skirl comes with no costs of kernel {kernel}: leave --no-measure out, or name --costs")
-    return shipped(link, ranks)
+    if path is None:
+        found = shipped(link, ranks)
+    else:
+        found = load_costs(path, link=link, ranks=ranks, kernels=(kernel,)) if path.is_file() else None
+    known = set() if found is None else {*found.ms}
+    if found is not None and known >= {*optimizers}:
+        return found
+    if minutes is None:
+        what = f"{path} is no file of" if found is None else f"{path or 'skirl'} has no"
+        lacking = ", ".join(sorted({*optimizers} - known))
+        raise ValueError(f"{what} costs for {lacking}: leave --no-measure out, and they are measured")
+    costs = measure_machine(kernel, sorted(known | {*optimizers}), minutes=minutes, out=path)
+    return replace(costs, link=link, ranks=ranks)

@@ -263,7 +263,7 @@ class Costs:
         if of is None:
             raise ValueError(
                 f"the costs have no {spec.optimizer}, which table {spec.name!r} has; they have {', '.join(self.ms)}: "
-                "leave no_measure out, or set costs to a file that has them"
+                "measure costs with this optimizer"
             )
         ms = sum(a * b for a, b in zip(of, terms_of(spec, rows, dim), strict=True))
         if self.net is None:

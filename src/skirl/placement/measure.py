@@ -211,7 +211,7 @@ def check_specs(kernel: Kernel, specs: Sequence[TableSpec], no_measure: bool) ->
         for spec in specs:
             check_dim(spec.name, spec.dim)
     if not no_measure and (why := missing(kernel)) is not None:
-        raise ValueError(f"{why}; or plan with --no-measure")
+        raise ValueError(f"{why}; or plan with --no-measure and the --costs of a machine that has it")
 
 
 def arena_of(kernel: Kernel) -> Arena:

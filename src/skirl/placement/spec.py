@@ -127,8 +127,8 @@ def _read(path: Path, parsed: Callable[[str], T], what: str) -> T:
 def _parsed(text: str) -> list[TableSpec]:
     try:
         body = json.loads(text)
-    except ValueError:
-        body = None
+    except ValueError as error:
+        raise ValueError(f"it is not valid JSON ({error})") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError(f'it is no list of tables in JSON: begin it with {{"format": "{FORMAT}"')
     if body.get("format_version") != VERSION:

@@ -89,7 +89,7 @@ def dealt(loads: Mapping[str, float], trainers: int) -> dict[str, int]:
 
 def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
     """Read a plan. Raise if it is of other tables, or of another number of trainers."""
-    again = "name another plan, or leave placement out"
+    again = "set placement to auto, name another plan, or leave it out"
     try:
         body = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
