@@ -148,7 +148,7 @@ def dense(numbers: int, rounds: int) -> float:
     """Time one rank's sums of gradients, as the loop does them and by the backend, each from `.grad` to `.grad`."""
     wide = max(1, int(numbers**0.5) // 2)
     sizes = [wide * wide] * (numbers // (wide * wide)) + ([rest] if (rest := numbers % (wide * wide)) else [])
-    with join(patience=120) as peers, using(peers):
+    with join(timeout=120) as peers, using(peers):
         weights = torch.nn.ParameterList(torch.zeros(size) for size in sizes)
         rows = EmbeddingBagCollection([Table("none", 1, 1)], optimizer=SGD(lr=1.0), cache=1)  # a model has some
         model = torch.nn.ModuleList([weights, rows])

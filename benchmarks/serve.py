@@ -28,7 +28,7 @@ BOUND = 4.5
 """The median call over TCP may take at most this many times the floor."""
 REST = 2.0
 """Seconds without calls, to measure what waiting costs."""
-PATIENCE = 300.0
+TIMEOUT = 300.0
 """Seconds that a call may take; long, since no node is expected to fail here."""
 
 
@@ -65,7 +65,7 @@ def node(within: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     words = ["serve", address, "--store", "memory"]
-    environment = os.environ | {"SKIRL_PATIENCE": f"{PATIENCE:g}"}
+    environment = os.environ | {"SKIRL_TIMEOUT": f"{TIMEOUT:g}"}
     process = subprocess.Popen(
         [*within, sys.executable, "-m", "skirl", *words], stdout=2, start_new_session=True, env=environment
     )

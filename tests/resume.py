@@ -135,7 +135,7 @@ class Run:
         setup = self.setup
         return skirl.lookahead(
             setup.make_loader(), self.model, depth=setup.depth, prefetch=setup.prefetch, accumulate=setup.accumulate,
-            patience=120,
+            timeout=120,
         )  # fmt: skip
 
     @property

@@ -26,7 +26,7 @@ from tests.oracle.brute import Residents, window_ends
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
 
 SMALLEST = 0
-PATIENCE = 120.0
+TIMEOUT = 120.0
 """Seconds until a stage counts as stuck."""
 
 
@@ -223,7 +223,7 @@ class Run:
         }
         model = torch.nn.ModuleList([self.ours, self.heads[0]])
         hook = Naps(case.nap, case.seed + 2)
-        with hooked(hook, loader, model, patience=PATIENCE, **options) as batches:
+        with hooked(hook, loader, model, timeout=TIMEOUT, **options) as batches:
             for stop in part.passes:
                 taken, before = 0, len(self.report.works)
                 if stop != 0:

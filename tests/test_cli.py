@@ -167,7 +167,7 @@ def test_the_first_command_on_a_machine_says_that_it_compiles(tmp_path, monkeypa
 
 def test_flags_of_a_model_reach_it_and_are_told(capsys):
     flags = [*SMALL[:2], "--model", "dcnv2-tiny", *SMALL[4:], "--cache", "500", "--steps", "2", "--quiet", "--json"]
-    told = ["--rank", "full", "--structure", "stacked", "--deep", "9", "5"]
+    told = ["--rank", "full", "--structure", "stacked", "--deep", "9,5"]
     assert exit_code("train", *flags, *told) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["rank"], result["structure"], result["deep"], result["target"]) == ("full", "stacked", [9, 5], None)

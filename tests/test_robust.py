@@ -40,7 +40,7 @@ from tests.loops import (
 
 STEPS = 40
 SHORT = 0.4
-"""Seconds of patience in tests where a stage hangs."""
+"""Seconds of timeout in tests where a stage hangs."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def no_thread_is_left():
 def data():
     """One stream for all tests, and the reference after any number of its steps."""
     batches, bags = stream(STEPS)
-    # Compiling kernels alone takes longer than the patience of some tests.
+    # Compiling kernels alone takes longer than the timeout of some tests.
     for depth in ("auto", "epoch"):
         run(collection(), batches, depth=depth)
     return SimpleNamespace(batches=batches, bags=bags, replay=Replay(bags))
@@ -104,8 +104,8 @@ def test_a_loader_that_comes_back_late_ends_training(data, caplog, capfd):
         yield data.batches[25]
 
     embeddings = collection()
-    steps, error = run_until_it_fails(embeddings, loader(), StageStuck, patience=SHORT)
-    assert re.search(r"the loader took \d\.\d s for batch 25, and patience is 0.4 s", str(error))
+    steps, error = run_until_it_fails(embeddings, loader(), StageStuck, timeout=SHORT)
+    assert re.search(r"the loader took \d\.\d s for batch 25, and timeout is 0.4 s", str(error))
     assert "the loader has been at batch 25 for 0." in caplog.text  # logged while it hung
     assert re.search(r"test_robust.py\", line \d+ in loader", capfd.readouterr().err)  # and where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -206,11 +206,11 @@ def test_a_hanging_store(data, stage):
     store, hang = ProbedStore(), Hang(12)
     setattr(store, f"on_{stage}", hang)
     embeddings = collection(store)
-    steps, error = run_until_it_fails(embeddings, data.batches, StageStuck, patience=SHORT)
+    steps, error = run_until_it_fails(embeddings, data.batches, StageStuck, timeout=SHORT)
     name = {"read": "fetch", "write": "write"}[stage]
     assert f"the {name} stage is at step " in str(error)
     assert "no stage made progress for 0." in str(error)
-    assert "raise lookahead(patience=...)" in str(error)
+    assert "raise lookahead(timeout=...)" in str(error)
     hang.go.set()
     wait_for(lambda: not our_threads())
     if stage == "read":  # nothing was lost
@@ -287,7 +287,7 @@ def test_a_hanging_kernel_of_the_planner(data, monkeypatch):
     run(embeddings, data.batches[:5])
     hang = Hang(1)
     monkeypatch.setattr("skirl.core.ids._check", lambda *args: hang(1))
-    _, error = run_until_it_fails(embeddings, data.batches[5:], StageStuck, patience=SHORT)
+    _, error = run_until_it_fails(embeddings, data.batches[5:], StageStuck, timeout=SHORT)
     assert "the plan stage is at step 0 for 0." in str(error)
     hang.go.set()
     with pytest.raises(Damaged, match="the plan stage did not stop"):
@@ -668,12 +668,12 @@ embeddings = collection(store)
     [
         (
             "write",
-            "with skirl.lookahead(batches, embeddings, patience=0.4) as ahead:\n"
+            "with skirl.lookahead(batches, embeddings, timeout=0.4) as ahead:\n"
             "    for batch in ahead: train(embeddings, batch)",
         ),
         (
             "read",
-            "ahead = skirl.lookahead(batches, embeddings, patience=0.4).__enter__()\n"
+            "ahead = skirl.lookahead(batches, embeddings, timeout=0.4).__enter__()\n"
             "for batch in ahead: train(embeddings, batch)",
         ),
     ],

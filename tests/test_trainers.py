@@ -34,7 +34,7 @@ class Case(one.Case):
     trainers: int = 2
     slow: float = 0.0
     """Most seconds that a call to other trainers is delayed."""
-    patience: float = 20.0
+    timeout: float = 20.0
     device: str = "cpu"
     prefetch: int = 2
     hook: Any = None
@@ -105,7 +105,7 @@ def together(case):
         time.sleep(seconds)
 
     found = InProcess.run(
-        case.trainers, lambda peers: of_rank(case, peers), hook=nap if case.slow else case.hook, patience=case.patience
+        case.trainers, lambda peers: of_rank(case, peers), hook=nap if case.slow else case.hook, timeout=case.timeout
     )
     losses = [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
     rows = {}

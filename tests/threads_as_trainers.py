@@ -26,8 +26,8 @@ class _Call:
 class _Job:
     """State that the ranks share."""
 
-    def __init__(self, size: int, patience: float, hook: PeersHook | None) -> None:
-        self.size, self.patience, self.hook = size, patience, hook
+    def __init__(self, size: int, timeout: float, hook: PeersHook | None) -> None:
+        self.size, self.timeout, self.hook = size, timeout, hook
         self.changed = threading.Condition()
         self.calls: dict[tuple[str, int], _Call] = {}
         self.failed: str | None = None
@@ -48,14 +48,14 @@ class InProcess(Peers):
     """One of several trainers that are threads of this process. Made by `InProcess.job`."""
 
     def __init__(self, job: _Job, rank: int) -> None:
-        super().__init__(rank, job.size, job.patience)
+        super().__init__(rank, job.size, job.timeout)
         self._job = job
         self.channels.update((name, _BetweenThreads(job, name, rank)) for name in CHANNELS)
 
     @classmethod
-    def job(cls, size: int, *, patience: float = 20.0, hook: PeersHook | None = None) -> "list[InProcess]":
+    def job(cls, size: int, *, timeout: float = 20.0, hook: PeersHook | None = None) -> "list[InProcess]":
         """Return all trainers of a job, one for each thread."""
-        shared = _Job(size, patience, hook)
+        shared = _Job(size, timeout, hook)
         return [cls(shared, rank) for rank in range(size)]
 
     @classmethod
@@ -149,13 +149,13 @@ class _BetweenThreads(Channel):
                 while len(call.brought) < job.size:
                     absent = set(range(job.size)) - set(call.brought)
                     waited = time.monotonic() - began
-                    if job.failed is None and (waited >= job.patience or absent & job.left):
+                    if job.failed is None and (waited >= job.timeout or absent & job.left):
                         gone = absent & job.left or absent
-                        job.failed = missing(self.rank, gone, doing, waited, job.patience)
+                        job.failed = missing(self.rank, gone, doing, waited, job.timeout)
                     if job.failed is not None:
                         job.changed.notify_all()
                         raise PeerError(job.failed)
-                    job.changed.wait(min(1.0, job.patience - waited))
+                    job.changed.wait(min(1.0, job.timeout - waited))
                 call.taken += 1
                 if call.taken == job.size:
                     del job.calls[key]

@@ -18,5 +18,5 @@ while ! ${TORCHRUN:-torchrun} \
     --nnodes="${NODES:-1:4}" --nproc-per-node="${TRAINERS:-1}" --max-restarts=100 \
     --rdzv-backend=c10d --rdzv-endpoint="$HOST:${PORT:-29400}" --rdzv-id="${JOB:-skirl}" \
     --rdzv-conf="join_timeout=${JOIN:-600},last_call_timeout=5,keep_alive_interval=5,keep_alive_max_attempt=8" \
-    -m -- skirl train --save "$SAVE" --resume --save-every "${EVERY:-1000}" --peer-patience "${PATIENCE:-120}" "$@"
+    -m -- skirl train --save "$SAVE" --resume --save-every "${EVERY:-1000}" --peer-timeout "${TIMEOUT:-120}" "$@"
 do sleep 2; done

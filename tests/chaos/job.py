@@ -29,14 +29,14 @@ from tests.store.remote.nodes import free_ports
 
 HUNG = 1800.0
 """Seconds after which a job counts as hung, on the slowest machine."""
-PATIENCE = 8.0
+TIMEOUT = 8.0
 """Seconds that trainers wait for each other, and for a memory node."""
 ENVIRONMENT = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or a restarted group reads the addresses of the one before
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "SKIRL_RUNS": "none",
-    "SKIRL_PATIENCE": f"{PATIENCE:g}",
+    "SKIRL_TIMEOUT": f"{TIMEOUT:g}",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 LAUNCH = (
@@ -49,7 +49,7 @@ LOOP = "while ! {command}; do sleep 0.2\ndone"
 
 
 class Fault(NamedTuple):
-    """stop: pause for less than patience; cut: for longer; lose: kill a node for good, or delete a memory node's rows."""
+    """stop: pause for less than timeout; cut: for longer; lose: kill a node for good, or delete a memory node's rows."""
 
     what: str
     whom: str
@@ -181,7 +181,7 @@ class Job:
             self._wait(lambda: self._begun != begun)
             begun = self._begun
             self._hit(Fault("kill", fault.whom if fault.what == "kill" else "trainer", "training"))
-        paused = PATIENCE * (self._rng.uniform(0.1, 0.5) if fault.what == "stop" else self._rng.uniform(1.5, 2.5))
+        paused = TIMEOUT * (self._rng.uniform(0.1, 0.5) if fault.what == "stop" else self._rng.uniform(1.5, 2.5))
         let_go = time.monotonic() + paused
         while not self.over:
             if self._stopped and time.monotonic() > let_go:
@@ -235,7 +235,7 @@ class Job:
         store = (
             self._memory.spec if self._memory else f"disk:{self._folder / f'rows-{number}'}" if self._disk else "memory"
         )
-        more = {"store": store, "resume": True, "peer_patience": PATIENCE}
+        more = {"store": store, "resume": True, "peer_timeout": TIMEOUT}
         pause = 0.4 if self._fault.what == "gain" else 0.1
         self.nodes.append(Node(self._flags | more, self._port, self._folder / f"trainer-{number}.log", pause))
 

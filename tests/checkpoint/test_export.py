@@ -81,7 +81,7 @@ def test_rows_are_the_references(optimizer: RowOptimizer, dtype: torch.dtype, tm
             time.sleep(0.03)  # so that write-backs are in flight when rows are exported
 
     loader = [batch(i) for i in range(12)]
-    with hooked(slow, loader, both.rows, sparse=lambda ids: ids, patience=120) as batches:
+    with hooked(slow, loader, both.rows, sparse=lambda ids: ids, timeout=120) as batches:
         for ids in batches:
             both.step(ids)
             if batches.step in (1, 7):  # resident rows, rows in the store, write-backs in flight, steps planned ahead
@@ -111,7 +111,7 @@ def test_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_untouched_rows_too(tmp_path: Path) -> None:
     both = Both(ROWS[2])
     path = tmp_path / "rows.safetensors"
-    with skirl.lookahead([batch(i) for i in range(9)], both.rows, sparse=lambda ids: ids, patience=120) as batches:
+    with skirl.lookahead([batch(i) for i in range(9)], both.rows, sparse=lambda ids: ids, timeout=120) as batches:
         for ids in batches:
             both.step(ids)
             if batches.step == 3:  # the window knows rows that no step has used yet

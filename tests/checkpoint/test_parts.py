@@ -298,7 +298,7 @@ def test_a_trainer_that_dies_while_all_save_leaves_the_checkpoint_before(tmp_pat
             raise error.value
 
         with pytest.raises(RuntimeError, match="killed"):
-            InProcess.run(2, work, hook=dies, patience=5.0)
+            InProcess.run(2, work, hook=dies, timeout=5.0)
         assert numbers(tmp_path) == [1]
         assert union(InProcess.run(2, lambda peers: Trainer(peers, "memory").load(tmp_path).state())) == state
 

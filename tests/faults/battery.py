@@ -80,7 +80,7 @@ def too_large(ahead: bool) -> None:
     with pytest.raises(DoesNotFit, match="batch 0 needs 4" if ahead else "this batch needs 4"):
         if not ahead:
             embeddings(batch)
-        with skirl.lookahead([batch], embeddings, sparse=lambda ids: ids, patience=runs.PATIENCE) as batches:
+        with skirl.lookahead([batch], embeddings, sparse=lambda ids: ids, timeout=runs.TIMEOUT) as batches:
             next(iter(batches))
 
 
@@ -127,11 +127,11 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
 
     def run(case: test_trainers.Case) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            test_trainers.check(replace(case, seed=case.seed + shift, patience=runs.PATIENCE), patch)
+            test_trainers.check(replace(case, seed=case.seed + shift, timeout=runs.TIMEOUT), patch)
 
     def too_small() -> None:
         with pytest.raises((DoesNotFit, FailedElsewhere), match=r"rank [01]"):
-            test_trainers.together(test_trainers.Case(shards=2, cache=4, depth=1, steps=2, patience=runs.PATIENCE))
+            test_trainers.together(test_trainers.Case(shards=2, cache=4, depth=1, steps=2, timeout=runs.TIMEOUT))
 
     return {
         "shards of data": lambda: check_shards(Synthetic("tiny", 8, batches=3), 8, 4, 2),

@@ -27,7 +27,7 @@ ATTEMPTS = 3
 leftovers of one cannot fail the next."""
 LIMIT = 200.0
 """Seconds for one fault: ten times what it takes on an idle machine. Longer is a hang, and not a clear failure."""
-PATIENCE = 3.0
+TIMEOUT = 3.0
 """Seconds until a stage or a trainer counts as stuck."""
 
 
@@ -65,7 +65,7 @@ def outcome(fault: Fault | None, area: str, shift: int) -> str | None:
         from tests import runs
         from tests.faults.battery import first_failure
 
-        runs.PATIENCE = PATIENCE
+        runs.TIMEOUT = TIMEOUT
         return first_failure(area, shift)
     except LookupError as error:
         return f"NOT PLANTED: {error}"

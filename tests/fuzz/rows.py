@@ -46,7 +46,7 @@ class Run:
         self.model = torch.nn.ModuleDict({"rows": rows, "top": torch.nn.Linear(6, 1)})
         self.rows = rows
         self.dense = torch.optim.Adam(self.model["top"].parameters(), lr=0.01)
-        self.batches = skirl.lookahead(BATCHES, self.model, sparse=lambda ids: ids, patience=120)
+        self.batches = skirl.lookahead(BATCHES, self.model, sparse=lambda ids: ids, timeout=120)
 
     def whole(self) -> dict[str, Any]:
         return {"model": self.model, "optimizers": [self.dense], "data": self.batches}

@@ -14,7 +14,7 @@ import json, os, sys, time
 import numpy as np
 from skirl.peers.job import join
 from tests.peers.talk import talk
-with join(patience=float(sys.argv[2])) as peers:
+with join(timeout=float(sys.argv[2])) as peers:
     print(json.dumps(talk(peers, 7)), flush=True)
     for name in ("ids", "rows"):
         peers.channel(name).step = 9
@@ -34,7 +34,7 @@ with join(patience=float(sys.argv[2])) as peers:
 """
 
 
-def start(python: Python, size: int, how: str, patience: float = 20.0, which: int = 1, code: str = TALK):
+def start(python: Python, size: int, how: str, timeout: float = 20.0, which: int = 1, code: str = TALK):
     """Start the processes of a job, one of which misbehaves."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,7 +42,7 @@ def start(python: Python, size: int, how: str, patience: float = 20.0, which: in
     names = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
         python.start(
-            code, how, str(patience), str(which), stdout=PIPE, stderr=PIPE,
+            code, how, str(timeout), str(which), stdout=PIPE, stderr=PIPE,
             env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
         )
         for rank in range(size)
@@ -62,7 +62,7 @@ def test_two_processes_get_what_two_threads_get(python: Python):
 
 
 @pytest.mark.parametrize(
-    ("how", "patience", "said"),
+    ("how", "timeout", "said"),
     [
         (
             "dies",
@@ -77,8 +77,8 @@ def test_two_processes_get_what_two_threads_get(python: Python):
         ("fails", 600, "rank 1 ended the job: id 7 of table 'user' is out of range"),
     ],
 )
-def test_a_lost_rank_ends_the_other_with_a_sentence(python: Python, how, patience, said):
-    first, second = start(python, 2, how, patience)
+def test_a_lost_rank_ends_the_other_with_a_sentence(python: Python, how, timeout, said):
+    first, second = start(python, 2, how, timeout)
     with first, second:
         err = first.communicate(60)[1]
         assert first.returncode == 1 and said in err.splitlines()[-1], err

@@ -29,7 +29,7 @@ if sys.argv[2] == "wait":
     write()
     time.sleep(60)
 import numpy as np
-with join(patience=120) as peers:
+with join(timeout=120) as peers:
     come = peers.channel("votes").exchange([np.array([peers.rank], np.uint8)] * peers.size)
     files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     links = [os.readlink(path) for path in files if os.path.lexists(path)]

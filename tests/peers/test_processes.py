@@ -70,7 +70,7 @@ def test_commands_and_trainers_that_are_alone_end_with_their_launcher(monkeypatc
 def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launcher(monkeypatch):
     monkeypatch.setattr(job, "_joined", [])
     assert job.trainers().size == 1 == len(job._joined)
-    monkeypatch.setattr(job, "join", lambda *args, **more: SimpleNamespace(size=2, patience=1.0))
+    monkeypatch.setattr(job, "join", lambda *args, **more: SimpleNamespace(size=2, timeout=1.0))
     assert job.trainers().size == 1  # this process has decided
     assert answer_of_a_fork(lambda: job.trainers().size) == 2
 

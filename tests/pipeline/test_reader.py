@@ -124,7 +124,7 @@ def test_a_second_pass_that_differs_is_refused_and_named(second, said):
         ids_after(Loader(), depth="epoch", prefetch=0)
 
 
-def test_reads_within_patience_are_left_alone(caplog):
+def test_reads_within_timeout_are_left_alone(caplog):
     watch = Watch(0.3)
     for number in range(4):
         with uninterrupted() as hold, watch.reading(hold, number):
@@ -139,9 +139,9 @@ def hangs_here(go):
 
 
 def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
-    """Once after the patience, and again after twice that time; nothing is raised inside the loader."""
+    """Once after the timeout, and again after twice that time; nothing is raised inside the loader."""
     watch, go = Watch(0.2), threading.Event()
-    sentence = r"the loader took \d\.\d s for batch 7, and patience is 0.2 s: fix the loader, or raise"
+    sentence = r"the loader took \d\.\d s for batch 7, and timeout is 0.2 s: fix the loader, or raise"
     with pytest.raises(StageStuck, match=sentence), uninterrupted() as hold, watch.reading(hold, 7):
         threading.Thread(target=lambda: (wait_for(lambda: len(caplog.records) >= 2), go.set())).start()
         hangs_here(go)
@@ -167,7 +167,7 @@ def test_a_step_of_the_loader_that_came_late_is_an_error(caplog):
 
 @pytest.mark.parametrize("wait", [0.0, 0.3])
 def test_ctrl_c_ends_a_loader_at_once(wait):
-    """Whether it has hung for longer than the patience or not."""
+    """Whether it has hung for longer than the timeout or not."""
     watch = Watch(0.1)
     with pytest.raises(KeyboardInterrupt), uninterrupted() as hold, watch.reading(hold, 0):
         timer = threading.Timer(wait, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))

@@ -38,7 +38,7 @@ def run(
     ranks = len(batches)
     placement = Placement.even(ranks)
     engines = [collection(cache=cache).engine for _ in batches]
-    meet = [peers.channel("ids").exchange for peers in InProcess.job(ranks, patience=60)]
+    meet = [peers.channel("ids").exchange for peers in InProcess.job(ranks, timeout=60)]
     together = [SharedRoute([(engine.schema, {})], r, placement, meet[r]) for r, engine in enumerate(engines)]
     windows = [Window([engine], plan, route=each) for engine, each in zip(engines, together, strict=True)]
     works: list[list[Work]] = [[] for _ in batches]

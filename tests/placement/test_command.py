@@ -59,7 +59,7 @@ BAD = [
     ([TABLE], ["--memory", "1KB"], "and the ranks have 2.0 KiB, 33.2 KiB too little: set --memory"),
     ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 exceeds its memory by 15.6 KiB, since a table is"),
     ([{**TABLE, "rows": 1, "distinct": 1}], [], "there are 2 ranks for 1 rows: set fewer ranks than rows"),
-    ([TABLE], ["--memory", "1KB", "2KB", "3KB"], "--memory is 1KB 2KB 3KB, and there are 2 ranks: name one for each"),
+    ([TABLE], ["--memory", "1KB,2KB,3KB"], "--memory is 1KB,2KB,3KB, and there are 2 ranks: name one for each"),
     ([TABLE], ["--costs", "c.txt"], "--costs is 'c.txt': name a file that ends in .json"),
     ([TABLE], ["--kernel", "fbgemm-cpu"], "skirl comes with no costs of kernel fbgemm-cpu: leave --no-measure out"),
     ([{**TABLE, "dim": 6}], ["--kernel", "fbgemm-cpu"], "has dim 6, and FBGEMM's operator takes multiples of 4"),

@@ -43,7 +43,7 @@ def test_a_file_has_a_table_for_each_variant(base: Recipe, tmp_path: Path):
 
 
 SHARED = ("data", "batch", "rows", "schema", "vocab", "steps", "shards", "cache", "store", "depth", "prefetch",
-          "peer_patience", "device", "dtype", "threads", "valid", "workers")  # fmt: skip
+          "peer_timeout", "device", "dtype", "threads", "valid", "workers")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHARED)

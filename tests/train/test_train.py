@@ -126,7 +126,7 @@ def test_a_folder_of_another_version_is_not_begun_anew(tmp_path):
         Train.of(**SHARDED, run="none", steps=1, save=tmp_path, resume=True).run()
 
 
-FLAGS = "--data synthetic:tiny --model dcnv2-tiny --deep 9 5 --dim 4 --batch 32 --steps 12 --valid 25% --eval-every 5"
+FLAGS = "--data synthetic:tiny --model dcnv2-tiny --deep 9,5 --dim 4 --batch 32 --steps 12 --valid 25% --eval-every 5"
 SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet --json"
 
 

@@ -31,7 +31,7 @@ COMMANDS = {
     "serve": ("skirl.store.remote.serve:Serve", "keep rows for trainers on other machines, as a memory node"),
     "evaluate": ("skirl.cli.train:Evaluate", "compute the metrics of a trained model on the data that you name"),
     "predict": ("skirl.cli.train:Predict", "write the predictions of a trained model as Parquet"),
-    "schema": ("skirl.cli.files:Schema", "draft a schema of your Parquet, CSV or TSV files: skirl schema DATA > FILE"),
+    "schema": ("skirl.cli.files:Schema", "draft a schema of your Parquet, CSV or TSV files"),
     "vocab": ("skirl.cli.files:Vocab", "give the ids in data files rows of their own"),
     "convert": ("skirl.cli.files:Convert", "write data files as Parquet that is read several times faster"),
     "analyze": ("skirl.cli.files:Analyze", "find out whether it pays to write data by session"),

@@ -34,7 +34,7 @@ def read_flags(
         _show_help(prog, about, kind, flags, positional, "all" in args)
     known = {name: flag for name, flag in flags.items() if name not in getattr(kind, "hidden", ())}
     given, words = _split(prog, kind, known, args)
-    values = {name: _value(prog, flags[name], texts) for name, texts in given.items()}
+    values = {name: _value(prog, kind, flags[name], texts) for name, texts in given.items()}
     missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in given]
     alone = [name for name in positional if name not in given]
     if words[len(alone) :]:
@@ -51,7 +51,7 @@ def read_flags(
         if name not in alone:
             typed = f"{option(name)} {metavar(flags[name].type)}"
             _refuse(prog, f"{option(name)} is missing: add {typed} ({_begun(flags[name].help)})")
-    values |= {name: _value(prog, flags[name], [word]) for name, word in zip(alone, words)}
+    values |= {name: _value(prog, kind, flags[name], [word]) for name, word in zip(alone, words)}
     return {name: values.get(name, flag.default) for name, flag in flags.items()}
 
 
@@ -59,12 +59,14 @@ def _split(
     prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Return the words that follow each flag, and those that follow none. Exit if a flag is unknown."""
-    given, words, taking = dict[str, list[str]](), list[str](), ""
+    given, words, taking, last = dict[str, list[str]](), list[str](), "", ""
     for arg in args:
         typed, equals, value = arg.partition("=")
         if not arg.startswith("-") or re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
+            if not taking and last and is_list(flags[last].type) and arg.isdecimal():
+                _refuse(prog, f"{option(last)} takes one word: write {option(last)} {given[last][-1]},{arg}")
             (given[taking] if taking else words).append(arg)
-            taking = taking if taking and is_list(flags[taking].type) else ""
+            taking, last = "", taking
             continue
         name = typed.removeprefix("--").replace("-", "_")
         name = f"{name}_" if f"{name}_" in flags else name
@@ -76,8 +78,11 @@ def _split(
     return given, words
 
 
-def _value(prog: str, flag: Flag, texts: Sequence[str]) -> Any:
+def _value(prog: str, command: Any, flag: Flag, texts: Sequence[str]) -> Any:
     typed, kind, values = option(flag.name), flag.type, []
+    repeated = getattr(command, "repeated", ())
+    if is_list(kind) and flag.name not in repeated:
+        texts = [word for text in texts for word in text.split(",")]
     if kind is bool:
         return True if not texts else _refuse(prog, f"{typed} takes no value: write {typed} alone, or leave it out")
     if not texts:
@@ -87,7 +92,10 @@ def _value(prog: str, flag: Flag, texts: Sequence[str]) -> Any:
             values.append(read_text(kind, text))
         except ValueError as near:
             hint = f" (did you mean {near}?)" if str(near) else ""
-            _refuse(prog, f"{typed} is {text!r}{hint}: set it to {expected(kind)}")
+            vary = (
+                f", or vary it: --vary {typed.removeprefix('--')}={text}" if "vary" in repeated and "," in text else ""
+            )
+            _refuse(prog, f"{typed} is {text!r}{hint}: set it to {expected(kind)}{vary}")
     return tuple(values) if is_list(kind) else values[0]
 
 
@@ -131,7 +139,7 @@ def metavar(kind: Any) -> str:
             words.append("{" + ",".join(map(str, get_args(choice))) + "}")
         elif get_origin(choice) is tuple:
             inner = metavar(get_args(choice)[0])
-            words.append(f"{inner} [{inner} ...]")
+            words.append(f"{inner},...")
         elif choice is not types.NoneType:
             words.append(names[choice])
     return "|".join(words)

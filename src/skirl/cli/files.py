@@ -60,7 +60,8 @@ class SessionFlags(FileFlags):
 
 
 @dataclass(frozen=True)
-class Schema:
+class Schema(ShowFlags):
+    group: ClassVar[str] = ""
     positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: str
@@ -68,20 +69,33 @@ class Schema:
     label: str | None = None
     """The column to predict; if not given, the only one that holds 0 and 1, or of several the one named like a label."""
 
+    out: Path | None = None
+    """The file to write; if not given, the schema is printed."""
+    force: bool = False
+    """Replace the file if it exists."""
+
+    def __post_init__(self) -> None:
+        check_new(self.out, self.force)
+
     def run(self) -> dict[str, Any]:
         from skirl.data.files.draft import draft
+        from skirl.tools.os_errors import writing
 
-        return {"schema": draft(self.data, self.label)}
+        schema = draft(self.data, self.label)
+        if self.out is not None:
+            with writing(self.out):
+                self.out.write_text(schema, encoding="utf-8")
+        return {"command": "schema", **flat_of(self), "schema": schema, "failed": None}
 
-    def summary(self, result: dict[str, Any]) -> str:
-        return result["schema"].rstrip()
+    def summary(self, result: dict[str, Any]) -> dict[str, str] | str:
+        return result["schema"].rstrip() if self.out is None else {"out": f"{self.out}; train with --schema {self.out}"}
 
 
 @dataclass(frozen=True)
 class Vocab(FileFlags):
     common: ClassVar[tuple[str, ...]] = ("data", "out", "min_count", "schema", "valid", "workers", "force")
 
-    out: str
+    out: Path
     """The vocabulary file to write."""
     min_count: int = 10
     """Give an id a row of its own if it occurs at least this many times; all other ids share one row."""
@@ -93,25 +107,27 @@ class Vocab(FileFlags):
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
-        check_in_and_out(self.data, self.out)
+        check_in_and_out(self.data, str(self.out))
         check_new(self.out, self.force, ", and runs may need it")
 
     def run(self) -> dict[str, Any]:
         from skirl.data.vocabulary.counting import count
 
         held_out = self.valid  # whose rows are not counted: a vocabulary that knew them would leak
-        return self.timed("vocab", lambda: count(self.files(valid=held_out, vocab="open"), self.out, self.min_count))
+        return self.timed(
+            "vocab", lambda: count(self.files(valid=held_out, vocab="open"), str(self.out), self.min_count)
+        )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        saved = {"saved": f"{self.out}; train with --vocab {self.out}"}
-        return facts(result, *READ, "rows", "distinct", "peak_bytes") | saved
+        lines = facts(result, *READ, "rows", "distinct", "peak_bytes")
+        return lines | {"out": f"{self.out}; train with --vocab {self.out}"}
 
 
 @dataclass(frozen=True)
 class Convert(SessionFlags):
     common: ClassVar[tuple[str, ...]] = ("data", "out", "by", "session", "rows", "vocab", "schema", "workers", "force")
 
-    out: str
+    out: Path
     """The Parquet file to write; with --by session, the folder."""
     by: Literal["session"] | None = None
     """Write a folder in which the rows of a session are contiguous; if not given, a file in the order of the data."""
@@ -141,12 +157,12 @@ class Convert(SessionFlags):
             for name in _BY_SESSION:
                 if getattr(self, name) != getattr(Convert, name):
                     raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
-            check_in_and_out(self.data, self.out)
+            check_in_and_out(self.data, str(self.out))
             if Path(self.out).suffix not in ("", ".parquet", ".pq"):
                 raise ValueError(f"out is {self.out}: name a file that ends with .parquet")
             check_new(self.out, self.force)
             return
-        check_in_and_out(self.data, self.out, folder=True)
+        check_in_and_out(self.data, str(self.out), folder=True)
         if self.engine != "spark" and self.master is not None:
             raise ValueError(f"master is {self.master!r}, and engine is not spark: set engine to spark")
         if self.engine == "local" and find_spec("duckdb") is None:
@@ -162,7 +178,9 @@ class Convert(SessionFlags):
     def _to_file(self) -> dict[str, Any]:
         from skirl.data.convert import convert
 
-        return convert(self.files(rows=self.rows, vocab=self.vocab), self.out, self.compression, as_rows=self._as_rows)
+        return convert(
+            self.files(rows=self.rows, vocab=self.vocab), str(self.out), self.compression, as_rows=self._as_rows
+        )
 
     def _by_session(self) -> dict[str, Any]:
         from skirl.dedup.by_session import convert_by_session
@@ -171,7 +189,7 @@ class Convert(SessionFlags):
         files, memory = self.files(PART, rows=self.rows, vocab=self.vocab), parse_bytes(self.memory)
         with session_at(self.master) if self.engine == "spark" else nullcontext() as session:
             return convert_by_session(
-                files, self.out, self._sessions(), memory=memory, session=session, force=self.force
+                files, str(self.out), self._sessions(), memory=memory, session=session, force=self.force
             )
 
     @property
@@ -201,7 +219,7 @@ class Convert(SessionFlags):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "sessions", "files", "bytes", "peak_bytes")
-        lines["saved"] = f"{self.out}; train with `skirl train parquet:{self.out}`"
+        lines["out"] = f"{self.out}; train with `skirl train parquet:{self.out}`"
         if self.by is not None and self.partition is None:
             lines["order"] = (
                 "by session, not by time: --valid 20% holds out some sessions, not the last in time; for these, write with "

@@ -105,8 +105,8 @@ class Place(Composed):
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MOST_RANKS:
             raise ValueError(f"ranks is {self.ranks}: set it to 1 to {MOST_RANKS}")
-        if self.memory is not None and len(self.sizes()) not in (1, self.ranks):
-            raise ValueError(f"memory is {' '.join(self.memory)}, and there are {self.ranks} ranks: name one for each")
+        if self.memory is not None and len(self.memory) not in (1, self.ranks):
+            raise ValueError(f"memory is {','.join(self.memory)}, and there are {self.ranks} ranks: name one for each")
         for name in ("seconds", "minutes"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: set it above 0")
@@ -124,15 +124,12 @@ class Place(Composed):
         self.caps()
         self.rate()
 
-    def sizes(self) -> list[str]:
-        return [one for words in self.memory or () for one in words.split(",")]
-
     def caps(self) -> tuple[int, ...]:
         from skirl.placement.problem import UNBOUND
 
-        caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.sizes()] or [UNBOUND]
+        caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.memory or ()] or [UNBOUND]
         if min(caps) <= 0:
-            raise ValueError(f"memory is {' '.join(self.memory or ())}: set each to a size like 16GB")
+            raise ValueError(f"memory is {','.join(self.memory or ())}: set each to a size like 16GB")
         return tuple(caps if len(caps) == self.ranks else caps * self.ranks)
 
     def rate(self) -> float:

@@ -316,7 +316,10 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         says = {"dropped": "dropped at a rung", "diverged": "diverged"}
         lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in says.items() if kind in kinds)
     if sweep["seed_noise"] is not None:
+        means = sorted({at["mean"] for at in sweep["standing"] if at["left"] is None and at["mean"] is not None})
+        within = len(means) > 1 and means[1] - means[0] < sweep["seed_noise"]
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
+        lines["noise"] += "; rank 1 leads by less than that" * within
     return lines
 
 

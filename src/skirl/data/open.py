@@ -90,8 +90,8 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     if kind in BUILT_IN:
         return BUILT_IN[kind]
     raise BadSchema(
-        f"{path}: nothing says what its columns mean: `skirl schema {kind}:{path} > schema.toml` drafts a file that does, "
-        "read it over and set schema to it"
+        f"{path}: nothing says what its columns mean: `skirl schema {kind}:{path} --out schema.toml` drafts a file that "
+        "does, read it over and set schema to it"
     )
 
 

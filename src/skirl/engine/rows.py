@@ -66,7 +66,7 @@ class Rows:
         """Return some rows as their owners have them now. `read` returns records of rows that this trainer owns."""
         return read(keys)
 
-    def patience(self, seconds: float) -> float:
+    def timeout(self, seconds: float) -> float:
         return seconds
 
 
@@ -247,8 +247,8 @@ class SharedRows(Rows):
             out[owner == rank] = part.view(out.dtype).reshape(-1, dim)
         return out
 
-    def patience(self, seconds: float) -> float:
-        return max(seconds, self.peers.patience + NAMED_WITHIN)
+    def timeout(self, seconds: float) -> float:
+        return max(seconds, self.peers.timeout + NAMED_WITHIN)
 
 
 def marked(values: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:

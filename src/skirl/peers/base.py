@@ -27,15 +27,15 @@ def ranks_named(ranks: Collection[int]) -> str:
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
-def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, patience: float) -> str:
+def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, timeout: float) -> str:
     """Return the message of rank `waiting` when others did not come."""
     who = ranks_named(absent) if absent else "the others"
-    if seconds < 0.9 * patience:
+    if seconds < 0.9 * timeout:
         gone = "is gone" if len(absent) == 1 else "are gone"
         return f"{who} {gone}: see the last lines printed there, if any (rank {waiting} was in {doing})"
     it = "it hangs, or takes" if len(absent) == 1 else "they hang, or take"
     does = "it does" if len(absent) == 1 else "they do"
-    why = f"{it} longer than patience={patience:g}; look at what {does}, or set patience higher"
+    why = f"{it} longer than {timeout:g} s; look at what {does}, or set SKIRL_TIMEOUT higher"
     return f"rank {waiting} waited {seconds:.1f} s for {who} in {doing}: {why}"
 
 
@@ -220,10 +220,10 @@ class Channel(ABC):
 class Peers(ABC):
     """One trainer's access to all trainers of its job. Use it in a with-block: leaving that with an error ends all ranks."""
 
-    def __init__(self, rank: int, size: int, patience: float) -> None:
-        if not patience > 0:
-            raise ValueError(f"patience is {patience}: set it to seconds above 0")
-        self.rank, self.size, self.patience = rank, size, patience
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}: set it to seconds above 0")
+        self.rank, self.size, self.timeout = rank, size, timeout
         self.channels: dict[str, Channel] = {}
 
     def channel(self, name: str) -> Channel:

@@ -82,18 +82,18 @@ class ProcessGroups(Peers):
         store: dist.Store,
         *,
         device: torch.device,
-        patience: float,
+        timeout: float,
         port: int = 0,
         leave: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(dist.get_rank(), dist.get_world_size(), patience)
+        super().__init__(dist.get_rank(), dist.get_world_size(), timeout)
         self._port, self._leave = port, leave
         self._notes = Notes(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
         self._ending = False
         """True if this rank has ended the job itself."""
         on_device = "nccl" if device.type == "cuda" else "gloo"
-        longer = timedelta(seconds=min(patience, 1e8))
+        longer = timedelta(seconds=min(timeout, 1e8))
         self._processes: list[Any] = [[]] * self.size
         with Connections() as self._connections:
             groups = {
@@ -154,7 +154,7 @@ class ProcessGroups(Peers):
             absent = self._roll_call(sorted(silent) or others)
             why = self._told()
         if why is None:
-            why = self._ended = self._notes.end(missing(self.rank, absent, doing, waited, self.patience))
+            why = self._ended = self._notes.end(missing(self.rank, absent, doing, waited, self.timeout))
         raise PeerError(why)
 
     def _roll_call(self, silent: list[int]) -> list[int]:
@@ -222,13 +222,13 @@ def _waiting(
     *,
     on_stream: bool = False,
 ) -> Wait:
-    """Return what waits for all messages, no longer than the patience. On a stream, that is only enqueued."""
+    """Return what waits for all messages, no longer than the timeout. On a stream, that is only enqueued."""
 
     def wait() -> None:
         since = time.monotonic()
         for done, (_, work) in enumerate(works):
             try:
-                left = max(0.001, peers.patience - (time.monotonic() - since))
+                left = max(0.001, peers.timeout - (time.monotonic() - since))
                 work.wait() if on_stream else work.wait(timedelta(seconds=min(left, 1e8)))
             except RuntimeError as error:
                 waited = time.monotonic() - since

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from skirl.peers.base import Alone, PeerError, Peers, missing
 from skirl.peers.processes import die_with_launcher, leave_note
-from skirl.tools.units import patience_of
+from skirl.tools.units import timeout_of
 
 if TYPE_CHECKING:
     import torch
@@ -35,14 +35,14 @@ _joining = threading.Lock()
 _joined: list[Peers] = []
 
 
-def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
+def trainers(device: str = "cpu", timeout: float | None = None) -> Peers:
     """Return the trainers of this job, joining them first if need be. Return `Alone` if no launcher started this process."""
     given = _given.get()
     if given is not None:
         return given
     with _joining:
         if not _joined:
-            _joined.append(join(device, patience=patience))
+            _joined.append(join(device, timeout=timeout))
             if _joined[0].size > 1:
                 atexit.register(_left)
                 _tell_of_errors()
@@ -146,13 +146,13 @@ class Launched(NamedTuple):
         return self.local_size == self.size
 
 
-def join(device: "torch.device | str" = "cpu", *, patience: float | None = None) -> Peers:
+def join(device: "torch.device | str" = "cpu", *, timeout: float | None = None) -> Peers:
     """Wait for all trainers of this job, and return them. Return `Alone` in a process that no launcher started."""
     die_with_launcher()
     launched = Launched.of(os.environ)
     if launched is None:
         return Alone()
-    patience = patience_of(os.environ) if patience is None else patience
+    timeout = timeout_of(os.environ) if timeout is None else timeout
     import torch
     import torch.distributed as dist
 
@@ -164,7 +164,7 @@ def join(device: "torch.device | str" = "cpu", *, patience: float | None = None)
             device = torch.device("cuda", _own_gpu(launched, torch.cuda.device_count()))
         torch.cuda.set_device(device)
     if dist.is_initialized():  # by the program or by Lightning, which will also destroy it
-        return ProcessGroups(dist.distributed_c10d._get_default_store(), device=device, patience=patience)
+        return ProcessGroups(dist.distributed_c10d._get_default_store(), device=device, timeout=timeout)
     if launched.one_machine and not any(os.environ.get(name) for name in INTERFACES):
         os.environ.update(dict.fromkeys(INTERFACES, _loopback()))
     elif launched.rank == 0:
@@ -174,12 +174,12 @@ def join(device: "torch.device | str" = "cpu", *, patience: float | None = None)
         log.warning(
             "%d trainers talk by %s, without passwords or encryption: use networks that you trust", launched.size, over
         )
-    began, waits = time.monotonic(), timedelta(seconds=min(max(patience, BEGINNING), 1e8))
+    began, waits = time.monotonic(), timedelta(seconds=min(max(timeout, BEGINNING), 1e8))
     try:
         store = _store(launched, waits)
-        _meet(store, launched, max(patience, BEGINNING))
+        _meet(store, launched, max(timeout, BEGINNING))
         dist.init_process_group("gloo", store=store, rank=launched.rank, world_size=launched.size, timeout=waits)
-        return ProcessGroups(store, device=device, patience=patience, port=launched.port, leave=_destroy)
+        return ProcessGroups(store, device=device, timeout=timeout, port=launched.port, leave=_destroy)
     except RuntimeError as error:
         if isinstance(error, PeerError):
             raise
@@ -204,14 +204,14 @@ def _own_gpu(launched: Launched, gpus: int) -> int:
     return launched.local_rank % gpus
 
 
-def _meet(store: Any, launched: Launched, patience: float) -> None:
+def _meet(store: Any, launched: Launched, timeout: float) -> None:
     began, left = time.monotonic(), [rank for rank in range(launched.size) if rank != launched.rank]
     store.set(f"there/{launched.rank}", "")
     while left := [rank for rank in left if not store.check([f"there/{rank}"])]:
         waited = time.monotonic() - began
-        if waited > patience:
-            raise PeerError(missing(launched.rank, left, "the start of the job", waited, patience))
-        time.sleep(min(0.05, patience / 20))
+        if waited > timeout:
+            raise PeerError(missing(launched.rank, left, "the start of the job", waited, timeout))
+        time.sleep(min(0.05, timeout / 20))
 
 
 def _store(launched: Launched, waits: timedelta):

@@ -59,7 +59,7 @@ def lookahead(
     policy: str = "min",
     ramp: bool = True,
     window_bytes: int | None = None,
-    patience: float = 600.0,
+    timeout: float = 600.0,
     trace: str | Path | None = None,
 ) -> "Lookahead":
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
@@ -85,7 +85,7 @@ def lookahead(
     - `policy`: which rows leave: "min", which fetches the fewest, or "lru", "lfu", "ttl" for comparison.
     - `ramp`: begin with a window of 8 batches that grows, so that training starts at once; False waits for the whole window.
     - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit if `depth` is a number.
-    - `patience`: seconds that a loader or a store may take for one batch before it counts as hanging. Ten minutes by
+    - `timeout`: seconds that a loader or a store may take for one batch before it counts as hanging. Ten minutes by
       default, since a slow one must not end a run.
     - `trace`: file for the timeline of the stages, which chrome://tracing and Perfetto can show. None writes none: it
       grows with every step.
@@ -101,7 +101,7 @@ def lookahead(
     """
     plan = Plan(depth, prefetch, policy, ramp, window_bytes)
     return Lookahead(
-        loader, model, plan, sparse=sparse, accumulate=accumulate, shards=shards, patience=patience, trace=trace
+        loader, model, plan, sparse=sparse, accumulate=accumulate, shards=shards, timeout=timeout, trace=trace
     )
 
 
@@ -285,14 +285,14 @@ class Lookahead:
         *,
         sparse: Callable[[Any], Sparse],
         accumulate: int,
-        patience: float,
+        timeout: float,
         shards: int | None = 1,
         trace: str | Path | None = None,
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}: set it to 1 or more micro-batches")
-        if not patience > 0:
-            raise ValueError(f"patience is {patience}: set it to seconds above 0, or to float('inf')")
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}: set it to seconds above 0, or to float('inf')")
         self.times = Times()
         self.collections = _collections(model)
         """The collections whose rows the batches use."""
@@ -308,9 +308,9 @@ class Lookahead:
         self._shards = shards
         self._mine = block_of(self._peers.rank, size, shards)
         # A stage that waits for another trainer counts as stuck only after that trainer was named.
-        self._patience = rows.patience(patience)
+        self._timeout = rows.timeout(timeout)
         self._trace = trace
-        self._watch = Watch(patience)
+        self._watch = Watch(timeout)
         resolvers = [collection.engine.resolver for collection in self.collections]
         self._reader = Reader(
             loader, sparse, accumulate, resolvers, self._watch, self.times, len(self._mine), whole=shards > 1
@@ -473,7 +473,7 @@ class Lookahead:
         with uninterrupted():
             window = Window(self.engines, self._plan, self._epoch, self._shards, self._route(), self._mine)
             pipeline = Pipeline(
-                self.engines, window, self._plan.prefetch, patience=self._patience, hook=self.hook, times=self.times
+                self.engines, window, self._plan.prefetch, timeout=self._timeout, hook=self.hook, times=self.times
             )
             weakref.finalize(self, pipeline.stages.abandon)
             self._pass = Pass(self, pipeline)

@@ -35,7 +35,7 @@ class Pipeline:
         window: Window,
         prefetch: int,
         *,
-        patience: float,
+        timeout: float,
         hook: StageHook | None,
         times: Times,
     ) -> None:
@@ -44,7 +44,7 @@ class Pipeline:
         self._engines = engines
         self._prefetch = prefetch
         self.window = window
-        self.stages = Stages(STAGES, patience=patience, hook=hook, times=times)
+        self.stages = Stages(STAGES, timeout=timeout, hook=hook, times=times)
         self._lock = self.stages.lock
         self._inbox: deque[list[Ids]] = deque()
         self._ended = False

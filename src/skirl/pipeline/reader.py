@@ -37,12 +37,12 @@ _MOST_PARTS = 10_000
 class Watch:
     """Watches the reads of one pass over a loader, which runs in the loop's own thread.
 
-    A thread reports a read that takes longer than the patience, and again after twice the time, and so on: the stacks of
+    A thread reports a read that takes longer than the timeout, and again after twice the time, and so on: the stacks of
     all threads go to stderr and one sentence to the log. When the loader returns, the loop gets `StageStuck`.
     """
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self._now: tuple[int, float] | None = None
         """The batch that is being read and since when. Set as one tuple, so that it needs no lock."""
         self._closed = threading.Event()
@@ -50,7 +50,7 @@ class Watch:
 
     @contextmanager
     def reading(self, hold: Hold, number: int) -> Iterator[None]:
-        if self._watcher is None and isfinite(self._patience):
+        if self._watcher is None and isfinite(self._timeout):
             self._watcher = threading.Thread(target=self._watch, name="skirl-watch", daemon=True)
             self._watcher.start()
         self._now = number, time.monotonic()
@@ -84,20 +84,20 @@ class Watch:
         assert self._now is not None
         number, began = self._now
         took = time.monotonic() - began
-        if took > self._patience:
+        if took > self._timeout:
             raise StageStuck(
-                f"the loader took {seconds(took)} for batch {number}, and patience is {seconds(self._patience)}: fix the "
-                "loader, or raise lookahead(patience=...) if it is only slow"
+                f"the loader took {seconds(took)} for batch {number}, and timeout is {seconds(self._timeout)}: fix the "
+                "loader, or raise lookahead(timeout=...) if it is only slow"
             )
 
     def _watch(self) -> None:
-        told, due = None, self._patience
-        while not self._closed.wait(min(1.0, self._patience / 4)):
+        told, due = None, self._timeout
+        while not self._closed.wait(min(1.0, self._timeout / 4)):
             now = self._now
             if now is None:
                 continue
             if now != told:
-                due = self._patience
+                due = self._timeout
             took = time.monotonic() - now[1]
             if took > due:
                 told, due = now, 2 * took
@@ -109,7 +109,7 @@ def _report(number: int, took: float) -> None:
         faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
     log.error(
         "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it returns, the loop raises "
-        "an error: raise lookahead(patience=...) if it is only slow. If it hangs, stop it with Ctrl-C, or with `kill %d` "
+        "an error: raise lookahead(timeout=...) if it is only slow. If it hangs, stop it with Ctrl-C, or with `kill %d` "
         "if that has no effect",
         number,
         seconds(took),

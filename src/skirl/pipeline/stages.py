@@ -94,12 +94,12 @@ class StageStuck(RuntimeError): ...
 
 
 class Stages:
-    def __init__(self, names: tuple[str, ...], *, patience: float, hook: StageHook | None, times: Times) -> None:
+    def __init__(self, names: tuple[str, ...], *, timeout: float, hook: StageHook | None, times: Times) -> None:
         self.lock = threading.RLock()
         self.times = times
         self.failure: BaseException | None = None
         self.closing = False
-        self._patience = patience
+        self._timeout = timeout
         self._hook = hook
         self._wakes = {name: threading.Condition(self.lock) for name in (*names, LOOP)}
         self._busy: dict[str, tuple[int, float] | None] = dict.fromkeys(names)
@@ -211,14 +211,14 @@ class Stages:
                 if began is None:
                     began = self._waiting = time.monotonic()
                 self._until[LOOP] = until
-                self._wakes[LOOP].wait(min(SLICE, self._patience))
+                self._wakes[LOOP].wait(min(SLICE, self._timeout))
                 del self._until[LOOP]
             hold.check()
             idle = time.monotonic() - max(began, self._moved)
-            if idle > self._patience:
+            if idle > self._timeout:
                 raise StageStuck(
                     f"no stage made progress for {seconds(idle)} while the loop waited for {what}: {self.what_is_busy()}. "
-                    "If the store is only slow, raise lookahead(patience=...)"
+                    "If the store is only slow, raise lookahead(timeout=...)"
                 )
 
     def _waited(self, began: float, what: str, step: int) -> None:
@@ -264,7 +264,7 @@ class Stages:
         if not self._threads[name].is_alive():
             return False
         busy = self._busy[name]
-        return time.monotonic() - (since if busy is None else busy[1]) > self._patience
+        return time.monotonic() - (since if busy is None else busy[1]) > self._timeout
 
     def what_is_busy(self) -> str:
         now = time.monotonic()

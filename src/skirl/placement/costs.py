@@ -263,7 +263,7 @@ class Costs:
         if of is None:
             raise ValueError(
                 f"the costs have no {spec.optimizer}, which table {spec.name!r} has; they have {', '.join(self.ms)}: "
-                "measure costs with this optimizer"
+                "measure them: skirl.torchrec.measure_costs, or `skirl place` without --no-measure"
             )
         ms = sum(a * b for a, b in zip(of, terms_of(spec, rows, dim), strict=True))
         if self.net is None:

@@ -8,6 +8,7 @@ from typing import Any
 from skirl.checkpoint import folder as checkpoints
 from skirl.checkpoint.folder import OF_SWEEP
 from skirl.data.files.find import ENDINGS, BadFile, kind_of
+from skirl.data.flags import FILE_KINDS
 from skirl.sizing import checkpoint, files
 from skirl.store.disk.manifest import NAME as MANIFEST
 
@@ -18,6 +19,9 @@ SWEEP = "sweep.json"
 
 def look(path: Path, *, check: bool) -> dict[str, Any]:
     """Return facts about a path: `kind` says what it is, `failed` what is damaged, if anything. check: compare checksums."""
+    kind, colon, named = str(path).partition(":")
+    if colon and kind in (*FILE_KINDS, "disk") and not path.exists():
+        path = Path(named)  # as `skirl train` names it
     if not path.exists():
         raise ValueError(f"{path} does not exist: name {KINDS}")
     if path.name in (OF_SWEEP, SWEEP):
@@ -58,6 +62,8 @@ def _of_run(path: Path) -> dict[str, Any]:
     state = state if "steps" in found else "going on, killed or failed"
     facts = {name: found.get(name) for name in ("steps", "samples", "test_auc", "test_logloss", "winner")}
     flags = {name: found.get("flags", {}).get(name) for name in ("model", "data", "save")}
+    if any(str(axis).startswith("model=") for axis in found.get("flags", {}).get("vary") or ()):
+        flags["model"] = None  # that which --model names may be none of the variants'
     return {"kind": f"folder of a {kind}", "state": state, **flags, **facts}
 
 

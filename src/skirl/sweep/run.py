@@ -29,7 +29,7 @@ from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Facts, Speed, progress_of
-from skirl.tools.units import figure, parse_bytes, patience_of
+from skirl.tools.units import figure, parse_bytes, timeout_of
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.recipe import Recipe
 from skirl.train.resume import begin_from
@@ -39,7 +39,7 @@ log = logging.getLogger("skirl")
 
 def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
     """Train the variants of a `SweepRun` that this rank of the job has; all ranks return the result of the whole sweep."""
-    ranks = Ranks(trainers(patience=recipe.step.peer_patience or patience_of(os.environ, 24 * 3600.0)))
+    ranks = Ranks(trainers(timeout=recipe.step.peer_timeout or timeout_of(os.environ, 24 * 3600.0)))
     with using(Alone()):  # a rank's engine shares no rows
         one = SweepRun(ranks, recipe, *args)
         with one.opened(), progress_of("sweep", one.stream.steps) as progress:

@@ -29,13 +29,13 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def patience_of(environment: Mapping[str, str], otherwise: float = 600.0) -> float:
-    """Return the seconds that SKIRL_PATIENCE sets in an environment."""
-    text = environment.get("SKIRL_PATIENCE", str(otherwise))
+def timeout_of(environment: Mapping[str, str], otherwise: float = 600.0) -> float:
+    """Return the seconds that SKIRL_TIMEOUT sets in an environment."""
+    text = environment.get("SKIRL_TIMEOUT", str(otherwise))
     with suppress(ValueError):
         if (seconds := float(text)) > 0:
             return seconds
-    raise ValueError(f"SKIRL_PATIENCE is {text!r} in the environment: set it to seconds above 0")
+    raise ValueError(f"SKIRL_TIMEOUT is {text!r} in the environment: set it to seconds above 0")
 
 
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)(bit|b|B)(?:/s|ps)?")

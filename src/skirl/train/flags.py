@@ -55,15 +55,15 @@ class StepFlags:
     placement: str = "rows"
     """With several trainers, the tables that one of them looks up for all: rows (none: all rows are spread by hash), auto
     (where that moves under half the bytes), or a JSON file that names them. No bit depends on it."""
-    peer_patience: float | None = None
-    """Seconds to wait for another trainer before the job ends with its name; $SKIRL_PATIENCE or 600 if not given."""
+    peer_timeout: float | None = None
+    """Seconds to wait for another trainer before the job ends with its name; $SKIRL_TIMEOUT or 600 if not given."""
 
     def __post_init__(self) -> None:
         from skirl.core.tree import check_shards
 
         check_shards(self.shards)
-        if self.peer_patience is not None and not self.peer_patience > 0:
-            raise ValueError(f"peer_patience is {self.peer_patience}: set it to seconds above 0")
+        if self.peer_timeout is not None and not self.peer_timeout > 0:
+            raise ValueError(f"peer_timeout is {self.peer_timeout}: set it to seconds above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,9 +142,9 @@ class TrainerShare:
         self.rank, self.size = peers.rank, peers.size
 
     @classmethod
-    def of_job(cls, device: str = "cpu", patience: float | None = None) -> "TrainerShare":
-        """This process's share. patience: seconds to wait for other trainers."""
-        return cls(trainers(str(torch_device(device)), patience))
+    def of_job(cls, device: str = "cpu", timeout: float | None = None) -> "TrainerShare":
+        """This process's share. timeout: seconds to wait for other trainers."""
+        return cls(trainers(str(torch_device(device)), timeout))
 
     @property
     def alone(self) -> bool:
@@ -366,7 +366,7 @@ def train(
     """Train; what came of it. flags: all of the command's, to write down."""
     saved = saved_flags(saving.save) if saving.resume and saving.save else {}
     threads = recipe.use_threads(saved.get("threads"))
-    share = TrainerShare.of_job(recipe.device.device, recipe.step.peer_patience)
+    share = TrainerShare.of_job(recipe.device.device, recipe.step.peer_timeout)
     recipe, log = share.recipe(recipe), share.logged(log)
     flags = {**flags, "shards": recipe.step.shards, "threads": threads}
     origin = agreed_start(share, saving, flags)

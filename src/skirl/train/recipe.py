@@ -119,7 +119,7 @@ class Recipe(Composed):
         from skirl.peers.job import trainers
         from skirl.train.placed import placement_of
 
-        placement = placement_of(self, trainers(self.device.device, self.step.peer_patience).size)
+        placement = placement_of(self, trainers(self.device.device, self.step.peer_timeout).size)
         return (EmbeddingBagCollection if self.pooled else EmbeddingCollection)(
             self.tables(), optimizer=self.row_optimizer(), cache=cache, store=store or self.cache.store,
             seed=self.data.seed, resume=resume, device=self.device.device, dtype=getattr(torch, self.device.dtype),

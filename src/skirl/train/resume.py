@@ -76,7 +76,7 @@ RULES: Mapping[str, frozenset[str]] = {
     ),
     "free": frozenset(
         ("steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "device", "workers", "eval_every", "patience",
-         "peer_patience", "placement")
+         "peer_timeout", "placement")
     ),
     "warned": frozenset(("lr", "dense_lr", "threads")),
     "files": frozenset(("data", "schema", "rows", "vocab", "valid")),

@@ -27,7 +27,7 @@ from skirl.train.verify import Delays, Trace, compare, digest, in_plain_python, 
 
 DEPTHS = (1, 20, "auto")
 STORES = ("memory", "disk")
-PATIENCE = 1800.0
+TIMEOUT = 1800.0
 JOB = "job.json"
 REFUSED = 3
 """The exit code of a trainer whose last line of stderr is a message for the user."""
@@ -105,7 +105,7 @@ def _run(size: int, folder: Path) -> None:
         for rank in range(size)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=PATIENCE)[1] for process in team]
+        said = [process.communicate(timeout=TIMEOUT)[1] for process in team]
     finally:
         for process in team:
             process.kill()

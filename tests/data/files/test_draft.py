@@ -92,7 +92,7 @@ def test_train_names_the_command_and_takes_its_draft(tmp_path: Path, capsys, mon
     train = f"train csv:{path} --model dlrm-tiny --batch 64 --dim 4 --run none --cache 90%".split()
     assert main(train) == 2
     asked = capsys.readouterr().err
-    assert f"`skirl schema csv:{path} > schema.toml` drafts" in asked and "--schema" in asked
+    assert f"`skirl schema csv:{path} --out schema.toml` drafts" in asked and "--schema" in asked
     assert main(["schema", f"csv:{path}"]) == 0
     toml.write_text(capsys.readouterr().out)
     assert main([*train, "--schema", str(toml), "--rows", "100", "--quiet"]) == 0

@@ -17,9 +17,9 @@ from skirl.store.remote.store import _connected, leave
 class Nodes:
     """Some nodes, each at an address, that serve requests meanwhile."""
 
-    def __init__(self, count: int, *, rows: str = "memory", patience: float = 20.0) -> None:
+    def __init__(self, count: int, *, rows: str = "memory", timeout: float = 20.0) -> None:
         self.errors: list[BaseException] = []
-        self._patience = patience
+        self._timeout = timeout
         self.addresses = [Address("127.0.0.1", port) for port in free_ports(count)]
         self._rows = rows
         self.nodes = [self._node(i) for i in range(count)]
@@ -30,8 +30,8 @@ class Nodes:
         return ",".join(f"rpc://{address}" for address in self.addresses)
 
     def _node(self, i: int) -> Node:
-        meeting = Meeting(self.addresses[i], keep=True, seconds=self._patience)
-        return Node(meeting, rows=self._rows.replace("{}", str(i)), patience=self._patience, body=body)
+        meeting = Meeting(self.addresses[i], keep=True, seconds=self._timeout)
+        return Node(meeting, rows=self._rows.replace("{}", str(i)), timeout=self._timeout, body=body)
 
     def _start(self) -> None:
         self._stop = threading.Event()

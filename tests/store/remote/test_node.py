@@ -75,7 +75,7 @@ def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_
         pytest.raises(NodeError, match=r"has not answered within 1 s"),
     ):
         patch.setattr(
-            store.stores[0]._node, "patience", 1.0
+            store.stores[0]._node, "timeout", 1.0
         )  # only now: other calls are answered, late on a busy machine
         len(store)
     assert one_row(filled_on(nodes)).shape == (1, 4)
@@ -83,7 +83,7 @@ def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_
 
 def test_no_node_at_all(monkeypatch):
     leave()
-    monkeypatch.setenv("SKIRL_PATIENCE", "0.2")
+    monkeypatch.setenv("SKIRL_TIMEOUT", "0.2")
     with pytest.raises(NodeError, match=r"nobody answers at 127.0.0.1:9 after .* start `skirl serve "):
         open_store("rpc://127.0.0.1:9", LAYOUT)
 

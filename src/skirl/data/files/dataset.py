@@ -158,7 +158,7 @@ def permutation(n, stream):
     return order
 
 
-PATIENCE = 5.0  # seconds to wait for a worker to exit by itself
+TIMEOUT = 5.0  # seconds to wait for a worker to exit by itself
 
 
 class WorkerDied(RuntimeError):
@@ -231,7 +231,7 @@ def _receive(process: Any, pipe: Connection) -> Any:
     try:
         return pipe.recv()
     except (EOFError, OSError):
-        process.join(PATIENCE)
+        process.join(TIMEOUT)
         raise WorkerDied(
             f"a reader process ended by itself (exit code {process.exitcode}): is there enough memory? Set workers to 0 "
             "to read in this process"

@@ -34,9 +34,9 @@ class Served:
 class Node:
     """The node that keeps a meeting point. Call its methods from one thread only."""
 
-    def __init__(self, meeting: Meeting, *, rows: str, patience: float, body: Callable[..., None] = parts.run) -> None:
+    def __init__(self, meeting: Meeting, *, rows: str, timeout: float, body: Callable[..., None] = parts.run) -> None:
         self.served: dict[int, Served] = {}
-        self._meeting, self._rows, self._patience, self._body = meeting, rows, patience, body
+        self._meeting, self._rows, self._timeout, self._body = meeting, rows, timeout, body
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([parts.__name__])
 
@@ -73,7 +73,7 @@ class Node:
             run=ask["run"],
             owner=ask["owner"],
             rows=self._rows,
-            patience=self._patience,
+            timeout=self._timeout,
         )
         process = self._context.Process(
             target=self._body, args=(other_end, task), name=f"skirl part of owner {task.owner}"

@@ -52,7 +52,7 @@ class PartFacts:
     run: int
     owner: int
     rows: str
-    patience: float
+    timeout: float
 
 
 def owner_name(owner: int, run: int) -> str:
@@ -244,9 +244,9 @@ def run(pipe: Connection, task: PartFacts, functions: tuple[Any, ...] = FUNCTION
     _part = Part(task)
     rpc.only(functions)
     try:
-        meeting = Meeting(task.address, seconds=task.patience)
+        meeting = Meeting(task.address, seconds=task.timeout)
         name = part_name(task.rank, task.group)
-        rpc.join(meeting.group(task.group), task.address, name, task.rank, task.patience)
+        rpc.join(meeting.group(task.group), task.address, name, task.rank, task.timeout)
         pipe.send(("joined", None))
         _watch(pipe, task, _part)
     except (NodeError, rpc.Failed, OSError, EOFError, ValueError) as error:
@@ -270,7 +270,7 @@ def _watch(pipe: Connection, task: PartFacts, part: Part) -> None:
             looked = time.monotonic()
             answers = _owner_answers(task, LOOK)
             heard = time.monotonic() if answers else heard
-            if answers is False or time.monotonic() - heard > task.patience:
+            if answers is False or time.monotonic() - heard > task.timeout:
                 return  # without a flush, so that stores stay at their last durable point
     part.drain()
     until = time.monotonic() + LINGER

@@ -33,20 +33,20 @@ class Serve:
     def run(self) -> dict[str, Any]:
         hush()
         from skirl.store.remote.node import TICK, Node
-        from skirl.store.remote.store import PATIENCE
-        from skirl.tools.units import patience_of
+        from skirl.store.remote.store import TIMEOUT
+        from skirl.tools.units import timeout_of
 
         signals: list[int] = []
         before = {
             n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGTERM, signal.SIGINT)
         }
         try:
-            patience = patience_of(os.environ, PATIENCE)
+            timeout = timeout_of(os.environ, TIMEOUT)
             address = Address.meeting(self.address)
             if self.store != "memory":
                 self._folder()
-            meeting = Meeting(address, keep=True, seconds=patience)
-            node = Node(meeting, rows=self.store, patience=patience)
+            meeting = Meeting(address, keep=True, seconds=timeout)
+            node = Node(meeting, rows=self.store, timeout=timeout)
             try:
                 reach = (
                     "only this machine reaches it"

@@ -19,12 +19,12 @@ from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Sto
 from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote import part, rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
-from skirl.tools.units import patience_of
+from skirl.tools.units import timeout_of
 
 log = logging.getLogger("skirl")
 
-PATIENCE = 60.0
-"""Seconds that a call may take, unless SKIRL_PATIENCE is set."""
+TIMEOUT = 60.0
+"""Seconds that a call may take, unless SKIRL_TIMEOUT is set."""
 LOOK = 0.5
 """Seconds after which a part is asked whether it is alive, while a call takes long."""
 PIECE_BYTES = 16 << 20
@@ -47,13 +47,13 @@ _connected: dict[Address, "Connection"] = {}
 
 
 class Connection:
-    def __init__(self, address: Address, patience: float) -> None:
+    def __init__(self, address: Address, timeout: float) -> None:
         global _group
-        self.address, self.patience = address, patience
+        self.address, self.timeout = address, timeout
         self.failure: str | None = None
         """Why no more calls are made, or None while they are."""
         self.closed = False
-        meeting = Meeting(address, seconds=patience)
+        meeting = Meeting(address, seconds=timeout)
         self.run = meeting.number()
         if address.owner == 0 and not address.loopback:
             log.warning(
@@ -61,7 +61,7 @@ class Connection:
             )
         try:
             if _group is None:
-                rpc.join(meeting.group(self.run), address, part.owner_name(address.owner, self.run), 0, patience)
+                rpc.join(meeting.group(self.run), address, part.owner_name(address.owner, self.run), 0, timeout)
                 _group = Group(address, self.run)
             _group.parts += 1
             self.name = part.part_name(_group.parts, _group.run)
@@ -70,7 +70,7 @@ class Connection:
             meeting.leave(f"ask/{self.run}", ask)
             began = time.monotonic()
             while (answer := meeting.take(f"answer/{self.run}")) is None:
-                if (waited := time.monotonic() - began) > patience:
+                if (waited := time.monotonic() - began) > timeout:
                     raise NodeError(f"the node at {address} has not answered within {waited:.0f} s: start it again")
                 time.sleep(0.02)
             if answer["refused"] is not None:
@@ -83,7 +83,7 @@ class Connection:
             self.closed = True
             with suppress(rpc.Failed):
                 if self.failure is None:
-                    rpc.end(rpc.begin(self.name, part.call, ("bye",), min(self.patience, 5.0)))
+                    rpc.end(rpc.begin(self.name, part.call, ("bye",), min(self.timeout, 5.0)))
 
     def call(self, method: str, *args: Any) -> Any:
         return self.calls(method, [args])[0]
@@ -91,7 +91,7 @@ class Connection:
     def calls(self, method: str, args: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Make several calls at once, wait for all of them even if one fails, and return their results."""
         began, results, wrong = time.monotonic(), list[Any](), None
-        for future in [self._begin(method, each, self.patience) for each in args]:
+        for future in [self._begin(method, each, self.timeout) for each in args]:
             try:
                 results.append(self._result(method, future, began))
             except Exception as error:
@@ -107,7 +107,7 @@ class Connection:
         future.add_done_callback(lambda _: done.set())
         try:
             while not done.wait(LOOK):
-                rpc.end(rpc.begin(self.name, part.alive, (), self.patience))
+                rpc.end(rpc.begin(self.name, part.alive, (), self.timeout))
         except rpc.Failed as error:
             raise self._failed(method, error, time.monotonic() - began) from None
         return self._result(method, future, began)
@@ -135,7 +135,7 @@ class Connection:
         """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
         if self.failure is None:
             late = str(error) == rpc.LATE
-            how = f"has not answered within {self.patience:g} s" if late else "is gone"
+            how = f"has not answered within {self.timeout:g} s" if late else "is gone"
             self.failure = (
                 f"the node at {self.address} {how}: start it again (what it printed last may say why it ended), and resume "
                 "this run from its last checkpoint"
@@ -170,7 +170,7 @@ def connection(address: Address) -> Connection:
                 )
         if address not in _connected:
             try:
-                _connected[address] = Connection(address, patience_of(os.environ, PATIENCE))
+                _connected[address] = Connection(address, timeout_of(os.environ, TIMEOUT))
             except BaseException:
                 if not _connected:
                     leave()
