@@ -1,4 +1,4 @@
-"""A sweep of several epochs: ranks are by samples that nobody has trained on, in the first epoch and held out."""
+"""A sweep of several epochs: ranks are by samples held out."""
 
 import json
 import shutil
@@ -11,7 +11,6 @@ import pytest
 
 from skirl.cli.report import report_of_sweep
 from skirl.cli.sweep import SweepCommand
-from skirl.data import DataFlags
 from skirl.sweep.entrant import Entrant
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
@@ -38,7 +37,7 @@ def lowest(folder: Path) -> dict[str, float]:
 
 
 def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
-    """Who has learnt the samples by heart does not win, and nobody leaves for losses of the second epoch on."""
+    """Who has learnt the samples by heart does not win."""
     made = command(folder, **more)
     result = made.run()
     losses = lowest(folder)
@@ -48,17 +47,15 @@ def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
     assert {place["variant"]: place["held_out"] for place in result["standing"]} == losses
     assert [place["held_out"] for place in result["standing"]] == sorted(losses.values())
     assert result["best"]["variant"] == result["winner"] and result["best"]["test_logloss"] == min(losses.values())
-    assert all(left["step"] <= FIRST for left in race_lines(folder / "run", "left"))
+    assert not race_lines(folder / "run", "left")
     standings = race_lines(folder / "run", "standing")
-    assert {line["measure"] for line in standings[: FIRST - 1]} == {"unseen"}
-    ends = [{place["variant"]: place["loss"] for place in standings[at]["places"]} for at in (FIRST - 1, -1)]
-    assert ends[0] == ends[1], "losses of the second epoch count"
+    assert [line["measure"] for line in standings[: FIRST - 1]] == ["training"] * (FIRST - 1)
+    assert {line["measure"] for line in standings[FIRST - 1 :]} == {"held out"}
     assert all(place["auc"] is None for line in standings for place in line["places"])
     best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
     assert made.summary(result)["winner"].startswith(best)
     text = Path(report_of_sweep(folder / "run", folder / "page.html")["page"]).read_text()
     assert f"The best of 4 variants is {best}" in text
-    assert [line["unseen"] for line in standings] == [min(line["step"], FIRST) for line in standings]
     return result
 
 
@@ -127,28 +124,6 @@ def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when:
 def test_what_could_not_be_ranked_is_refused(more: dict[str, Any], says: str, tmp_path: Path):
     with pytest.raises(ValueError, match=says):
         command(tmp_path, **more)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        pytest.param({"workers": 1}, marks=pytest.mark.slow),
-        {"vocab": "open", "admit": 1, "rows": None},
-        {"bad_rows": "skip"},
-    ],
-)
-def test_the_first_epoch_is_known_when_the_second_begins(more: dict[str, Any], tmp_path: Path):
-    flags = {"batch": 16, "epochs": 3, "rows": "300", "valid": LATE, **files(tmp_path, "csv")} | more
-    stream = DataFlags(**flags).stream()
-    for step, _ in enumerate(stream, start=1):
-        assert stream.first_epoch == FIRST if step > FIRST else stream.first_epoch in (None, FIRST)
-        if step in (5, FIRST, FIRST + 1, 20):
-            later = DataFlags(**flags).stream()
-            later.load_state_dict(stream.state_dict())
-            for further, _ in enumerate(later, start=step + 1):
-                first = later.first_epoch
-                assert (first is None or further <= first) == (further <= FIRST)
 
 
 def test_a_variant_that_is_dropped_at_its_best_step_keeps_it(tmp_path: Path):

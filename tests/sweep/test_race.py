@@ -81,7 +81,7 @@ def test_a_longer_race_keeps_the_rungs_that_it_has_passed():
         assert part.see(noisy(step, means)) == whole.see(noisy(step, means))
     of_steps = RaceFlags(rungs="500,80%").rules(1000).rungs, RaceFlags(rungs="14").rules(15, 2, 8).rungs
     assert of_steps == ((500, 800), (16,))  # the second waits for an evaluation
-    (race := Race([*"abcd"], rules=Rules(rungs=(1,)))).see([0.1, 0.2, 0.3, 0.4], unseen=False)
+    (race := Race([*"abcd"], rules=Rules(rungs=(1,), again=True))).see([0.1, 0.2, 0.3, 0.4])
     race.judge({"a": 0.1, "b": 0.2, "c": 0.4, "d": 0.3}, last=False)
     assert [place.variant for place in race.standing()] == ["a", "b", "d", "c"]
     assert part.state_dict() == whole.state_dict()
@@ -93,18 +93,18 @@ def test_wrong_rules_are_refused():
 
 
 class Written:
-    """The rule of rungs written out, for a race of two epochs."""
+    """The rule of rungs written out, for a race of one epoch or of several."""
 
     def __init__(self, of: list[int], rungs: tuple[int, ...], keep: int) -> None:
         self.of, self.rungs, self.keep = of, rungs, keep
         self.state = ["races"] * len(of)
-        self.unseen: list[list[float]] = [[] for _ in of]
+        self.losses: list[list[float]] = [[] for _ in of]
         self.held_out = [math.inf] * len(of)
 
     def mean(self, c: int, judged: bool) -> float:
         """The mean of the seeds of a configuration that may still win; infinite if none may."""
         own = [k for k, state in enumerate(self.state) if self.of[k] == c and state == "races"]
-        losses = [self.held_out[k] if judged else statistics.mean(self.unseen[k]) for k in own]
+        losses = [self.held_out[k] if judged else statistics.mean(self.losses[k]) for k in own]
         return statistics.mean(losses) if losses else math.inf
 
     def rung(self, step: int, judged: bool) -> None:
@@ -132,9 +132,9 @@ def test_rungs_and_ranks_are_those_of_the_rule_written_out(number: int):
 def check_rule(number: int) -> None:
     draw = random.Random(number)
     of = [c for c in range(draw.randint(2, 6)) for _ in range(draw.randint(1, 3))]
-    first, steps = draw.randint(1, 6), 16
+    again, steps = draw.random() < 0.5, 16
     rungs, keep = tuple(sorted(draw.sample(range(1, steps), 3))), draw.randint(1, 2)
-    race = Race([f"v{k}" for k in range(len(of))], of, Rules(rungs=rungs, keep=keep))
+    race = Race([f"v{k}" for k in range(len(of))], of, Rules(rungs=rungs, keep=keep, again=again))
     rule = Written(of, rungs, keep)
 
     def some(share: float) -> list[int]:
@@ -146,12 +146,12 @@ def check_rule(number: int) -> None:
         losses = [draw.random() for _ in of]
         for k in some(0.03):
             losses[k], rule.state[k] = math.nan, "diverged"
-        for k, loss in enumerate(losses if step <= first else []):
-            rule.unseen[k].append(loss)
-        race.see(losses, unseen=step <= first)
-        if step <= first and step in rungs:
+        for k, loss in enumerate(losses):
+            rule.losses[k].append(loss)
+        race.see(losses)
+        if not again and step in rungs:
             rule.rung(step, judged=False)
-        if draw.random() < 0.5 or step == first:
+        if draw.random() < 0.5:
             for k, state in enumerate(rule.state):
                 if state == "races":
                     rule.held_out[k] = min(rule.held_out[k], draw.random())
@@ -159,7 +159,7 @@ def check_rule(number: int) -> None:
                 race.diverged([f"v{k}" for k in out], "predictions are not finite")
                 for k in out:
                     rule.state[k] = "diverged"
-            if step > first:
+            if again:
                 race.judge({f"v{k}": loss for k, loss in enumerate(rule.held_out) if loss < math.inf}, last=False)
                 rule.rung(step, judged=True)
                 ranks = [f"v{k}" for k in rule.ranks()]

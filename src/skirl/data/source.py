@@ -46,11 +46,6 @@ class Source(Protocol):
         ...
 
     @property
-    def first_epoch(self) -> int | None:
-        """Steps of the first epoch, before which nobody trained on its samples. None until they are counted."""
-        return None
-
-    @property
     def held_out(self) -> "Source | None":
         """The samples held out for evaluation, as a source of one pass in order; None if there are none."""
         return None

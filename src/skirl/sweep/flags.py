@@ -56,7 +56,7 @@ class RaceFlags:
             raise ValueError(f"rungs is {self.rungs!r}, and the run has {steps} steps: set rungs below that")
         if epochs > 1 and every is not None:
             rungs = [-(-rung // every) * every for rung in rungs]
-        return Rules(keep=self.keep, rungs=tuple(sorted(set(rungs))))
+        return Rules(keep=self.keep, rungs=tuple(sorted(set(rungs))), again=epochs > 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,8 +91,7 @@ class SweepFolder:
     def standing(self, seconds: float, race: Race, aucs: Mapping[str, float | None]) -> None:
         at = [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()]
         when = {"step": race.step, "seconds": seconds, "begun_at": self._begun_at}
-        by = {"measure": race.measure, "unseen": race.unseen}
-        self._write({"event": "standing", **when, **by, "places": at})
+        self._write({"event": "standing", **when, "measure": race.measure, "places": at})
 
     @property
     def missing(self) -> list[str]:

@@ -21,6 +21,8 @@ class Rules:
     """Configurations that stay to the end, unless they diverge."""
     rungs: tuple[int, ...] = ()
     """Steps after which only half as many configurations as before may go on."""
+    again: bool = False
+    """Whether samples come again: then losses on samples held out decide, not those of training."""
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -109,7 +111,7 @@ class VariantPlace:
 class Race:
     """A race of variants, compared by their losses on the same batches, taken before anybody trains on their samples.
 
-    Where samples come again, `judge` takes losses on samples held out, and ranks and rungs are by these.
+    Where samples come again, and at the end, `judge` takes losses on samples held out, and ranks and rungs are by these.
 
     Variants that differ only in the seed are one configuration: their losses are averaged, and they are dropped together.
     If a seed diverges, those that are left stand for the configuration.
@@ -120,8 +122,7 @@ class Race:
     ) -> None:
         self.names = tuple(names)
         self.rules = rules or Rules()
-        self.step = self.unseen = 0
-        """Batches so far, and those that nobody had trained on."""
+        self.step = 0
         self._of = np.array(range(len(names)) if configurations is None else configurations)
         self._racing = np.ones(len(names), bool)
         self._losses: Floats = np.zeros((0, len(names)))
@@ -149,13 +150,13 @@ class Race:
 
     @property
     def measure(self) -> str:
-        """What ranks are by: "unseen", losses on samples that nobody had trained on, or "held out"."""
-        return "held out" if self._judged else "unseen"
+        """What ranks are by: "held out", "unseen", losses on samples that nobody had trained on, or, if these come again and
+        until the first evaluation, "training"."""
+        return "held out" if self._judged else "training" if self.rules.again else "unseen"
 
-    def see(self, losses: Sequence[float], *, unseen: bool = True) -> list[VariantPlace]:
+    def see(self, losses: Sequence[float]) -> list[VariantPlace]:
         """Take the losses on one more batch, and return those that leave after it."""
         self.step += 1
-        self.unseen += unseen
         values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
         broken = np.flatnonzero(self._racing & ~np.isfinite(values))
         gone = self._leave(broken.tolist(), f"diverged at step {self.step:,}")
@@ -164,18 +165,16 @@ class Race:
                 f"all variants have diverged, the last at step {self.step:,} ({', '.join(left.variant for left in gone)}): "
                 "set lr and dense_lr lower, or warmup higher"
             )
-        if not unseen:
-            return gone
         values[broken] = np.nan
-        self._judged = False
+        self._judged &= self.rules.again
         if len(self._losses) == self._before + self._length:
             self._losses = self._losses[self._before :]
             self._before, self._length = self._length, min(2 * self._length, MOST)
         self._losses = np.vstack([self._losses, values])
-        return gone + (self._drop() if self.step in self.rules.rungs else [])
+        return gone + (self._drop() if self.step in self.rules.rungs and not self.rules.again else [])
 
     def judge(self, held_out: Mapping[str, float | None], *, last: bool) -> list[VariantPlace]:
-        """Rank by log losses on samples held out until a batch of unseen ones comes, and return who is dropped."""
+        """Rank by log losses on samples held out, and return who is dropped."""
         found = {self.names.index(name): loss for name, loss in held_out.items()}
         self._held_out = {k: loss for k, loss in found.items() if loss is not None}
         self._judged = any(self._racing[k] for k in self._held_out)
@@ -220,7 +219,6 @@ class Race:
         return {
             "rules": asdict(self.rules),
             "step": self.step,
-            "unseen": self.unseen,
             "racing": self._racing.tolist(),
             "gone": {str(k): asdict(place) for k, place in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
@@ -231,7 +229,7 @@ class Race:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         was = Rules(**state["rules"] | {"rungs": tuple(state["rules"]["rungs"])})
-        self.step, self.unseen = state["step"], state["unseen"]
+        self.step = state["step"]
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
         self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}

@@ -62,8 +62,6 @@ class Told(NamedTuple):
     losses: list[dict[str, float]]
     """Of its variants, by step; fewer steps than others have if all of them diverged."""
     samples: list[int]
-    first_epoch: int | None
-    """Steps of the first epoch, whose samples nobody had trained on; None while it is not over."""
     last: bool
     """Whether the stream ends with them, which only who reads the stream knows."""
     saving: bool
@@ -207,11 +205,11 @@ class SweepRun:
 
     def leg(self) -> bool:
         """Train until all ranks meet, and drop those below a rung. Return False if no variant or no batch is left."""
-        race, left, unseen = self.race, list[VariantPlace](), True
+        race, left = self.race, list[VariantPlace]()
         steps = self._trained()
         if not steps:
             return False
-        for losses, samples, unseen in steps:
+        for losses, samples in steps:
             racing = race.racing
             if not any(map(isfinite, losses.values())):
                 with suppress(ValueError):  # that none is left
@@ -220,12 +218,12 @@ class SweepRun:
                 self._let_leave(left + race.left[-len(racing) :])
                 self._stand()
                 return False
-            left += race.see([losses.get(name, nan) for name in race.names], unseen=unseen)
+            left += race.see([losses.get(name, nan) for name in race.names])
             self.samples += samples
         self._let_leave(left)
         step = race.step
         if self.stream.held_out and (self._last or (self.eval_every is not None and step % self.eval_every == 0)):
-            self._judge(unseen)
+            self._judge()
             if self.failed is not None:
                 self._stand()
                 return False
@@ -243,10 +241,9 @@ class SweepRun:
         coming = [rung for rung in self.race.rules.rungs if rung > step]
         return min(step + self._apart, *coming[:1], *((step // each + 1) * each for each in every))
 
-    def _trained(self) -> list[tuple[dict[str, float], int, bool]]:
-        """Train on all ranks until they meet. Return, by step: the losses of all variants, how many samples it had, and
-        whether nobody had trained on them."""
-        step, began = self.race.step, self._now
+    def _trained(self) -> list[tuple[dict[str, float], int]]:
+        """Train on all ranks until they meet. Return, by step: the losses of all variants, and how many samples it had."""
+        began = self._now
         try:
             own = self._train(self._meeting())
         except DoesNotFit as error:
@@ -256,16 +253,15 @@ class SweepRun:
         self.stopped_by = self.stopped_by or next(filter(None, (one.signal for one in told)), None)
         self._saving, self._last = any(one.saving for one in told), any(one.last for one in told)
         longest = max(told, key=lambda one: len(one.losses))
-        count, first = len(longest.losses), longest.first_epoch
+        count = len(longest.losses)
         if any(one.trains and len(one.losses) < count and not one.diverged for one in told):
             raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
         if self.ranks.size > 1 and count:
             self._apart = max(1, int(SECONDS * count / max(1e-6, self._now - began)))
         return [
-            ({name: loss for one in told for name, loss in dict(*one.losses[k : k + 1]).items()},
-             longest.samples[k], first is None or step + k < first)
+            ({name: loss for one in told for name, loss in dict(*one.losses[k : k + 1]).items()}, longest.samples[k])
             for k in range(count)
-        ]  # fmt: skip
+        ]
 
     def _train(self, end: int) -> Told:
         saving, losses, samples, last = self.keeper.busy, list[dict[str, float]](), list[int](), False
@@ -287,8 +283,7 @@ class SweepRun:
             samples.append(len(batch.labels))
             last = self.batches.step == self.stream.steps
             live = [one for one in live if isfinite(one.loss)]
-        first = self.stream.first_epoch
-        return Told(trains, losses, samples, first, last, saving, self._signals.came, time.monotonic())
+        return Told(trains, losses, samples, last, saving, self._signals.came, time.monotonic())
 
     def _stand(self) -> None:
         aucs = {} if self.folder.path is None else self._aucs()
@@ -307,8 +302,8 @@ class SweepRun:
             **({"samples/s of each": f"{rate:,.0f}"} if (rate := self.speed.rate(self.samples)) else {}),
         }
 
-    def _judge(self, unseen: bool) -> None:
-        """Evaluate. unseen: whether nobody had trained on the samples of the last step."""
+    def _judge(self) -> None:
+        """Evaluate, and rank by it if samples come again, and at the end."""
         step = self.race.step
         with self.speed.paused():
             own = {}
@@ -325,7 +320,7 @@ class SweepRun:
             self._let_leave(self.race.diverged(broken, BROKEN))
             if self.failed is not None:
                 return
-        if self._last or not unseen:
+        if self._last or self.race.rules.again:
             self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=self._last))
 
     def _let_leave(self, left: Sequence[VariantPlace]) -> None:

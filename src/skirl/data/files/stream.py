@@ -68,8 +68,6 @@ class Files:
     _warned: bool = field(default=False, init=False, repr=False)
     _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
-    first_epoch: int | None = field(default=None, init=False)
-    """Steps of the first epoch, once it was read; None until then."""
     _state: dict[str, int] = field(default_factory=dict, init=False)
     _resume: dict[str, int] | None = field(default=None, init=False)
 
@@ -129,7 +127,7 @@ class Files:
 
     def __iter__(self) -> Iterator[Batch]:
         state, self._resume = self._resume or self._start(), None
-        self._steps = self.first_epoch = None
+        self._steps = None
         steps = self._all(state)
         ahead = next(steps, None)
         while ahead is not None:
@@ -177,8 +175,6 @@ class Files:
         done, skip, first = state["batches"], state["next"], state["epoch"]
         if self.batches is not None and done >= self.batches:
             return
-        if first:  # how many steps it had is not in a state; the pass has none of them
-            self.first_epoch = done
         together = self.share.batches * self.batch_size
         size = max(1, -(-self.shuffle // together)) * together
         start = RowPosition(state["file"], state["part"], state["row"])
@@ -202,8 +198,6 @@ class Files:
                         if done == self.batches:
                             return
                     empty, skip = empty and not steps, 0
-                if epoch == 0:
-                    self.first_epoch = done
                 self._warn_of(self.share.left_out(n, self.batch_size))
                 if empty:
                     self._refuse_empty(n)
