@@ -8,8 +8,10 @@ truth, then races are replayed over their losses.
 """
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -69,6 +71,10 @@ class Sweep:
     """Numbers of a row."""
     batch: int = 128
     """Samples of a batch."""
+    cache: str = "100%"
+    """Rows of each cache, as `skirl train` takes them."""
+    store: Literal["memory", "disk"] = "memory"
+    """Where the other rows are, for part speed; disk: a folder of each process."""
     steps: int = 1000
     """Batches of synthetic data that races are over; files are read to their end."""
     together: int = 8
@@ -92,12 +98,12 @@ class Sweep:
             "overlap": overlap,
             "exact": lambda: exact(self.cases),
         }
-        return result("sweep", self, "part data rows model dim batch form dropout", **parts[self.part]())
+        return result("sweep", self, "part data rows model dim batch cache store form dropout", **parts[self.part]())
 
     def _flags(self, steps: int | None, **more: Any) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "batch")}
         own |= {} if self.dropout is None else {"dropout": self.dropout}
-        return own | {"cache": "100%", "threads": 1, "steps": steps, **more}
+        return own | {"cache": self.cache, "threads": 1, "steps": steps, **more}
 
     def _memory(self) -> dict[str, Any]:
         return memory(Recipe.of(**self._flags(self.steps)))
@@ -206,6 +212,7 @@ class Turns:
                 "variants": variants,
                 "share": [rank, len(runs)],
                 "form": flags.form,
+                "store": flags.store,
             }
             words = [sys.executable, __file__, "child", json.dumps(job)]
             self._started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
@@ -239,7 +246,8 @@ class Turns:
 
 def child(job: dict[str, Any]) -> None:
     """Train in this process. For each line read, take a turn and print its figures as JSON."""
-    recipe = Recipe.of(**job["flags"])
+    folder = tempfile.mkdtemp() if job["store"] == "disk" else None
+    recipe = Recipe.of(**job["flags"] | ({} if folder is None else {"store": f"disk:{folder}"}))
     Forms.only = None if job["form"] == "auto" else job["form"]
     run = beside(recipe, job["variants"], *job["share"]) if job["variants"] else alone(recipe)
     with run as (each, ahead, forms):
@@ -257,6 +265,8 @@ def child(job: dict[str, Any]) -> None:
             taken = Counter(forms) - before
             fused = taken["fused"] / max(1, taken.total())
             print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu, "fused": fused}), flush=True)
+    if folder is not None:
+        shutil.rmtree(folder)
 
 
 @contextmanager
