@@ -5,11 +5,13 @@ import json
 import numpy as np
 import pytest
 
+import skirl
 from skirl.cli import main
 from skirl.placement import calibrate
 from skirl.placement.costs import save_costs, shipped
 from skirl.placement.measure import Arena, count_tables
-from skirl.placement.spec import BINS, TablePlan, read_specs, reuse_of
+from skirl.placement.spec import BINS, TablePlan, TableSpec, read_specs, reuse_of
+from skirl.train.placed import count, read
 from skirl.train.recipe import Recipe
 
 HEAD = {"format": "skirl-tables", "format_version": 1, "batch": 64}
@@ -151,3 +153,44 @@ def test_a_plan_that_does_not_cover_is_refused(pieces, says):
     said = [{"rank": rank, "rows": [a, b], "columns": [c, d]} for rank, a, b, c, d in pieces]
     with pytest.raises(ValueError, match=says):
         TablePlan.parsed(json.dumps({**PLAN_HEAD, "tables": [{**ROWS_OF, "pieces": said}]}))
+
+
+def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys):
+    often = [0.0] * BINS
+    often[6] = 1.0  # each row is looked up 64 times
+    tables = [
+        {"name": "one", "rows": 5000, "dim": 8, "ids": 64, "distinct": 60},
+        {"name": "bags", "rows": 5000, "dim": 8, "ids": 6400, "distinct": 4000},
+        {"name": "few", "rows": 900, "dim": 64, "ids": 640, "distinct": 10, "reuse": often},
+    ]
+    path, out = written(tmp_path, tables), tmp_path / "p.json"
+    words = ["place", "--tables", str(path), "--trainers", "2", "--link", "1Mbit", "--no-measure", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ways"]["bags"]["whole"] < found["ways"]["bags"]["rows"] / 2
+    assert found["ways"]["few"]["rows"] == pytest.approx((8 * 64 + 4) * 2 * 10 / 2)  # both trainers look all of them up
+    chosen = read(out, [skirl.Table(one["name"], one["rows"], one["dim"]) for one in tables], 2)
+    assert "bags" in chosen and "few" not in chosen
+    assert {name: of["trainer"] for name, of in found["ways"].items() if of["trainer"] is not None} == chosen
+    assert main([*words, "--force"]) == 0 and "whole at" in capsys.readouterr().out
+    assert main(["info", str(out), "--json"]) == 0 and json.loads(capsys.readouterr().out)["trainers"] == 2
+    assert main([*words, "--force", "--columns", "always"]) == 2
+    assert "leave --kernel and --columns out" in capsys.readouterr().err
+
+
+def test_the_bytes_of_data_are_those_of_its_trainers(tmp_path, capsys):
+    """A session's samples come to one trainer, so its rows go to fewer of them than if samples were spread."""
+    data = ["synthetic:sessions", "--model", "dlrm-tiny", "--dim", "8", "--batch", "256", "--steps", "4"]
+    assert main(["place", *data, "--trainers", "4", "--no-measure", "--out", str(tmp_path / "p.json"), "--json"]) == 0
+    ways = json.loads(capsys.readouterr().out)["ways"]
+    recipe = Recipe.of(data="synthetic:sessions", model="dlrm-tiny", dim=8, batch=256, steps=4)
+    counted = count((batch.sparse for batch in recipe.stream()), recipe.tables(), 4)
+    assert {name: (of["rows"], of["whole"]) for name, of in ways.items()} == {n: of for n, (of, _) in counted.items()}
+
+
+def test_bytes_of_samples_that_are_spread_are_those_of_drawn_ones():
+    draw, rows = np.random.default_rng(0), np.arange(40)
+    ids = draw.permutation(np.repeat(rows, 2 ** (rows % 5)))  # looked up 1, 2, 4, 8 or 16 times
+    parts = [sum(len(np.unique(part)) for part in np.array_split(draw.permutation(ids), 4)) for _ in range(400)]
+    spec = TableSpec("a", 40, 8, 64, float(len(ids)), 40.0, reuse_of(np.bincount(ids)), "sgd")
+    assert spec.sent(4).rows == pytest.approx(np.mean(parts) * (8 * 8 + 4) * 3 / 4, rel=0.02)

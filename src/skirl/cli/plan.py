@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, facts, text
+from skirl.cli.show import ShowFlags, columns, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.tools.flags import Composed, check_new, flags_of, parsed
@@ -67,7 +67,7 @@ class Size(Composed):
 class Place(Composed):
     group: ClassVar[str] = "plan"
     common: ClassVar[tuple[str, ...]] = (
-        "tables", "data", "model", "dim", "batch", "steps", "ranks", "memory", "link", "out",
+        "tables", "data", "model", "dim", "batch", "steps", "ranks", "trainers", "memory", "link", "out",
     )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
     positional: ClassVar[tuple[str, ...]] = ("data",)
@@ -79,7 +79,10 @@ class Place(Composed):
     tables: Path | None = None
     """A JSON file that lists the tables; if not given, they are those of --model, counted in batches of DATA."""
     ranks: int = 2
-    """The number of ranks."""
+    """The number of TorchRec's ranks."""
+    trainers: int | None = None
+    """In place of --ranks: plan for this many trainers of skirl, as `skirl train --placement` takes it. Each table is whole
+    at one of them, or its rows are spread over all."""
     memory: tuple[str, ...] | None = None
     """The most memory that tables of a rank may take with their state, such as 16GB: one value, or one for each rank."""
     link: str = "10Gbit/s"
@@ -103,10 +106,13 @@ class Place(Composed):
     """Replace the file if it exists."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.ranks <= MOST_RANKS:
-            raise ValueError(f"ranks is {self.ranks}: set it to 1 to {MOST_RANKS}")
-        if self.memory is not None and len(self.memory) not in (1, self.ranks):
-            raise ValueError(f"memory is {','.join(self.memory)}, and there are {self.ranks} ranks: name one for each")
+        what = "ranks" if self.trainers is None else "trainers"
+        if not 1 <= self.count <= MOST_RANKS:
+            raise ValueError(f"{what} is {self.count}: set it to 1 to {MOST_RANKS}")
+        if self.trainers is not None and (self.kernel, self.columns) != (Place.kernel, Place.columns):
+            raise ValueError("trainers run skirl's kernels and cut no columns: leave kernel and columns out")
+        if self.memory is not None and len(self.memory) not in (1, self.count):
+            raise ValueError(f"memory is {','.join(self.memory)}, and there are {self.count} {what}: name one for each")
         for name in ("seconds", "minutes"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: set it above 0")
@@ -124,13 +130,17 @@ class Place(Composed):
         self.caps()
         self.rate()
 
+    @property
+    def count(self) -> int:
+        return self.ranks if self.trainers is None else self.trainers
+
     def caps(self) -> tuple[int, ...]:
         from skirl.placement.problem import UNBOUND
 
         caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.memory or ()] or [UNBOUND]
         if min(caps) <= 0:
             raise ValueError(f"memory is {','.join(self.memory or ())}: set each to a size like 16GB")
-        return tuple(caps if len(caps) == self.ranks else caps * self.ranks)
+        return tuple(caps if len(caps) == self.count else caps * self.count)
 
     def rate(self) -> float:
         """Bytes a second of --link."""
@@ -148,6 +158,7 @@ class Place(Composed):
         from skirl.placement.problem import UNBOUND
         from skirl.placement.search import plan_tables
         from skirl.placement.spec import TablePlan, canonical, read_specs
+        from skirl.train.placed import count, write
         from skirl.train.recipe import Recipe
 
         if self.tables is not None:
@@ -157,18 +168,30 @@ class Place(Composed):
         check_specs(self.kernel, specs, self.no_measure)  # before the search, which may take long
         path = self.costs or (None if self.no_measure else Path(f"costs-{self.kernel}.json"))
         costs = costs_for(
-            self.kernel, {spec.optimizer for spec in specs}, path, link=self.rate(), ranks=self.ranks,
+            self.kernel, {spec.optimizer for spec in specs}, path, link=self.rate(), ranks=self.count,
             minutes=None if self.no_measure else self.minutes,
         )  # fmt: skip
-        plan, found, problem = plan_tables(specs, self.caps(), costs, columns=self.columns, seconds=self.seconds)
+        sent, cuts = None, self.columns
+        if self.trainers is not None:
+            sent, cuts = {spec.name: spec.sent(self.trainers) for spec in specs}, "never"
+            if self.tables is None:  # as the data has them, not as if each trainer had any samples
+                stream, tables = self.data.stream(), self.data.stream().tables(self.model.row_dim)
+                counted = count((batch.sparse for batch in stream), tables, self.trainers)
+                sent = {name: of for name, (of, _) in counted.items()}
+            costs = replace(costs, sent=sent)
+        plan, found, problem = plan_tables(specs, self.caps(), costs, columns=cuts, seconds=self.seconds)
         placed, checked = found.placed, None
         if not self.no_measure:
             with progress_of("measure plans"):
                 checked = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
             placed = checked.placed
             plan = TablePlan.of(specs, canonical(specs), placed)
-        if self.out is not None:
+        owners = {spec.name: of[0][1] if len(of) == 1 else None for spec, of in zip(specs, plan.pieces, strict=True)}
+        if self.out is not None and sent is not None:
+            write(self.out, owners, self.count)
+        elif self.out is not None:
             plan.save(self.out)
+        ways = sent and {name: {"trainer": owners[name], **of._asdict()} for name, of in sent.items()}
         exchange = exchange_of(problem, placed)
         ranks = [
             {
@@ -187,32 +210,44 @@ class Place(Composed):
             "tables": len(specs), "cut": sum(len(of) > 1 for of in plan.pieces), "ranks": ranks, "kernel": self.kernel,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
             "balance": float(load.max() / load.mean()),
-            "seconds": found.seconds, "check": check,
+            "seconds": found.seconds, "check": check, "ways": ways,
             "out": None if self.out is None else str(self.out),
         }  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines, checked = facts(result, "tables", "cut"), result["check"]
+        one = "rank" if self.trainers is None else "trainer"
+        if result["ways"] is not None:
+            cells = [("table", "way", "by rows", "whole")]
+            for name, of in result["ways"].items():
+                way = "by rows" if of["trainer"] is None else f"whole at {of['trainer']}"
+                cells.append((name, way, size(of["rows"]), size(of["whole"])))
+            lines["bytes a step"] = columns(cells, left=(0, 1))
         for rank in result["ranks"]:
             words = {"compute_ms": "to compute", "measured_ms": "measured", "exchange_ms": "to exchange"}
             costs = ", ".join(f"{rank[name]:.3f} ms {word}" for name, word in words.items() if rank[name] is not None)
             most = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
-            lines[f"rank {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
+            lines[f"{one} {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
         if idle := [str(rank["rank"]) for rank in result["ranks"] if not rank["bytes"]]:
-            lines["idle"] = f"rank {', '.join(idle)}: no part of a table there would make the busiest rank faster"
+            lines["idle"] = f"{one} {', '.join(idle)}: no part of a table there would make the busiest {one} faster"
         lines["busiest"] = (
-            f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms {'predicted' if checked is None else 'measured'}, "
+            f"{one} {result['busiest']}, {result['busiest_ms']:.3f} ms {'predicted' if checked is None else 'measured'}, "
             f"{result['balance'] - 1:.1%} above perfect balance"
         )
         if checked is not None:
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
-        others = "; TorchRec runs FBGEMM's, which --kernel fbgemm-cpu measures" * (self.kernel == "skirl-cpu")
+        others = "; TorchRec runs FBGEMM's, which --kernel fbgemm-cpu measures"
+        others *= self.kernel == "skirl-cpu" and self.trainers is None
         costs = f", with costs {self.costs or 'as shipped'}" * self.no_measure
         lines["kernel"] = f"{self.kernel}{costs}{others}"
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         lines["search"] = f"{result['seconds']:.1f} s"
-        if result["out"] is not None:
+        if result["out"] is not None and self.trainers is not None:
+            lines["out"] = (
+                f"{result['out']}; skirl launch -n {self.trainers} -- train --placement {result['out']} takes it"
+            )
+        elif result["out"] is not None:
             lines["out"] = f"{result['out']}; skirl.torchrec.plan({result['out']!r}, model) is TorchRec's ShardingPlan"
         return lines

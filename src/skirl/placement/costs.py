@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from skirl.placement.spec import BINS, TableSpec
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import read_sealed, skirl_version, write_sealed
+from skirl.train.placed import Bytes
 
 PLAIN = (
     "log rows", "log dim", "log batch", "log ids", "log distinct", "log pooling", "no multiple of 16", "no multiple of 8",
@@ -256,6 +257,8 @@ class Costs:
     kernel: str = KERNELS[0]
     net: ComputeNet | None = None
     machine: Mapping[str, Any] | None = None
+    sent: Mapping[str, Bytes] | None = None
+    """Where ranks are skirl's trainers, the bytes of each table: they exchange rows of those that are cut by rows."""
 
     def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
         """Milliseconds to look up, pool and update, and what the part adds to the sums of its rank."""
@@ -281,8 +284,11 @@ class Costs:
         sums = np.array([np.sum([_NOTHING, *(adds for _, adds in of)], axis=0) for of in parts])
         return np.array([sum(ms for ms, _ in of) for of in parts]) * self.factors(sums)
 
-    def exchange(self, spec: TableSpec, dim: int) -> float:
+    def exchange(self, spec: TableSpec, rows: int, dim: int) -> float:
         """Milliseconds to send pooled rows and receive their gradients; part of the rows has sums for all samples, too."""
+        if self.sent is not None:
+            of = self.sent[spec.name]
+            return 1e3 * (of.whole if rows == spec.rows else of.rows / self.ranks) / self.link
         others = (self.ranks - 1) / self.ranks
         return 2e3 * spec.batch * dim * _FLOAT * others / self.link
 

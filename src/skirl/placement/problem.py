@@ -202,7 +202,7 @@ class Problem:
         if found is None:
             spec, rows, dim = self.specs[key[0]], key[1], key[2]
             compute, adds = self.costs.part(spec, rows, dim)
-            found = self._known[key] = (compute, self.costs.exchange(spec, dim), spec.nbytes(rows, dim), adds)
+            found = self._known[key] = (compute, self.costs.exchange(spec, rows, dim), spec.nbytes(rows, dim), adds)
         return found
 
     def by_columns(self, spec: TableSpec) -> bool:

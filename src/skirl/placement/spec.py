@@ -16,6 +16,7 @@ import numpy as np
 from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, TEXT, misfit, put_whole
+from skirl.train.placed import Bytes
 
 if TYPE_CHECKING:
     from skirl.placement.problem import Placed, Problem
@@ -72,6 +73,14 @@ class TableSpec:
 
     def nbytes(self, rows: int, dim: int) -> int:
         return rows * _width(self.optimizer, dim) * _FLOAT
+
+    def sent(self, trainers: int) -> Bytes:
+        """Return what the table makes skirl's trainers send in a step, a share of the batch each."""
+        found = self.distinct * min(trainers, self.ids / self.distinct)
+        if self.reuse:  # of a row that a batch looks up k times, how many trainers look it up
+            often = 2.0 ** np.arange(BINS)
+            found = self.distinct * float(np.dot(self.reuse, trainers * (1 - (1 - 1 / trainers) ** often)))
+        return Bytes.of(found, self.batch, self.ids, self.dim, trainers)
 
     @property
     def one_state(self) -> bool:

@@ -1,6 +1,7 @@
 """Which trainer looks a table up for all, and has its rows: as a plan says, or by the bytes that either way would move."""
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
@@ -10,8 +11,9 @@ import numpy as np
 
 from skirl.core.ids import capture
 from skirl.core.tables import Schema, Table
+from skirl.tools.os_errors import writing
 from skirl.tools.progress import progress_of
-from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
+from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit, put_whole
 
 if TYPE_CHECKING:
     from skirl.train.recipe import Recipe
@@ -25,14 +27,18 @@ _FORM = {"trainers": COUNT, "tables": [{"name": TEXT, "trainer": ANY}]}
 
 
 class Bytes(NamedTuple):
-    """What a table makes trainers send in a step: to each other, both ways, its ids included."""
+    """What a table makes skirl's trainers send in a step: to each other, both ways, its ids included."""
 
     rows: float
     """If its rows are spread by hash."""
     whole: float
     """If one trainer looks it up for all."""
-    lookups: float
-    """Numbers that are read."""
+
+    @classmethod
+    def of(cls, rows: float, bags: float, ids: float, dim: int, trainers: int) -> "Bytes":
+        """`rows`: distinct ones of each trainer, summed over trainers. What is at home does not travel."""
+        others = (trainers - 1) / trainers
+        return cls((8 * dim + 4) * rows * others, (8 * dim * bags + 4 * ids + bags) * others)
 
 
 def placement_of(recipe: "Recipe", trainers: int) -> dict[str, int]:
@@ -46,36 +52,37 @@ def placement_of(recipe: "Recipe", trainers: int) -> dict[str, int]:
         return {table.name: n % trainers for n, table in enumerate(tables) if how == "whole" or n % 2}
     with progress_of("place tables", 1) as progress:
         counted = count(islice((batch.sparse for batch in recipe.stream()), COUNTED), tables, trainers)
-        chosen = {name: of for name, of in counted.items() if of.whole < WORTH * of.rows}
-        sent = sum(of.whole if name in chosen else of.rows for name, of in counted.items())
-        before = sum(of.rows for of in counted.values())
+        chosen = {name: loads for name, (of, loads) in counted.items() if of.whole < WORTH * of.rows}
+        sent = sum(of.whole if name in chosen else of.rows for name, (of, _) in counted.items())
+        before = sum(of.rows for of, _ in counted.values())
         progress(1, lambda: {
             "whole": f"{len(chosen)} of {len(tables)}", "MB a step": f"{sent / 1e6:,.1f} instead of {before / 1e6:,.1f}",
         })  # fmt: skip
-    return dealt({name: of.lookups for name, of in chosen.items()}, trainers)
+    return dealt(chosen, trainers)
 
 
-def count(batches: Iterable[Any], tables: Sequence[Table], trainers: int) -> dict[str, Bytes]:
-    """Count what whole steps would send, each divided evenly over the trainers."""
+def count(batches: Iterable[Any], tables: Sequence[Table], trainers: int) -> dict[str, tuple[Bytes, float]]:
+    """Count what whole steps would send, each divided evenly over the trainers, and the numbers that they read."""
     schema, total, steps = Schema.of(tables), np.zeros((len(tables), 3)), 0
     for sparse in batches:
         ids, steps = capture(sparse, schema.features, copy=False), steps + 1
-        ends = np.linspace(0, ids.samples, trainers + 1).astype(int)
+        blocks = [*pairwise(np.linspace(0, ids.samples, trainers + 1).astype(int).tolist())]
         for t, table in enumerate(tables):
             values = np.empty(0, np.int64)
-            for block in pairwise(ends):
+            for block in map(list, blocks):
                 read, bags = [], 0
                 for place in (ids.keys.index(name) for name in table.features):
                     starts, inverse = ids.starts(place), ids.inverse[place]
                     of = np.arange(*block) if inverse is None else np.unique(inverse[slice(*block)])
-                    here = np.concatenate([ids.values[a:b] for a, b in zip(starts[of], starts[of + 1])] or [values])
-                    read.append(here)
+                    ends = [starts[block]] if inverse is None else zip(starts[of], starts[of + 1])
+                    read += [ids.values[a:b] for a, b in ends] or [values]
                     bags += len(of)
-                lookups = sum(map(len, read))
-                rows = len(np.unique(np.concatenate(read)))
-                total[t] += (8 * table.dim + 4) * rows, 8 * table.dim * bags + 4 * lookups + bags, lookups * table.dim
-    total[:, :2] *= (trainers - 1) / trainers
-    return {table.name: Bytes(*of) for table, of in zip(tables, (total / max(1, steps)).tolist())}
+                total[t] += len(np.unique(np.concatenate(read))), bags, sum(map(len, read))
+    means = (total / max(1, steps)).tolist()
+    return {
+        table.name: (Bytes.of(rows, bags, lookups, table.dim, trainers), lookups * table.dim)
+        for table, (rows, bags, lookups) in zip(tables, means, strict=True)
+    }
 
 
 def dealt(loads: Mapping[str, float], trainers: int) -> dict[str, int]:
@@ -87,6 +94,15 @@ def dealt(loads: Mapping[str, float], trainers: int) -> dict[str, int]:
     return owner
 
 
+def write(path: Path, owners: Mapping[str, int | None], trainers: int) -> None:
+    """Write a plan: the trainer of each table, None for those whose rows are spread."""
+    tables = [{"name": name, "trainer": owner} for name, owner in owners.items()]
+    body = {"format": FORMAT, "format_version": VERSION, "trainers": trainers, "tables": tables}
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put_whole(path, json.dumps(body, indent=1).encode() + b"\n", secrets.token_hex(8))
+
+
 def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
     """Read a plan. Raise if it is of other tables, or of another number of trainers."""
     again = "set placement to auto, name another plan, or leave it out"
@@ -95,7 +111,9 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
     except (OSError, ValueError) as error:
         raise ValueError(f"placement is {path}, which cannot be read ({error}): {again}") from None
     if isinstance(body, dict) and body.get("format") == "skirl-table-plan":
-        raise ValueError(f"placement is {path}, a plan of skirl place, which is for TorchRec: {again}")
+        raise ValueError(
+            f"placement is {path}, a plan for TorchRec: make one by skirl place --trainers {trainers}, or {again}"
+        )
     if not isinstance(body, dict) or (body.get("format"), body.get("format_version")) != (FORMAT, VERSION):
         raise ValueError(f"placement is {path}, which is no plan of tables for trainers: {again}")
     if (wrong := misfit(body, _FORM)) is not None:
