@@ -3,6 +3,7 @@
 `--part trainers` ("Several trainers" in docs/benchmarks.md): two trainers in network namespaces with a token bucket between
 them; the time of a step is compared with its roof, the least that compute, wire and cores allow. It needs `ip` and `tc`.
 `--part bound` ("Where the link is the limit"): train.py behind an emulated link of 100 Mbit/s, for three sizes of the cache.
+`--tables production`: over the same links, 60 tables with the published moments, by hash, placed, and by TorchRec.
 """
 
 import json
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+import link_tables
 from common import main, processes, result
 from skirl.core.batch import Batch
 from skirl.core.optim import RowwiseAdagrad
@@ -69,12 +71,17 @@ class LinkSpeed:
     """Steps in a turn."""
     rounds: int = 3
     """Timed turns, alone and together."""
+    tables: Literal["criteo", "production"] = "criteo"
+    """criteo: an id of each feature a sample; production: 60 tables with bags of 15.8 ids, for part trainers."""
 
     def run(self) -> dict[str, Any]:
         """Measure each link with each dense size, or each cache, in sequence."""
         if self.part == "bound":
             found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in (1, 10, 50)}
             return result("link", self, "part", by_cache=found)
+        if self.tables == "production":
+            by_link = {link: link_tables.compared(self._children(link)) for link in self.links}
+            return result("link", self, "tables links batch steps rounds", by_link=by_link)
         points = [point for link in self.links for point in self._points(link)]
         return result(
             "link", self, "part links dense batch dim steps rounds",
@@ -89,15 +96,17 @@ class LinkSpeed:
         return Synthetic("criteo-kaggle", self.batch, batches=READ, rows_scale=0.1)
 
     def _points(self, link: str) -> list[dict[str, Any]]:
-        rate = rate_of(link)
-        flags = {name: getattr(self, name) for name in ("dense", "batch", "dim", "steps", "rounds")}
-        words = [__file__, "child", json.dumps(flags)]
-        with nullcontext([]) if link == LOOPBACK else two_namespaces(rate) as names:
-            host = ADDRESS.format(1) if names else "127.0.0.1"
-            ranks = zip(*processes(2, words, names, host), strict=True)
+        ranks = zip(*self._children(link), strict=True)
         return [
-            {"link": link, "dense": dense, **judged(each, rate)} for dense, each in zip(self.dense, ranks, strict=True)
+            {"link": link, "dense": dense, **judged(each, rate_of(link))}
+            for dense, each in zip(self.dense, ranks, strict=True)
         ]
+
+    def _children(self, link: str) -> list[Any]:
+        flags = {name: getattr(self, name) for name in ("tables", "dense", "batch", "dim", "steps", "rounds")}
+        words = [__file__, "child", json.dumps(flags)]
+        with nullcontext([]) if link == LOOPBACK else two_namespaces(rate_of(link)) as names:
+            return processes(2, words, names, ADDRESS.format(1) if names else "127.0.0.1")
 
 
 def rate_of(link: str) -> float:
@@ -238,6 +247,9 @@ def two_namespaces(rate: float) -> Iterator[list[str]]:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         job, peers = LinkSpeed(**json.loads(sys.argv[2])), trainers()
-        print(json.dumps([of_rank(job, dense, peers) for dense in job.dense]))
+        if job.tables == "production":
+            print(json.dumps(link_tables.of_rank(job.batch, job.steps, job.rounds, peers)))
+        else:
+            print(json.dumps([of_rank(job, dense, peers) for dense in job.dense]))
     else:
         main(LinkSpeed)
