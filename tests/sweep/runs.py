@@ -290,12 +290,13 @@ def _kill(*_: object) -> None:
 
 
 def _save_and_kill(case: Case, sweep: skirl.Sweep, told: Any) -> None:
-    """Save again, and be killed before all of that is on disk; or at once, when it may be or not."""
+    """Save again, and be killed before all of that is on disk, or before its header is."""
     assert sweep.lookahead is not None
     (case.folder / f"told-{sweep.lookahead.step}").write_bytes(pickle.dumps(told))
     if case.killed == "all":
         checkpoint.write_sealed = _kill  # type: ignore[assignment]
-    sweep.save(case.folder / "saved", wait=case.killed == "all")
+        sweep.save(case.folder / "saved")
+    sweep.begin_saving(case.folder / "saved", checkpoint.optimizers_of)
     _kill()
 
 

@@ -46,15 +46,11 @@ def optimizers_of(contender: Contender) -> list[Any]:
 
 
 class SweepSaving(Saving):
-    """A checkpoint of a sweep that is being written: those of its variants in parallel, then what makes them count."""
+    """Checkpoints of variants that are being written in parallel, until a header that names them makes them count."""
 
-    def __init__(
-        self, path: Path, rows: "PackedRows", savings: Mapping[str, Saving],
-        commit: Callable[[dict[str, str]], None] | None,
-    ) -> None:  # fmt: skip
-        """`commit`: makes it count, given the names; with None, somebody else does and calls `confirmed`."""
+    def __init__(self, path: Path, rows: "PackedRows", savings: Mapping[str, Saving]) -> None:
         super().__init__(path, 0)
-        self._rows, self._savings, self._commit = rows, savings, commit
+        self._rows, self._savings = rows, savings
         self.names = {name: saving.path.name for name, saving in savings.items()}
         """The checkpoint of each variant, as the header names it."""
         self.run(self._write)
@@ -74,9 +70,6 @@ class SweepSaving(Saving):
         self._rows.release()
         if failures:
             raise failures[0]
-        if self._commit is not None:
-            self._commit(self.names)
-            self.confirmed()
 
     def confirmed(self) -> None:
         """Remove what the header, which is on disk, no longer names."""

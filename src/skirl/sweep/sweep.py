@@ -289,9 +289,10 @@ class Sweep:
         *,
         parts: Parts = optimizers_of,
         also: Mapping[str, Any] | None = None,
-        wait: bool = True,
-    ) -> SweepSaving:
+    ) -> None:
         """Save all variants in the race after the batch in the loop, each as `skirl.save` does in a folder of its name.
+
+        It returns when all is on disk.
 
         **Arguments**
 
@@ -299,8 +300,6 @@ class Sweep:
         - `parts`: returns what to save of a variant besides its model, like the `optimizers` of `skirl.save`; by default its
           optimizer, without which it could not resume.
         - `also`: facts that `load` returns, in a form that JSON can hold. None, the default, means none.
-        - `wait`: return only when the checkpoint is on disk, the safe choice. With False, this returns once training may go
-          on; the result has `wait`. The next save waits for it too, and so does a variant that leaves.
         """
         if (now := next((c.name for c in self.racing if c.embeddings.in_turn), None)) is not None:
             raise RuntimeError(
@@ -309,17 +308,11 @@ class Sweep:
             )
         left = {one.name: (one.left, one.left_at or 0) for one in self.variants if one.left is not None}
         header = header_of(self._now, left, also or {})
-        path = Path(path)
-        saving = self.begin_saving(path, parts, lambda names: write_header(path, header | {"variants": names}))
-        return saving.wait() if wait else saving
+        saving = self.begin_saving(Path(path), parts).wait()
+        write_header(Path(path), header | {"variants": saving.names})
+        saving.confirmed()
 
-    def begin_saving(
-        self,
-        path: Path,
-        parts: Parts,
-        commit: Callable[[dict[str, str]], None] | None = None,
-        some: Sequence[Contender] | None = None,
-    ) -> SweepSaving:
+    def begin_saving(self, path: Path, parts: Parts, some: Sequence[Contender] | None = None) -> SweepSaving:
         """Save some of the variants in the race, by default all. When this returns, rows are frozen and all else is copied.
 
         The header names them later, if at all: until then, the checkpoints that it names stay.
@@ -341,7 +334,7 @@ class Sweep:
                         saving.wait()
                 rows.release()
                 raise
-            self.saving = SweepSaving(path, rows, savings, commit)
+            self.saving = SweepSaving(path, rows, savings)
         return self.saving
 
     def settle(self) -> None:
