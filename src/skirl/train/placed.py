@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,13 +52,13 @@ def placement_of(recipe: "Recipe", trainers: int) -> dict[str, int]:
     if how in ("whole", "mixed"):
         return {table.name: n % trainers for n, table in enumerate(tables) if how == "whole" or n % 2}
     with progress_of("place tables", 1) as progress:
-        counted = count(islice((batch.sparse for batch in recipe.stream()), COUNTED), tables, trainers)
+        stream = replace(recipe, data=replace(recipe.data, workers=0)).stream()  # none of them for so few batches
+        counted = count(islice((batch.sparse for batch in stream), COUNTED), tables, trainers)
         chosen = {name: loads for name, (of, loads) in counted.items() if of.whole < WORTH * of.rows}
         sent = sum(of.whole if name in chosen else of.rows for name, (of, _) in counted.items())
         before = sum(of.rows for of, _ in counted.values())
-        progress(1, lambda: {
-            "whole": f"{len(chosen)} of {len(tables)}", "MB a step": f"{sent / 1e6:,.1f} instead of {before / 1e6:,.1f}",
-        })  # fmt: skip
+        moved = f"{sent / 1e6:,.1f}" + f" instead of {before / 1e6:,.1f}" * bool(chosen)
+        progress(1, lambda: {"whole": f"{len(chosen)} of {len(tables)}", "MB a step": moved})
     return dealt(chosen, trainers)
 
 
