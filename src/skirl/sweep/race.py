@@ -160,11 +160,6 @@ class Race:
         values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
         broken = np.flatnonzero(self._racing & ~np.isfinite(values))
         gone = self._leave(broken.tolist(), f"diverged at step {self.step:,}")
-        if not self._racing.any():
-            raise ValueError(
-                f"all variants have diverged, the last at step {self.step:,} ({', '.join(left.variant for left in gone)}): "
-                "set lr and dense_lr lower, or warmup higher"
-            )
         values[broken] = np.nan
         self._judged &= self.rules.again
         if len(self._losses) == self._before + self._length:

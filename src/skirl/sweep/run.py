@@ -211,16 +211,15 @@ class SweepRun:
             return False
         for losses, samples in steps:
             racing = race.racing
-            if not any(map(isfinite, losses.values())):
-                with suppress(ValueError):  # that none is left
-                    race.see([nan] * len(race.names))
-                self.failed = str(Diverged.all_of(len(self.variants), racing[-1], race.step, losses[racing[-1]]))
-                self._let_leave(left + race.left[-len(racing) :])
-                self._stand()
-                return False
             left += race.see([losses.get(name, nan) for name in race.names])
+            if not race.racing:
+                self.failed = str(Diverged.all_of(len(self.variants), racing[-1], race.step, losses[racing[-1]]))
+                break
             self.samples += samples
         self._let_leave(left)
+        if self.failed is not None:
+            self._stand()
+            return False
         step = race.step
         if self.stream.held_out and (self._last or (self.eval_every is not None and step % self.eval_every == 0)):
             self._judge()
