@@ -58,7 +58,11 @@ BAD = [
     ([{**TABLE, "reuse": [1]}], [], "has a reuse that is not 17 shares"),
     ([{**TABLE, "optimizer": "lion"}], [], "has optimizer 'lion': set it to one of"),
     ([{**TABLE, "optimizer": "ftrl"}], [], "skirl has no costs for ftrl: leave --no-measure out"),
-    ([TABLE], ["--memory", "1KB"], "and the ranks have 2.0 KiB, 33.2 KiB too little: set --memory"),
+    (
+        [TABLE],
+        ["--memory", "1KB"],
+        "and the ranks have 2.0 KiB, 33.2 KiB too little: give each more memory, or take 36 of them",
+    ),
     ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 exceeds its memory by 15.6 KiB, since a table is"),
     ([{**TABLE, "rows": 1, "distinct": 1}], [], "there are 2 ranks for 1 rows: set fewer ranks than rows"),
     ([TABLE], ["--memory", "1KB,2KB,3KB"], "--memory is 1KB,2KB,3KB, and there are 2 ranks: name one for each"),

@@ -52,6 +52,14 @@ def planned(specs, caps, ranks: int, **how):
         return None
 
 
+def test_unlike_caps_that_hold_only_a_pair_of_tables_by_rows_are_found():
+    """Neither of the two largest cut alone fits, nor the three largest; those beside are too many to try every choice."""
+    large = [spec(0, 132_000, 249, 6.0), spec(1, 104_000, 249, 1.0), spec(2, 78_000, 249, 1.0)]
+    small = [spec(n, 1000 * n, 249, 2.0) for n in range(3, 12)]
+    caps = tuple(million * 1_000_000 for million in (200, 100, 100, 50))
+    assert planned([*large, *small], caps, 4, columns="never", seconds=5.0) is not None
+
+
 @cases(12)
 @example(seed=175, full=0.9)  # a table of 6 columns, of which the first rank has the last two
 @given(seed=st.integers(0, 10**6), full=st.sampled_from([0.3, 0.6, 0.9]))

@@ -256,7 +256,7 @@ def _torch_state(source: str | Path) -> dict[str, Any]:
         why = str(error).partition("\n")[0].partition(". ")[0][:200]
         raise ValueError(
             f"{source} is not a state dict that torch.load(weights_only=True) can read ({why}): name a file that "
-            "torch.save or skirl export wrote, or a .safetensors"
+            "torch.save(model.state_dict()) or skirl export wrote, or a .safetensors"
         ) from None
     return state.get("state_dict", state) if isinstance(state, dict) else {}
 

@@ -15,7 +15,7 @@ from skirl.tools.units import Link, parse_bytes, size
 from skirl.train.flags import MovementFlags, OptimizerFlags
 
 MOST_RANKS = 1024
-_OF_TABLES = ("data", "model", "dim", "batch", "steps", "optimizer")
+_OF_TABLES = ("data", "model", "dim", "batch", "steps")
 """Flags that a list of tables stands for."""
 
 
@@ -162,7 +162,7 @@ class Place(Composed):
         from skirl.train.recipe import Recipe
 
         if self.tables is not None:
-            specs = read_specs(self.tables)
+            specs = read_specs(self.tables, self.optimizer.optimizer)
         else:
             specs = count_tables(Recipe(data=self.data, model=self.model, optimizer=self.optimizer))
         check_specs(self.kernel, specs, self.no_measure)  # before the search, which may take long

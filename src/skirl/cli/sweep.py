@@ -133,6 +133,6 @@ class SweepCommand(Composed):
             lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
-            more = f"more {self.recipe.data.longer} and --resume go on from there"
+            more = f"more {self.recipe.data.longer(result['steps'])} and --resume go on from there"
             lines["saved"] = f"step {result['saved_step']:,} in {result['save']}; {more}"
         return lines | facts({"missing": "\n".join(result["missing"])})

@@ -51,7 +51,8 @@ class Train(Composed):
             past = f"is past --steps {steps}," if steps is not None and at > steps else None
             how = past or ("had stopped early" if result["stopped_early"] else "had ended")
             shown = facts(lines, "test", "best", "loss", "metrics", "changed", "missing")
-            return {"ended": f"the run {how} at step {at:,}: nothing was left to train"} | shown | ends
+            then = "" if past else f"; more {self.recipe.data.longer(at)} go on from there"
+            return {"ended": f"the run {how} at step {at:,}: nothing was left to train{then}"} | shown | ends
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
         sizes = rows["bytes_of_all"], result["cache_bytes"], result["staging_bytes"]
         wide, least = self.recipe.model.row_dim, max(1 << 20, min(filter(None, sizes), default=0))
@@ -72,7 +73,7 @@ class Train(Composed):
             lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.save.save:
             newest = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {self.save.save}"
-            more = f"; more {self.recipe.data.longer} and --resume go on from there"
+            more = f"; more {self.recipe.data.longer(at)} and --resume go on from there"
             lines["saved"] = newest + more * bool(kept["newest"])
             if kept["failed"]:
                 lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"

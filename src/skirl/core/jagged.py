@@ -59,15 +59,15 @@ class KeyedJagged:
                     f"KeyedJagged: {name} are {str(of.dtype).removeprefix('torch.')} of shape {list(of.shape)}: pass whole "
                     "numbers, int64 or int32, in one dimension, feature after feature"
                 )
-        if (
-            lengths is not None
-            and "cpu" == lengths.device.type == values.device.type
-            and int(lengths.sum()) != values.numel()
-        ):
-            raise ValueError(
-                f"KeyedJagged: lengths sum up to {int(lengths.sum())}, and there are {values.numel()} values: pass how many "
-                "each feature and sample has"
-            )
+        if lengths is not None and "cpu" == lengths.device.type == values.device.type:
+            least, total = (int(lengths.min()), int(lengths.sum())) if lengths.numel() else (0, 0)
+            if least < 0:
+                raise ValueError(f"KeyedJagged: one of the lengths is {least}: set each to 0 or more")
+            if total != values.numel():
+                raise ValueError(
+                    f"KeyedJagged: lengths sum up to {total}, and there are {values.numel()} values: pass how many each "
+                    "feature and sample has"
+                )
         if lengths is not None and strides is None and not inverse and lengths.numel() % max(1, len(keys)):
             raise ValueError(
                 f"KeyedJagged: lengths has {lengths.numel()} entries for {len(keys)} features: pass one for each feature "

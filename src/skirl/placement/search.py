@@ -58,7 +58,7 @@ def plan_tables(
     if held > room:
         raise ValueError(
             f"the tables take {size(held)} with their optimizer state, and the ranks have {size(room)}, {size(held - room)} "
-            f"too little: set --memory higher, or --ranks to {math.ceil(len(caps) * held / room)}"
+            f"too little: give each more memory, or take {math.ceil(len(caps) * held / room)} of them"
         )
     numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
     found = search(problem, forced=numbers, seconds=seconds)
@@ -66,7 +66,7 @@ def plan_tables(
     if over.max() > 0:
         raise ValueError(
             f"found no plan that fits: rank {over.argmax()} exceeds its memory by {size(int(over.max()))}, since a table is "
-            "whole at a rank, cut by columns, or cut evenly over all ranks: set --memory, --ranks or --seconds higher"
+            "whole at a rank, cut by columns, or cut evenly over all ranks: give it more memory, or take more ranks"
         )
     return TablePlan.of(specs, order, found.placed), found, problem
 
@@ -143,23 +143,23 @@ class _RowCuts:
     def choose(self) -> None:
         """Try every choice of a few tables.
 
-        Of many, try the longest and the largest ones, then put single ones in and out as long as that gains.
+        Of many, try the longest and the largest ones, every choice of a few largest while none fits, then put single ones
+        in and out as long as that gains.
         """
         cost = [self.problem.cost(whole(n, spec)) for n, spec in enumerate(self.problem.specs)]
         self.rate(self.forced)
         self.rate(self.forced | frozenset(self.may))  # it fits wherever all tables do
-        if len(self.may) <= FEW:
-            for n in range(1 << len(self.may)):
-                if self.late(QUICK):
-                    break
-                self.rate(self.forced | {table for k, table in enumerate(self.may) if n >> k & 1})
-            return
         by_ms = sorted(self.may, key=lambda n: -(cost[n][0] + cost[n][1]))
-        for order in (by_ms, sorted(self.may, key=lambda n: -cost[n][2])):
+        by_bytes = sorted(self.may, key=lambda n: -cost[n][2])
+        if len(self.may) <= FEW:
+            return self.every(by_bytes)
+        for order in (by_ms, by_bytes):
             for count in _counts(len(order)):
                 if self.late(QUICK / 2):
                     break
                 self.rate(self.forced | frozenset(order[:count]))
+        if min(self.tried.values())[0]:
+            self.every(by_bytes[:FEW])
         best = min(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))
         while not self.late(QUICK):
             before = self.tried[best]
@@ -170,6 +170,12 @@ class _RowCuts:
             best = min(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))
             if self.tried[best] >= before:
                 break
+
+    def every(self, tables: Sequence[int]) -> None:
+        for n in range(1 << len(tables)):
+            if self.late(QUICK):
+                break
+            self.rate(self.forced | {table for k, table in enumerate(tables) if n >> k & 1})
 
 
 def _counts(tables: int) -> Sequence[int]:

@@ -5,7 +5,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -118,8 +118,11 @@ def check_names(names: Sequence[str]) -> None:
         raise ValueError(f"table {name!r} is listed twice: remove one of them")
 
 
-def read_specs(path: Path) -> list[TableSpec]:
-    return _read(path, _parsed, "list of tables: name a file as docs/howto/placing.md shows it")
+def read_specs(path: Path, optimizer: str = TableSpec.optimizer) -> list[TableSpec]:
+    """`optimizer`: of tables that name none."""
+    return _read(
+        path, partial(_parsed, optimizer=optimizer), "list of tables: name a file as docs/howto/placing.md shows it"
+    )
 
 
 def _read(path: Path, parsed: Callable[[str], T], what: str) -> T:
@@ -133,7 +136,7 @@ def _read(path: Path, parsed: Callable[[str], T], what: str) -> T:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _parsed(text: str) -> list[TableSpec]:
+def _parsed(text: str, optimizer: str) -> list[TableSpec]:
     try:
         body = json.loads(text)
     except ValueError as error:
@@ -149,7 +152,7 @@ def _parsed(text: str) -> list[TableSpec]:
         raise ValueError(f"{wrong}: correct it")
     specs = []
     for table in body["tables"]:
-        fields = {"batch": body["batch"], **table}
+        fields = {"batch": body["batch"], "optimizer": optimizer, **table}
         if unknown := fields.keys() - TableSpec.__dataclass_fields__.keys():
             raise ValueError(f"table {table['name']!r} has {min(unknown)!r}, which skirl does not know: leave it out")
         reuse = fields.get("reuse", [])

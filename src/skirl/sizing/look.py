@@ -1,6 +1,7 @@
 """Recognises a path by its contents and collects facts about it."""
 
 import json
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,10 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
         return checkpoint.describe_store(path)
     if any((path / name).is_file() for name in (SWEEP, "config.json", "metrics.jsonl")):
         return {**_of_run(path), "shown_by": f"skirl report {path}", "bytes": _bytes(path)}
-    if owners := [part for part in path.glob("rank-*") if any(part.rglob(MANIFEST))]:
-        return {"kind": "rows of a memory node", "trainers": len(owners), "bytes": _bytes(path)}
+    if stores := [
+        one.parent for name in ("rank-*", "rank-*/rows-*", "rows-*") for one in path.glob(f"{name}/{MANIFEST}")
+    ]:
+        return {"kind": "rows of trainers", **_of_stores(stores), "bytes": _bytes(path)}
     data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
     if not data or _kind(data[0]) is None:
         raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
@@ -49,6 +52,17 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
     count = f"{len(each)} files" if len(each) > 1 else "1 file"
     facts = each[0] | {"kind": f"folder of {count}, the first a {each[0]['kind']}", "files": len(each)}
     return facts | {name: sum(one.get(name, 0) for one in each) for name in ("rows", "bytes") if name in facts}
+
+
+def _of_stores(paths: list[Path]) -> dict[str, Any]:
+    """Return the facts of stores that hold parts of the same tables."""
+    each = [checkpoint.describe_store(path) for path in sorted(paths)]
+    held = Counter[str]()
+    for table in (table for of in each for table in of["tables"]):
+        held[table["name"]] += table["held"]
+    tables = {table["name"]: {**table, "held": held[table["name"]]} for of in each for table in of["tables"]}
+    failed = next((of["failed"] for of in each if of["failed"]), None)
+    return {"stores": len(each), "tables": [*tables.values()], "failed": failed}
 
 
 def _of_run(path: Path) -> dict[str, Any]:

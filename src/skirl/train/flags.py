@@ -258,7 +258,8 @@ class SavedFlags:
     checkpoint: Path
     """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one."""
     data: str | None = None
-    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's if not given."""
+    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH. With --held-out or --valid,
+    the run's if not given."""
     held_out: bool = False
     """Use only the part that the run held out of its training."""
     valid: str | None = None

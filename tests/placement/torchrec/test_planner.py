@@ -255,6 +255,8 @@ def test_at_one_rank(tmp_path, monkeypatch):
     threads = torch.get_num_threads()
     try:
         assert alike(model.differences(2, 0))
+        with pytest.raises(ValueError, match="the plan is for 2 ranks, and there are 1"):
+            plan_of(model.plan_by_hand("whole", "sgd", 2), model.Model())
     finally:
         torch.set_num_threads(threads)
         dist.destroy_process_group()

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
 from skirl.placement.problem import Columns
 from skirl.placement.search import plan_tables
-from skirl.placement.spec import Piece, TablePlan, blocks
+from skirl.placement.spec import MULTIPLE, Piece, TablePlan, blocks
 from skirl.placement.torchrec.tables import BATCH, COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
 
 _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
@@ -45,6 +47,10 @@ def plan(
       and output type are handed on.
     """
     made = file if isinstance(file, TablePlan) else TablePlan.load(Path(file))
+    if dist.is_initialized() and dist.get_world_size() != made.ranks:
+        raise ValueError(
+            f"the plan is for {made.ranks} ranks, and there are {dist.get_world_size()}: make the plan again"
+        )
     tables = tables_of(model, sharders_of(sharders), PlanRequest(made.ranks))
     return exported(made, tables, device, local_world_size or made.ranks, constraints or {})
 
@@ -62,6 +68,11 @@ def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: 
 
     of_plan = {name: optimizer for name, _, _, optimizer in plan.tables}
     plan.check([replace(t.spec, optimizer=of_plan.get(t.spec.name, t.spec.optimizer)) for t in tables])
+    if odd := next((table for table in tables if table.spec.dim % MULTIPLE), None):
+        raise ValueError(
+            f"table {odd.spec.name!r} has dim {odd.spec.dim}, and TorchRec's kernels take multiples of {MULTIPLE}: set dim to "
+            "one"
+        )
     pieces = dict(zip(of_plan, plan.pieces, strict=True))
     modules: dict[str, Any] = {}
     for table in tables:

@@ -137,8 +137,8 @@ class Connection:
             late = str(error) == rpc.LATE
             how = f"has not answered within {self.timeout:g} s" if late else "is gone"
             self.failure = (
-                f"the node at {self.address} {how}: start it again (what it printed last may say why it ended), and resume "
-                "this run from its last checkpoint"
+                f"the node at {self.address} {how}: start it again (what it printed last may say why it ended), and go "
+                "on from the run's last checkpoint, if it has one"
             )
             log.debug("%s after %.1f s: %s: %s", method, seconds, self.failure, error)
         return NodeError(self.failure)
