@@ -70,8 +70,8 @@ def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: 
     plan.check([replace(t.spec, optimizer=of_plan.get(t.spec.name, t.spec.optimizer)) for t in tables])
     if odd := next((table for table in tables if table.spec.dim % MULTIPLE), None):
         raise ValueError(
-            f"table {odd.spec.name!r} has dim {odd.spec.dim}, and TorchRec's kernels take multiples of {MULTIPLE}: set dim to "
-            "one"
+            f"table {odd.spec.name!r} has dim {odd.spec.dim}, and TorchRec's kernels take multiples of {MULTIPLE}: set dim "
+            "to one"
         )
     pieces = dict(zip(of_plan, plan.pieces, strict=True))
     modules: dict[str, Any] = {}
