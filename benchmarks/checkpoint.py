@@ -94,7 +94,7 @@ class Checkpoint:
                 elif batches.step > 20 and now - saved >= self.seconds:
                     if len(savings) == self.checkpoints:
                         break
-                    savings.append(save(folder, model=model, optimizers=[dense], data=batches, keep=2, wait=False))
+                    savings.append(save(folder, model=model, optimizers=[dense], data=batches, keep_last=2, wait=False))
                     saved = now
             trained = time.perf_counter() - began
             savings[-1].wait()

@@ -94,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = skirl.EmbeddingBagCollection([skirl.Table("item", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=5)
     skirl.save(path / "checkpoints", model=rows)
     for _ in range(2):
-        skirl.save(path / "damaged", model=rows, keep=2)
+        skirl.save(path / "damaged", model=rows, keep_last=2)
     for file in (path / "damaged").rglob("*"):
         if file.is_file() and file.suffix != ".json":
             file.write_bytes(file.read_bytes()[:-1] + b"?")

@@ -265,7 +265,7 @@ class WithRows(CheckpointIO):
         if "://" in str(path):
             raise CheckpointError(f"{path} is not on a file system: rows are saved to folders, set dirpath to one")
         model, where = self.rows.trainer.lightning_module, _beside(path)
-        saving = save(where, model=model, data=self.rows.data(), keep=2)
+        saving = save(where, model=model, data=self.rows.data(), keep_last=2)
         for name in checkpoint["state_dict"].keys() & (now := model.state_dict()).keys():
             if name.endswith("_extra_state"):
                 checkpoint["state_dict"][name] = now[name]  # saving began a new generation of rows

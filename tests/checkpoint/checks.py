@@ -56,7 +56,7 @@ def moments(store: str, cache: int, look: tuple[int, ...] = (1, 12, 23)) -> None
     whole = Run(setup).train()
     with scratch() as folder:
         run = Run(replace(setup, store=on(store, folder / "rows")))
-        found = saves(run, folder / "c", list(range(1, 25)), keep=24)
+        found = saves(run, folder / "c", list(range(1, 25)), keep_last=24)
         assert_same(run, whole)
         assert [saving.number for saving in found] == numbers(folder / "c") == list(range(1, 25))
         run.model.rows.close()
@@ -107,7 +107,7 @@ def chain(store: str) -> None:
             if begun:
                 run.load(folder / "c")
                 assert run.begun == begun
-            saves(run, folder / "c", steps, keep=2)
+            saves(run, folder / "c", steps, keep_last=2)
             assert_same(run, whole)
             run.model.rows.close()
             assert len(numbers(folder / "c")) == 2
@@ -131,7 +131,7 @@ def gaps() -> None:
             if i % 3:
                 (out["a"].sum() + out["b"].square().sum()).backward()
             if i % 4 == 2 or i % 13 == 0:
-                skirl.save(folder, model=rows, keep=99)
+                skirl.save(folder, model=rows, keep_last=99)
                 states.append(used_rows(rows.engine))
         for n, expected in enumerate(states, start=1):
             other = made()
@@ -191,7 +191,7 @@ def damage(store: str) -> None:
     whole = Run(setup).train()
     with scratch() as folder:
         run = Run(replace(setup, store=on(store, folder / "rows")))
-        saves(run, folder / "c", [2, 4, 6], keep=3)
+        saves(run, folder / "c", [2, 4, 6], keep_last=3)
         run.model.rows.close()
         body = [folders.files(folders.read(folders.header(folder / "c", n))) for n in (2, 3)]
         for name in [*sorted(body[1] - body[0]), "checkpoint-000003.json"]:
@@ -205,7 +205,7 @@ def damage(store: str) -> None:
             run = Run(replace(setup, store=on(store, folder / "other"))).load(copy)
             assert run.begun == 4, name
             assert_same(run.train(), whole)
-            skirl.save(copy, model=run.model, optimizers=run.parts, data=run.batches, keep=2)
+            skirl.save(copy, model=run.model, optimizers=run.parts, data=run.batches, keep_last=2)
             assert numbers(copy) == [2, 4], "the damaged one is no longer one to count on"
             run.model.rows.close()
             shutil.rmtree(copy)

@@ -96,7 +96,7 @@ def saved(n: int, folder: Path, store: Callable[[int], str], seeds: tuple[int, .
         trainer, states = Trainer(peers, store(peers.rank)), []
         for seed in seeds:
             trainer.train(seed)
-            saving = trainer.save(folder, wait=False, keep=2)
+            saving = trainer.save(folder, wait=False, keep_last=2)
             states.append(trainer.state())
             trainer.train(seed + 50, 1)  # while the checkpoint is written
             saving.wait()
@@ -329,7 +329,7 @@ def test_all_take_the_checkpoint_before_if_one_finds_damage(tmp_path: Path, capl
 def _loaded_and_saved(peers: Peers, store: str, folder: Path) -> tuple[State, int]:
     trainer = Trainer(peers, on(store, folder / "own")(peers.rank)).load(folder)
     state = trainer.state()
-    saving = trainer.save(folder, keep=2)
+    saving = trainer.save(folder, keep_last=2)
     trainer.rows.close()
     return state, saving.number
 

@@ -55,10 +55,10 @@ def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
 
     for first in range(0, 50_000, 1000):
         step(first, 1000)
-    sizes = [skirl.save(tmp_path, model=rows, keep=3).bytes]
-    sizes.append(skirl.save(tmp_path, model=rows, keep=3).bytes)
+    sizes = [skirl.save(tmp_path, model=rows, keep_last=3).bytes]
+    sizes.append(skirl.save(tmp_path, model=rows, keep_last=3).bytes)
     step(0, 500)
-    sizes.append(skirl.save(tmp_path, model=rows, keep=3).bytes)
+    sizes.append(skirl.save(tmp_path, model=rows, keep_last=3).bytes)
     record = 4 * 4 + 8
     assert sizes[0] > 50_000 * record
     assert sizes[1] < 1000 * 16 + 20_000, "nothing but the keys of resident rows"
@@ -66,7 +66,7 @@ def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
     for _ in range(8):  # all rows change again and again: then files are written in full, and the folder stays bounded
         for first in range(0, 50_000, 1000):
             step(first, 1000)
-        skirl.save(tmp_path, model=rows, keep=2)
+        skirl.save(tmp_path, model=rows, keep_last=2)
     held = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert held < 4.5 * 50_000 * record
     fresh = skirl.EmbeddingBagCollection([skirl.Table("a", 100_000, 4)], optimizer=skirl.SGD(lr=0.1), cache=1000)

@@ -240,7 +240,7 @@ def test_killed_at_any_moment_the_old_best_is_whole_or_the_new_one(store, tmp_pa
     rows, saved, kept = made("rows"), tmp_path / "saved", []
     for first in (0, 20):
         train(rows, first)
-        header = skirl.save(saved, model=rows, keep=2).path
+        header = skirl.save(saved, model=rows, keep_last=2).path
         if not kept:
             folder.keep_best(header)
         kept.append(header)

@@ -194,7 +194,7 @@ class Keeper:
         waited = time.perf_counter() - began
         self._tried_at, self._saved = step, time.monotonic()
         try:
-            saving = save(self._folder, **self._whole, keep=self._keep, wait=False)
+            saving = save(self._folder, **self._whole, keep_last=self._keep, wait=False)
         except NotWritten as error:
             self._fail(step, error, is_best)
             return

@@ -31,7 +31,7 @@ def save(
     model: nn.Module,
     optimizers: Sequence[Any] = (),
     data: Any = None,
-    keep: int = 1,
+    keep_last: int = 1,
     wait: bool = True,
     peers: Peers | None = None,
 ) -> Saving:
@@ -49,7 +49,7 @@ def save(
       by default, since the rows' optimizer is part of the model.
     - `data`: the lookahead, or a loader with these two methods. None if there is neither: a resumed run
       starts its data from the beginning.
-    - `keep`: how many checkpoints stay in the folder, the newest ones; 1 takes the least space.
+    - `keep_last`: how many checkpoints stay in the folder, the newest ones; 1 takes the least space.
     - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
       save. False returns as soon as training may go on. `Saving.wait` waits for the checkpoint, and so does the next save.
     - `peers`: the trainers of the job. All must save at once, after the same step and to the same folder. Each saves its
@@ -81,10 +81,10 @@ def save(
     >>> resumed == whole
     True
     """
-    if keep < 1:
-        raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
+    if keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last}: set it to 1 or more checkpoints")
     try:
-        return _save(Path(path), model, optimizers, data, keep, wait, trainers_of(model, peers))
+        return _save(Path(path), model, optimizers, data, keep_last, wait, trainers_of(model, peers))
     except Exception as error:
         if (named := refused(Path(path), error)) is error:
             raise
