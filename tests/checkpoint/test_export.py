@@ -116,7 +116,7 @@ def test_untouched_rows_too(tmp_path: Path) -> None:
             both.step(ids)
             if batches.step == 3:  # the window knows rows that no step has used yet
                 break
-        skirl.export(both.rows, path, untouched=True)
+        skirl.export(both.rows, path, state_dict=True)
     found = load_file(path)
     whole = {t.name: (range(t.rows), range(t.rows + 1), None) for t in TABLES}
     fresh = Reference([replace(t, features=(), pooling="sum") for t in TABLES], ROWS[2], seed=9)

@@ -244,8 +244,8 @@ def test_the_suffix_says_what_an_export_is(tmp_path):
     assert table["weight"].to_pylist() == plain.weight[[3, 7]].tolist()
     with pytest.raises(ValueError, match=r"path is .*item.npz: name a file that ends with .safetensors, .pt or"):
         skirl.export(rows, tmp_path / "item.npz")
-    with pytest.raises(ValueError, match=r"Parquet holds the rows that were used: leave untouched out"):
-        skirl.export(rows, tmp_path / "item.parquet", untouched=True)
+    with pytest.raises(ValueError, match=r"Parquet holds the rows that were used: leave state_dict out"):
+        skirl.export(rows, tmp_path / "item.parquet", state_dict=True)
 
 
 def test_a_vocabulary_is_not_replaced_by_mistake(folder, tmp_path):

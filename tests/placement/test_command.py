@@ -179,7 +179,7 @@ def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys):
     assert main([*words, "--force"]) == 0 and "whole at" in capsys.readouterr().out
     assert main(["info", str(out), "--json"]) == 0 and json.loads(capsys.readouterr().out)["trainers"] == 2
     assert main([*words, "--force", "--columns", "always"]) == 2
-    assert "leave --kernel and --columns out" in capsys.readouterr().err
+    assert "leave --kernel, --columns and --ranks out" in capsys.readouterr().err
 
 
 def test_the_bytes_of_data_are_those_of_its_trainers(tmp_path, capsys):

@@ -34,7 +34,7 @@ def export(
     path: str | Path,
     table: str | None = None,
     *,
-    untouched: bool = False,
+    state_dict: bool = False,
 ) -> None:
     """Write the rows of one table, or of all, to a file. Inside a lookahead, rows are as the steps so far left them.
 
@@ -52,7 +52,7 @@ def export(
     - `model`: the model, or the collection itself.
     - `path`: the file to write. An existing file is replaced only once the new one is complete.
     - `table`: the table to write; None, the default, writes all.
-    - `untouched`: for .safetensors: write `weight` of every row of the tables instead; rows that were never trained have
+    - `state_dict`: for .safetensors: write `weight` of every row of the tables instead; rows that were never trained have
       their initial values. False by default, because a table may have billions of rows that were never used.
 
     >>> import tempfile, skirl, torch
@@ -69,11 +69,11 @@ def export(
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"path is {path}: name a file that ends with .safetensors, .pt or .parquet")
-    if untouched and path.suffix == ".parquet":
+    if state_dict and path.suffix == ".parquet":
         raise ValueError(
-            "Parquet holds the rows that were used: leave untouched out, or name a .safetensors or .pt file"
+            "Parquet holds the rows that were used: leave state_dict out, or name a .safetensors or .pt file"
         )
-    write_rows(model, path, table, untouched=untouched)
+    write_rows(model, path, table, state_dict=state_dict)
 
 
 def write_rows(
@@ -81,7 +81,6 @@ def write_rows(
     path: Path,
     table: str | None,
     *,
-    untouched: bool = False,
     state_dict: bool = False,
     prefix: str = "",
     dense: Mapping[str, torch.Tensor] | None = None,
@@ -92,7 +91,7 @@ def write_rows(
     elif state_dict or path.suffix == ".pt":
         to_state_dict(model, path, table, prefix, dense or {})
     else:
-        to_safetensors(model, path, table, untouched=untouched)
+        to_safetensors(model, path, table)
 
 
 def to_state_dict(

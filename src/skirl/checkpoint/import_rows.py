@@ -92,6 +92,8 @@ def read_rows(
     by_name = {
         n.removeprefix(prefix).removesuffix("weight").removesuffix(".") or tensors.alone or "table": n for n in found
     }
+    if [*by_name] == ["table"] and len(names) == 1:  # a weight without a name, which is given
+        by_name = dict.fromkeys(names, by_name["table"])
     wanted = {t: by_name.get(t) for t in names} or {t: n for t, n in by_name.items() if len(tensors.shape(n)) == 2}
     missing = [t for t, n in wanted.items() if n is None]
     if missing or not wanted:
@@ -258,7 +260,10 @@ def _torch_state(source: str | Path) -> dict[str, Any]:
             f"{source} is not a state dict that torch.load(weights_only=True) can read ({why}): name a file that "
             "torch.save(model.state_dict()) or skirl export wrote, or a .safetensors"
         ) from None
-    return state.get("state_dict", state) if isinstance(state, dict) else {}
+    inside = (
+        (state.get(name) for name in ("state_dict", "model", "model_state_dict")) if isinstance(state, dict) else ()
+    )
+    return next((one for one in inside if isinstance(one, dict)), state if isinstance(state, dict) else {})
 
 
 def _refuse_damaged(source: str | Path) -> None:
@@ -278,7 +283,7 @@ def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool)
                 f"{tensors.where} has no {names[table.name]!r}: name one of {', '.join(sorted(tensors.names)[:9])}"
             )
         return names[table.name]
-    exact = [f"{table.name}.weight", table.name] + (["weight"] if alone else [])
+    exact = [f"{table.name}.weight", table.name] + (["weight"] if alone or tensors.alone == table.name else [])
     ends = [name for name in sorted(tensors.names) if name.endswith(f".{table.name}.weight")]
     if len(ends) > 1:
         raise ValueError(

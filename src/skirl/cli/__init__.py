@@ -62,7 +62,7 @@ OVERVIEW = """usage: skirl COMMAND [flags]
 
 skirl COMMAND --help lists the flags; skirl --version says which skirl this is.
 Exit codes: 0 done; 1 the run, or what it checks, failed; 2 a wrong flag or value; 75 stopped before the end, on one of
-several machines; 130 stopped by Ctrl-C; 141 nobody reads its output any more.
+several machines; 130 stopped by Ctrl-C; 137 a trainer of skirl launch was killed; 141 nobody reads its output any more.
 SKIRL_TRACEBACK=1 in the environment shows where an error came from."""
 
 

@@ -153,6 +153,10 @@ def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str) -> NoReturn
     names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, flags_of(Train)))
     name = word.lstrip("-").replace("_", "-")
     name = ALIASES.get(name, name)
+    if name == "trainers":
+        _refuse(
+            prog, f"there is no flag {word}: skirl launch -n 2 -- {prog.removeprefix('skirl ')} ... starts two trainers"
+        )
     if word.startswith("-") and name in of_train and name not in names:
         _refuse(prog, f"there is no flag --{name}, which is one of skirl train: leave it out")
     near = [name] if name in names else difflib.get_close_matches(name, names, n=1)

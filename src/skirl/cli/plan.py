@@ -109,8 +109,9 @@ class Place(Composed):
         what = "ranks" if self.trainers is None else "trainers"
         if not 1 <= self.count <= MOST_RANKS:
             raise ValueError(f"{what} is {self.count}: set it to 1 to {MOST_RANKS}")
-        if self.trainers is not None and (self.kernel, self.columns) != (Place.kernel, Place.columns):
-            raise ValueError("trainers run skirl's kernels and cut no columns: leave kernel and columns out")
+        of_torchrec = ("kernel", "columns", "ranks")
+        if self.trainers is not None and any(getattr(self, name) != getattr(Place, name) for name in of_torchrec):
+            raise ValueError("trainers run skirl's kernels and cut no columns: leave kernel, columns and ranks out")
         if self.memory is not None and len(self.memory) not in (1, self.count):
             raise ValueError(f"memory is {','.join(self.memory)}, and there are {self.count} {what}: name one for each")
         for name in ("seconds", "minutes"):
@@ -156,7 +157,7 @@ class Place(Composed):
         from skirl.placement.calibrate import costs_for
         from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
         from skirl.placement.problem import UNBOUND
-        from skirl.placement.search import plan_tables
+        from skirl.placement.search import plan_tables, ways_ms
         from skirl.placement.spec import TablePlan, canonical, read_specs
         from skirl.train.placed import count, write
         from skirl.train.recipe import Recipe
@@ -191,7 +192,10 @@ class Place(Composed):
             write(self.out, owners, self.count)
         elif self.out is not None:
             plan.save(self.out)
-        ways = sent and {name: {"trainer": owners[name], **of._asdict()} for name, of in sent.items()}
+        ways = sent and {
+            spec.name: {"trainer": owners[spec.name], **sent[spec.name]._asdict(), **ways_ms(problem, n)}
+            for n, spec in enumerate(problem.specs)
+        }
         exchange = exchange_of(problem, placed)
         ranks = [
             {
@@ -218,11 +222,12 @@ class Place(Composed):
         lines, checked = facts(result, "tables", "cut"), result["check"]
         one = "rank" if self.trainers is None else "trainer"
         if result["ways"] is not None:
-            cells = [("table", "way", "by rows", "whole")]
+            cells = [("table", "way", "by rows", "each", "whole", "its trainer")]
             for name, of in result["ways"].items():
                 way = "by rows" if of["trainer"] is None else f"whole at {of['trainer']}"
-                cells.append((name, way, size(of["rows"]), size(of["whole"])))
-            lines["bytes a step"] = columns(cells, left=(0, 1))
+                ms = (f"{of[name]:.3f} ms" for name in ("rows_ms", "whole_ms"))
+                cells.append((name, way, size(of["rows"]), next(ms), size(of["whole"]), next(ms)))
+            lines["ways"] = columns(cells, left=(0, 1)) + "\nbytes and times of a step; the busiest trainer counts"
         for rank in result["ranks"]:
             words = {"compute_ms": "to compute", "measured_ms": "measured", "exchange_ms": "to exchange"}
             costs = ", ".join(f"{rank[name]:.3f} ms {word}" for name, word in words.items() if rank[name] is not None)

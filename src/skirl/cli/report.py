@@ -16,6 +16,8 @@ from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
 Line = Mapping[str, Any]
 SCORES = ("logloss", "calibration")
+COUNTED = ("steps", "samples", "loss", "auc", "ne", *SCORES)
+"""What a checkpoint carries over a resume."""
 MOVED = ("touched", "fetched", "new", "written", "forwarded")
 SWEEP, RACE = "sweep.json", "race.jsonl"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
@@ -83,8 +85,10 @@ def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
     config, result = _read(folder / CONFIG), _read(folder / RESULT)
     try:
         run = run_facts(config, lines, evaluations, result)
-        if result and not config["begun_at"]:  # else the result is of the last part alone
-            run |= {name: of for name, of in facts_of_result(result).items() if name in run or name in SCORES}
+        if result:
+            whole = facts_of_result(result)
+            kept = (*run, *SCORES) if not config["begun_at"] else COUNTED  # its times are those of the last part alone
+            run |= {name: whole[name] for name in kept if name in whole}
         tables, charts = [*_tables(config, run, lines, evaluations)], [*_charts(lines, evaluations)]
         write_page(page, title=f"Run {folder.name}", lead=[*_lead(run)], tables=tables, charts=charts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -114,10 +118,11 @@ def run_facts(
     return {
         "ended": bool(result), "stopped_by": result["checkpoints"]["stopped_by"] if result else None,
         "run_failed": result.get("failed"), "missing": result.get("missing"), "kept": result.get("best"),
-        "losses": result.get("loss"), "by_trainer": result.get("by_trainer"), "changes": config.get("changes") or [],
+        "loss": result.get("loss"), "interval_loss": last.get("loss"), "by_trainer": result.get("by_trainer"),
+        "changes": config.get("changes") or [],
         "flags": config["flags"], "steps": last.get("step", 0), "samples": last.get("samples", 0),
         "seconds": seconds, "samples_per_second": result.get("samples_per_second") or samples / max(seconds, 1e-9),
-        **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
+        **{name: last.get(name) for name in ("auc", "ne", *MOVED)},
         **({name: sum(lane[name] for lane in lanes) for name in MOVED} if lanes else {}),
         "trainers": config.get("trainers") or 1, "last": evaluations[-1] if evaluations else None,
         "stall": stall, "read": total("read"), "busy": busy, "blame": by_stage("blame"),
@@ -129,7 +134,7 @@ def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **result, **result["counters"], **result["movement"],
         "flags": result, "ended": True, "stopped_by": result["checkpoints"]["stopped_by"], "run_failed": result["failed"],
-        "losses": result["loss"], "touched": result["rows"]["touched"], "kept": result["best"],
+        "touched": result["rows"]["touched"], "kept": result["best"],
         "last": result if "test_step" in result else None,
     }  # fmt: skip
 
@@ -148,11 +153,11 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     }
     if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
-    if run["losses"]:
-        first, last, mean = (figure(run["losses"][name]) for name in ("first", "last", "mean"))
+    if run["loss"]:
+        first, last, mean = (figure(run["loss"][name]) for name in ("first", "last", "mean"))
         lines["loss"] = f"{first} for the first batch, {last} for the last, {mean} on average"
     else:
-        lines["loss"] = f"{figure(run['loss'])} over the last interval"
+        lines["loss"] = f"{figure(run['interval_loss'])} over the last interval"
     before = "its batch was trained on" if flags.get("epochs", 1) == 1 else "this pass trained on its batch"
     lines["metrics"] = f"{scores(run)} of all predictions, each made before {before}"
     moved = {name: f"{run[name] / steps:,.0f} {word}" for name, word in WORDS.items()}

@@ -123,6 +123,9 @@ class SweepCommand(Composed):
         }
         ended["test_auc"] = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
         lines = sweep_lines(result | ended) | race_line(result | ended)
+        if not any(result[f"{form}_steps"] for form in COMPUTED):
+            lines["ended"] = "it had ended before: nothing was left to train"
+            return lines | facts(result, "run", "page")
         lines |= facts(result, "samples_per_second", "processes_used", "peak_bytes")
         lines["form"] = COMPUTED[result["form"]]
         if result["planned_bytes"]:

@@ -284,7 +284,7 @@ def encodings_of(
         raise ValueError("a vocabulary that grows is of one table: make a skirl.Grown for each")
     name = str(schema)
     read = BUILT_IN[name] if name in BUILT_IN and not Path(name).exists() else FileSchema.load(name)
-    read = replace(read, dense=(), time=None)
+    read = replace(read, dense=(), time=None, time_unit="")
     of_tables, rows_of = encoding_of(read, None if rows is None else str(rows), vocab)
     encoder = Encoder(read, rows_of, of_tables)
     return {column.name: Encoding(encoder, column) for column in read.ids}

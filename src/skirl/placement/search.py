@@ -78,6 +78,13 @@ def search(problem: Problem, *, forced: Iterable[int] = (), seconds: float = 30.
     return _RowCuts(problem, frozenset(forced), seconds).run()
 
 
+def ways_ms(problem: Problem, table: int) -> dict[str, float]:
+    """Return what a table takes each rank if its rows are spread, and one rank if it is whole there."""
+    spec = problem.specs[table]
+    block = Piece(table, 0, -(-spec.rows // len(problem.caps)), 0, spec.dim)
+    return {name: sum(problem.cost(of)[:2]) for name, of in (("rows_ms", block), ("whole_ms", whole(table, spec)))}
+
+
 @dataclass
 class _RowCuts:
     problem: Problem

@@ -297,6 +297,8 @@ class TablePlan:
             body = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not JSON ({error}): make the plan again") from None
+        if isinstance(body, dict) and body.get("format") == "skirl-placement":
+            raise ValueError("it is a plan for skirl's trainers: make one for TorchRec by skirl place --ranks")
         if not isinstance(body, dict) or any(body.get(name) != value for name, value in _HEAD.items()):
             raise ValueError(
                 f"it is not a plan of tables in format {PLAN_VERSION}: name a file that `skirl place` wrote"

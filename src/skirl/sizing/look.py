@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from skirl.checkpoint import folder as checkpoints
 from skirl.checkpoint.folder import OF_SWEEP
@@ -90,6 +91,8 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         head = file.read(4096)
     if len(head) >= 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return files.describe_safetensors(path)
+    if path.suffix == ".pt" and is_zipfile(path):
+        return {"kind": "state dict of torch.save, for skirl import", "bytes": path.stat().st_size}
     if b'"skirl-table-plan"' in head:
         plan = json.loads(path.read_bytes())
         return {"kind": "plan of skirl place", "ranks": plan["ranks"], "tables": len(plan["tables"])}

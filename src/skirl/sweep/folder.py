@@ -98,7 +98,8 @@ class SweepFolder:
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        if self.path is not None:
+        """Write the result. One that is there stays if a resume found nothing left to train."""
+        if self.path is not None and not (self._begun_at == result["steps"] and (self.path / RESULT).is_file()):
             with self._missing.tried(RESULT, self.path):
                 put_json(self.path / RESULT, result)
 

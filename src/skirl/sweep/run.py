@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -105,6 +105,9 @@ class SweepRun:
         self.judged = {name: Judged(*one) for name, one in saved.get("judged", {}).items()}
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
+        if steps is None and "%" in (race_flags.rungs or ""):
+            one = replace(recipe, data=replace(recipe.data, epochs=1))
+            steps = recipe.data.epochs * sum(1 for _ in one.stream())
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
         self.eval_every = evaluation.eval_every
         rules = race_flags.rules(steps, recipe.data.epochs, self.eval_every)

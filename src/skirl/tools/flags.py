@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -141,7 +142,9 @@ def _values(whole: Any) -> dict[str, Any]:
 
 
 def check_new(out: Path | str | None, force: bool, why: str = "") -> None:
-    """Raise if the file that --out names exists, and --force does not replace it."""
+    """Raise if --out names a kind, as data is named, or a file that exists and that --force does not replace."""
+    if out is not None and re.match(r"(parquet|csv|criteo|avazu|mind|disk):", str(out)):
+        raise ValueError(f"out is {out}: name the path alone, {str(out).partition(':')[2]}")
     if out is not None and Path(out).exists() and not force:
         raise ValueError(f"out is {out}, which already exists{why}: name another file, or add --force to replace it")
 

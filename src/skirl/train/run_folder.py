@@ -129,6 +129,8 @@ class RunFolder:
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
         self._since = Since()
+        self._before: Mapping[str, Any] = {}
+        """The result that was there."""
         if self.folder is None:
             return
         if self.folder.exists() and not self.folder.is_dir():
@@ -165,6 +167,8 @@ class RunFolder:
         with self._missing.tried(CONFIG, folder):
             put_json(folder / CONFIG, self._config())
         with self._missing.tried(METRICS, folder, of=OSError):
+            with suppress(OSError, ValueError):
+                self._before = json.loads((folder / RESULT).read_bytes())
             (folder / RESULT).unlink(missing_ok=True)
             self._lines = self._cut(folder)
             self._sinks.append(self._lines)
@@ -214,9 +218,11 @@ class RunFolder:
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result; if a resume found nothing left to train, that which was there."""
         if self.folder is not None:
+            ended = result["begun_at"] == result["steps"] == self._before.get("steps")
             with self._missing.tried(RESULT, self.folder):
-                put_json(self.folder / RESULT, result)
+                put_json(self.folder / RESULT, self._before if ended else result)
 
     def state_dict(self) -> dict[str, Any]:
         if self._lines is not None:  # lines are to be as durable as the checkpoint

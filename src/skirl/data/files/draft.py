@@ -247,11 +247,11 @@ def _ids(ids: list[Column], left_out: list[str], whole: bool) -> list[str]:
         about = f"{len(found):,} values"
         if column.list:
             fields |= {"list": True} | ({"separator": column.separator} if column.separator else {})
-            alike = (c for c in ids if not c.list and c.kind == column.kind and c.values.type == column.values.type)
-            shared = (
-                c.name for c in alike if 2 * pc.sum(pc.is_in(distinct[c.name], found)).as_py() > len(distinct[c.name])
-            )
-            if (table := next(shared, None)) is not None:
+            alike = [c for c in ids if not c.list and c.kind == column.kind and c.values.type == column.values.type]
+            both = {c.name: pc.sum(pc.is_in(distinct[c.name], found)).as_py() for c in alike}
+            shared = [name for name, count in both.items() if 2 * count > len(distinct[name])]
+            if shared:  # of several, that which has the most of the values of either
+                table = max(shared, key=lambda n: both[n] / (len(distinct[n]) + len(found) - both[n]))
                 fields["table"] = table
                 about += f", with most of {table}'s, so it has its rows"
         if not whole and 20 * len(found) > len(column.values):
