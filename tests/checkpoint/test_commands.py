@@ -182,3 +182,16 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     with pytest.raises(ValueError, match="has ids of 'item', but not the number of its rows: export it again"):
         save_file(load_file(file), tmp_path / "bare.safetensors")
         Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
+
+
+def test_one_exported_table_comes_back(tmp_path):
+    rows, again = (skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(), cache=500, seed=n) for n in (1, 2))
+    rows(skirl.KeyedJagged.one_hot(["user", "clicked"], torch.tensor([[3, 7]])))["user"].sum().backward()
+    skirl.export(rows, tmp_path / "item.safetensors", "item")
+    assert skirl.import_rows(again, tmp_path / "item.safetensors") == {"item": 1}
+    skirl.export(rows, tmp_path / "user.pt", "user")
+    assert main(["import", str(tmp_path / "user.pt"), "--table", "user", "--out", str(tmp_path / "c")]) == 0
+    assert skirl.import_rows(again, tmp_path / "c") == {"user": 300}
+    torch.save({"model": {"user.weight": torch.ones(300, 8)}}, tmp_path / "nested.pt")
+    assert skirl.import_rows(again, tmp_path / "nested.pt") == {"user": 300}
+    assert again.rows("user", torch.tensor([5])).tolist() == [[1.0] * 8]

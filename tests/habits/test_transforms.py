@@ -164,6 +164,12 @@ def test_the_schema_file_of_the_command_gives_all_at_once_also_in_workers(folder
     assert_equal(collated(folder, made, **workers), of_the_command(folder, **flags))
 
 
+def test_a_schema_with_a_time_gives_its_encodings(tmp_path: Path) -> None:
+    text = 'time = "t"\ntime_unit = "seconds"\n[[label]]\nname = "y"\n[[id]]\nname = "user"\nrows = 10\n'
+    (tmp_path / "s.toml").write_text(text)
+    assert encodings_of(tmp_path / "s.toml")["user"].rows == 10
+
+
 def test_a_growing_vocabulary_gives_the_ids_of_the_command(folder: Path) -> None:
     types = {"item": "string", "shop": "hex", "price": "int", "size": "float"}
     rows = {"item": 30, "shop": 50, "price": 70, "size": 30}

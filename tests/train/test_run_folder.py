@@ -152,3 +152,16 @@ def test_charts_show_the_best_and_not_the_height_of_early_losers():
     lines = {f"v{n}": [(s / 1000, 0.5 + 0.01 * n + (9.0 if s < 2 else 0.0)) for s in range(40)] for n in range(3)}
     picture = svg(Chart("log loss", lines | {"lost": [(0.01, 50.0), (0.02, 90.0)]}))
     assert "0.50" in picture and ">20<" not in picture and ">8<" not in picture
+
+
+def test_a_resumed_run_is_reported_whole_and_its_result_stays(tmp_path):
+    flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "cache": "100%", "log_every": 10}
+    where = {"save": tmp_path / "s", "run": str(tmp_path / "run")}
+    Train.of(**flags, **where, steps=12).run()
+    result = Train.of(**flags, **where, steps=25, resume=True).run()  # 20 is the last line of metrics but one
+    report = report_of_run(tmp_path / "run", tmp_path / "page.html")
+    for name in ("steps", "samples", "auc", "logloss", "calibration", "loss"):
+        assert report[name] == result[name], name
+    text = (tmp_path / "run" / "result.json").read_text()
+    assert Train.of(**flags, **where, steps=25, resume=True).run()["begun_at"] == 25
+    assert (tmp_path / "run" / "result.json").read_text() == text

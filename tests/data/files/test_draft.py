@@ -87,6 +87,18 @@ def test_a_draft_says_what_columns_mean_and_reads_every_row(tmp_path: Path, form
     assert lengths.tolist() == [n % 4 for n in range(N)] or form == "headless"
 
 
+def test_a_list_has_the_rows_of_the_ids_that_it_holds(tmp_path: Path) -> None:
+    """Not of the first column whose few ids are all among them."""
+    rows = range(400)
+    table = {
+        "click": [n % 2 for n in rows], "user": [n % 40 for n in rows], "item": [n % 150 for n in rows],
+        "seen": [[n % 150, (n + 7) % 150] for n in rows],
+    }  # fmt: skip
+    pq.write_table(pa.table(table), tmp_path / "c.parquet")
+    assert 'name = "seen"' in (text := draft(str(tmp_path / "c.parquet"), "click"))
+    assert 'table = "item"' in text and 'table = "user"' not in text
+
+
 def test_train_names_the_command_and_takes_its_draft(tmp_path: Path, capsys, monkeypatch) -> None:
     path, toml = written(tmp_path, "csv"), tmp_path / "schema.toml"
     train = f"train csv:{path} --model dlrm-tiny --batch 64 --dim 4 --run none --cache 90%".split()
