@@ -32,10 +32,14 @@ def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
         del module.forward
 
 
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the dense weights of a model."""
+    return {name: weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
+
+
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
     """Return what a graph takes from a model: weights, and buffers, lest they become constants of the graph."""
-    weights = {name: weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
-    return {**weights, **dict(model.named_buffers())}
+    return {**weights_of(model), **dict(model.named_buffers())}
 
 
 def tensors_of(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:

@@ -14,12 +14,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from skirl.nn.collection import Collection
 from skirl.sweep.capture import Captured, Dense, Unfit, capture, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss
-from skirl.sweep.graphed import Graphed
 from skirl.tools.rng_state import unchanged
 
 log = logging.getLogger("skirl")
 
-Form = Literal["loop", "fused", "graph"]
+Form = Literal["loop", "fused"]
 
 MEASURED = 20
 """Steps until the faster form is known."""
@@ -136,14 +135,12 @@ def bare(value: Any) -> Any:
 class Fused:
     """The graphs of variants alike as one, over stacks of all that differs."""
 
-    form: Form = "fused"
-
-    def __init__(self, captured: Sequence[Captured], each: Sequence[Dense], exact: bool) -> None:
+    def __init__(self, captured: Captured, each: Sequence[Dense], exact: bool) -> None:
         from skirl.sweep.passes import stacked
 
         self.captured, self._own = captured, len(each[0].inputs) - len(each[0].data)
         self._differs = list[bool]()
-        stacking = Stacking(captured[0].graph, len(each), exact)
+        stacking = Stacking(captured.graph, len(each), exact)
 
         def whole(*given: Tensor) -> list[Any]:
             found = stacking.run(*map(Stack, given[: self._own]), *given[self._own :])
@@ -201,7 +198,7 @@ def random_inputs(each: Sequence[Dense]) -> list[list[Tensor]]:
     return inputs
 
 
-def agree(each: Sequence[Dense], fused: Fused | Graphed, same: Callable[[Any, Any], bool]) -> bool:
+def agree(each: Sequence[Dense], fused: Fused, same: Callable[[Any, Any], bool]) -> bool:
     """Return whether variants alone and fused make the same of random weights and rows."""
     inputs = random_inputs(each)
     with unchanged():
@@ -250,11 +247,9 @@ class State:
 class Group:
     """Variants that train in one form: if two fit, they take turns until both are measured."""
 
-    def __init__(
-        self, contenders: Sequence[Contender], fused: Fused | Graphed | None = None, *, exact: bool = True
-    ) -> None:
+    def __init__(self, contenders: Sequence[Contender], fused: Fused | None = None, *, exact: bool = True) -> None:
         self.contenders, self.fused, self.exact = contenders, fused, exact
-        self.seconds: dict[Form, list[float]] = {"loop": []} if fused is None else {fused.form: [], "loop": []}
+        self.seconds: dict[Form, list[float]] = {"fused": [], "loop": []}
         self._weights: list[dict[str, Tensor]] = []
         self._steps = self._checked = 0
         """Those that were fused, and the last before which the probe was repeated."""
@@ -276,7 +271,7 @@ class Group:
             for contender in self.contenders:
                 with contender.turn():
                     contender.train(loss, batch)
-        probed = form != "loop" and self._checked == self._steps
+        probed = form == "fused" and self._checked == self._steps
         if 2 * len(self.seconds[form]) < MEASURED and not probed:
             self.seconds[form].append(time.perf_counter() - began)
         return form
@@ -284,6 +279,7 @@ class Group:
     def _fused(self, loss: Loss, batch: Any) -> bool:
         """Train all as one. Return False, with nothing trained, if by now they compute something else."""
         assert self.fused is not None
+        captured = self.fused.captured
         rows = [one.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
         self._weights = self._weights or [inputs_of(contender.model) for contender in self.contenders]
         self._steps += 1
@@ -301,16 +297,11 @@ class Group:
         data = tensors_of(batch)[0]
         all_of = zip(self._weights, rows, strict=True)
         found = self.fused([[*weights.values(), *own.banks, *data] for weights, own in all_of])
-        each = zip(self.fused.captured, self.contenders, self._weights, rows, found, strict=True)
-        for captured, contender, weights, own, outputs in each:
+        for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
             contender.exact &= self.exact
             with contender.embeddings.turn():  # nothing draws random numbers
                 captured.hand_over(contender, weights, own, outputs)
         return True
-
-
-Fit = tuple[Contender, Dense, Captured]
-"""A variant whose step is a graph."""
 
 
 class Forms:
@@ -365,7 +356,11 @@ class Forms:
 
     def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Group]:
         """Train all in turn, then find which of them fuse."""
-        states, fit, lone = [State(contender) for contender in racing], list[Fit](), list[Contender]()
+        states, same, lone = (
+            [State(contender) for contender in racing],
+            list[tuple[Any, list[Any]]](),
+            list[Contender](),
+        )
         Group(racing).train("loop", self._loss, batch)
         for contender, state in zip(racing, states, strict=True):
             try:
@@ -378,45 +373,29 @@ class Forms:
                 log.info("variant %s trains in turn: %s", contender.name, error)
                 lone.append(contender)
                 continue
-            fit.append((contender, dense, captured))
-        device, groups = racing[0].embeddings.engine.device.at, [Group(lone)] if lone else []
-        whole = (
-            self._together(fit, lambda captured, each: Graphed(captured, each, device))
-            if fit and device.type == "cuda"
-            else None
-        )
-        if whole is not None and whole.fused is not None:
-            groups.append(whole)
-        else:
-            same = list[tuple[Any, list[Fit]]]()
-            for one in fit:
-                own = alike(one[2], one[1])
-                group = next((members for of, members in same if of == own), None)
-                if group is None:
-                    same.append((own, [one]))
-                else:
-                    group.append(one)
-            groups += [
-                self._together(members, lambda captured, each: Fused(captured, each, not self._inexact))
-                for _, members in same
-            ]
-        self._states += [State(one) for group in groups if group.fused is not None for one in group.contenders]
+            own, one = alike(captured, dense), (contender, dense, captured)
+            group = next((members for of, members in same if of == own), None)
+            if group is None:
+                same.append((own, [one]))
+            else:
+                group.append(one)
+        groups = [Group(lone)] if lone else []
+        for _, members in same:
+            contenders, each, captured = zip(*members, strict=True)
+            groups.append(self._probed_together(contenders, each, captured[0]))
+            self._states += [State(contender) for contender in contenders if groups[-1].fused is not None]
         return groups
 
-    def _together(
-        self, members: Sequence[Fit], make: Callable[[list[Captured], list[Dense]], Fused | Graphed]
-    ) -> Group:
-        """Return variants as a group, which trains as one if a probe finds the bits of each alone."""
-        contenders, each, captured = ([*part] for part in zip(*members, strict=True))
+    def _probed_together(self, contenders: Sequence[Contender], each: Sequence[Dense], captured: Captured) -> Group:
         if len(contenders) == 1:
             return Group(contenders)
         try:
-            fused = make(captured, each)
+            fused = Fused(captured, each, not self._inexact)
             exact = agree(each, fused, same_bits)
             if exact or (self._inexact and agree(each, fused, close)):
                 return Group(contenders, fused, exact=exact)
-            why: object = "as one, they would have other bits for batches of this size"
-        except Exception as error:  # of an operator that does not stack, or waits for the GPU
+            why: object = "fused, they would have other bits for batches of this size"
+        except Exception as error:  # of an operator that does not stack
             why = error
         log.info("variants %s train in turn: %s", ", ".join(one.name for one in contenders), why)
         return Group(contenders)

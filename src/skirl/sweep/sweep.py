@@ -16,6 +16,7 @@ from skirl.checkpoint.saving import Saving
 from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
+from skirl.engine.device import torch_device
 from skirl.engine.engine import Engine, Opening
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection
@@ -31,6 +32,7 @@ from skirl.sweep.checkpoint import (
 )
 from skirl.sweep.contender import Contender, Loss, VariantBags, VariantRows, check_apart, make_variant
 from skirl.sweep.fused import Forms
+from skirl.sweep.graphed import Graphs
 from skirl.sweep.memory import planned
 from skirl.sweep.rows import Folders, packs_of
 from skirl.sweep.variants import Variant
@@ -146,6 +148,7 @@ class Sweep:
         if memory not in (None, "auto"):
             parse_bytes(memory)
         self._loss, self._limit, self._memory = loss, memory, None
+        self._graphs = Graphs(loss) if torch_device(device).type == "cuda" else None
         self._threads = threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
@@ -231,7 +234,9 @@ class Sweep:
                 "brings the rows of all variants"
             )
         racing = self.racing
-        if self._limit is None:
+        if self._limit is None and self._graphs is not None and self._graphs.step(racing, batch):
+            self.forms.steps["graph"] += len(racing)
+        elif self._limit is None:
             self.forms.step(racing, batch)
         else:
             self._memory = self._memory or planned(self._limit, self.engine.device.at)
@@ -266,6 +271,8 @@ class Sweep:
                 self.lookahead.drain()
             embeddings.current.finish()
             self.forms.forget()
+            if self._graphs is not None:
+                self._graphs.forget()
             contender.leave(why, self._now if step is None else step)
             embeddings.opened_by_sweep(None)
             embeddings.pack.left = True
