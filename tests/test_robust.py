@@ -40,7 +40,7 @@ from tests.loops import (
 
 STEPS = 40
 SHORT = 0.4
-"""Seconds of timeout in tests where a stage hangs."""
+"""Seconds after which a stage counts as hanging, where one hangs."""
 
 
 @pytest.fixture(autouse=True)

@@ -192,6 +192,8 @@ def test_one_exported_table_comes_back(tmp_path):
     skirl.export(rows, tmp_path / "user.pt", "user")
     assert main(["import", str(tmp_path / "user.pt"), "--table", "user", "--out", str(tmp_path / "c")]) == 0
     assert skirl.import_rows(again, tmp_path / "c") == {"user": 300}
+    torch.save({"table.weight": torch.ones(300, 8)}, tmp_path / "named.pt")
+    assert main(["import", str(tmp_path / "named.pt"), "--table", "user", "--out", str(tmp_path / "d")]) == 1
     torch.save({"model": {"user.weight": torch.ones(300, 8)}}, tmp_path / "nested.pt")
     assert skirl.import_rows(again, tmp_path / "nested.pt") == {"user": 300}
     assert again.rows("user", torch.tensor([5])).tolist() == [[1.0] * 8]

@@ -178,6 +178,8 @@ def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys):
     assert {name: of["trainer"] for name, of in found["ways"].items() if of["trainer"] is not None} == chosen
     assert main([*words, "--force"]) == 0 and "whole at" in capsys.readouterr().out
     assert main(["info", str(out), "--json"]) == 0 and json.loads(capsys.readouterr().out)["trainers"] == 2
+    with pytest.raises(ValueError, match="a plan for skirl's trainers: make one for TorchRec by skirl place --ranks"):
+        TablePlan.load(out)
     assert main([*words, "--force", "--columns", "always"]) == 2
     assert "leave --kernel, --columns and --ranks out" in capsys.readouterr().err
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import skirl
 from skirl import cli
 from skirl.cli.sweep import SweepCommand
 from tests.dedup.rows import Row, schema, write
@@ -66,3 +68,17 @@ def test_checkpoints_of_a_sweep_are_those_of_its_variants(tmp_path: Path, capsys
     assert told(tmp_path / "saved" / "lr=0.2", capsys, "--check")["whole"]
     found = told(tmp_path / "run", capsys)  # which is left to its report
     assert (found["kind"], found["shown_by"]) == ("folder of a sweep", f"skirl report {tmp_path / 'run'}")
+
+
+def test_rows_of_several_trainers_are_told_as_one(tmp_path: Path, capsys):
+    for rank, ids in enumerate(([1, 2, 3], [4])):
+        rows = skirl.EmbeddingBagCollection(
+            [skirl.Table("item", 10, 2)], optimizer=skirl.SGD(), cache=8, store=f"disk:{tmp_path}/rank-{rank}/rows-0"
+        )
+        rows(skirl.KeyedJagged.one_hot(["item"], torch.tensor(ids)[:, None]))["item"].sum().backward()
+        rows.close()
+    for path, held in ((tmp_path, 4), (tmp_path / "rank-0", 3)):
+        found = told(path, capsys)
+        assert (found["kind"], [table["held"] for table in found["tables"]]) == ("rows of trainers", [held])
+    found = told(Path(f"disk:{tmp_path}/rank-1/rows-0"), capsys)
+    assert (found["kind"], found["tables"][0]["held"]) == ("disk store", 1)

@@ -93,3 +93,15 @@ def test_a_sweep_over_lines_ends_as_its_runs_do(name: str, tmp_path: Path):
 
 def test_a_sweep_over_parquet_ends_as_its_runs_do(tmp_path: Path):
     check_end(tmp_path, "parquet", "more steps than there are")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_rungs_in_shares_are_of_all_steps_of_a_file_and_a_resume_leaves_the_result(kind: str, tmp_path: Path):
+    flags = FLAGS | files(tmp_path, kind) | {"vary": ("lr=0.01,0.1",), "rungs": "50%"}
+    flags |= {"run": str(tmp_path / "run"), "save": tmp_path / "saved"}
+    result = SweepCommand.of(**flags).run()
+    assert [line["step"] for line in race_lines(tmp_path / "run", "left")] == [result["steps"] // 2] == [5]
+    text = (tmp_path / "run" / "result.json").read_text()
+    again = SweepCommand.of(**flags, resume=True)
+    assert "nothing was left to train" in again.summary(again.run())["ended"]
+    assert (tmp_path / "run" / "result.json").read_text() == text

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from itertools import cycle
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,7 @@ from skirl.sweep.fused import MEASURED, PRODUCTS, Forms, Fused, Group
 from skirl.sweep.variants import variants_of
 from skirl.train.recipe import Recipe
 from tests.sweep.runs import Case, Of, check
+from tests.sweep.test_files import FLAGS, files
 from tests.sweep.test_models import alone, left
 
 MODELS = ("dlrm-tiny", "wide-deep-tiny", "deepfm-tiny", "dcnv2-tiny", "deep-cross-tiny", "din-tiny")
@@ -283,6 +285,20 @@ def test_the_faster_form_is_taken_once_both_are_measured():
             choice.seconds[choice.form].append(2.0 if choice.form == "loop" else fused_seconds)
         assert forms == ["fused", "loop"] * 10 and choice.form == faster
     assert Group([]).form == "loop"
+
+
+def test_a_layout_that_comes_once_is_not_probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Of nine whole batches and a smaller one at the end."""
+    monkeypatch.setattr(Forms, "only", None)
+    probed, probe = list[int](), Forms._probed
+
+    def counted(forms: Forms, racing: Any, batch: Any) -> Any:
+        probed.append(len(batch.labels))
+        return probe(forms, racing, batch)
+
+    monkeypatch.setattr(Forms, "_probed", counted)
+    SweepCommand.of(**FLAGS | files(tmp_path, "csv"), vary=("lr=0.01,0.1",), run="none", processes=1).run()
+    assert probed == [16]
 
 
 def test_results_say_what_was_inexact(monkeypatch: pytest.MonkeyPatch):

@@ -92,8 +92,8 @@ def read_rows(
     by_name = {
         n.removeprefix(prefix).removesuffix("weight").removesuffix(".") or tensors.alone or "table": n for n in found
     }
-    if [*by_name] == ["table"] and len(names) == 1:  # a weight without a name, which is given
-        by_name = dict.fromkeys(names, by_name["table"])
+    if found == [f"{prefix}weight"] and tensors.alone is None and len(names) == 1:
+        by_name = dict.fromkeys(names, found[0])  # it has no name, and is given one
     wanted = {t: by_name.get(t) for t in names} or {t: n for t, n in by_name.items() if len(tensors.shape(n)) == 2}
     missing = [t for t, n in wanted.items() if n is None]
     if missing or not wanted:

@@ -52,8 +52,8 @@ CONFIG = Flag(
     name="config",
     type=Path | None,
     default=None,
-    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it, but not where it wrote. Other "
-    "flags win over it.",
+    help="Take flags from a TOML file, or from the folder (--run) of a run or a sweep to repeat it, but not where it wrote. "
+    "Other flags win over it.",
     group="",
 )
 OVERVIEW = """usage: skirl COMMAND [flags]

@@ -153,10 +153,8 @@ def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str) -> NoReturn
     names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, flags_of(Train)))
     name = word.lstrip("-").replace("_", "-")
     name = ALIASES.get(name, name)
-    if name == "trainers":
-        _refuse(
-            prog, f"there is no flag {word}: skirl launch -n 2 -- {prog.removeprefix('skirl ')} ... starts two trainers"
-        )
+    if word == "--trainers" and prog == "skirl train":
+        _refuse(prog, f"there is no flag {word}: use skirl launch -n 2 -- train ...")
     if word.startswith("-") and name in of_train and name not in names:
         _refuse(prog, f"there is no flag --{name}, which is one of skirl train: leave it out")
     near = [name] if name in names else difflib.get_close_matches(name, names, n=1)
@@ -200,7 +198,10 @@ def read_config(
     Flags of `train` that this command does not have are passed over. saves: whether what it repeats is saved too.
     """
     if path.is_dir():
-        path = next((path / name for name in LEFT if (path / name).is_file()), path / LEFT[-1])
+        there = [path / name for name in LEFT if (path / name).is_file()]
+        if not there:
+            raise ValueError(f"config is {str(path)!r}, no folder of a run: name that of --run, not of --save")
+        path = there[0]
     found = _parsed(path)
     left = set(found) >= {"command", "flags"}  # by a command
     if left:

@@ -80,11 +80,12 @@ class Schema(ShowFlags):
     def run(self) -> dict[str, Any]:
         from skirl.data.files.draft import draft
         from skirl.tools.os_errors import writing
+        from skirl.tools.sealed_json import put_whole
 
         schema = draft(self.data, self.label)
         if self.out is not None:
             with writing(self.out):
-                self.out.write_text(schema, encoding="utf-8")
+                put_whole(self.out, schema.encode(), "new")
         return {"command": "schema", **flat_of(self), "schema": schema, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str] | str:

@@ -314,8 +314,8 @@ class Forms:
         self.steps: Counter[str] = Counter()
         """Steps of variants in each form."""
         self._loss, self._inexact, self._unfit = loss, inexact, False
-        self._came = set[Any]()
-        """Layouts of batches: one that comes once, as an epoch's last, is not worth a probe of seconds."""
+        self._last: Any = None
+        """The layout of the last batch: one that comes once, as an epoch's end, is not worth a probe of seconds."""
         self.forget()
 
     def forget(self) -> None:
@@ -328,8 +328,7 @@ class Forms:
         if not all(state.holds() for state in self._states):
             self._refuse("a model has changed")
         layout = None if self._unfit or len(racing) == 1 else self._layout(racing[0], batch)
-        again = layout in self._came or self.only is not None
-        self._came.add(layout)
+        again, self._last = layout == self._last or self.only is not None, layout
         if layout is not None and again and layout not in self._groups and len(self._groups) < MOST:
             self._groups[layout] = self._probed(racing, batch)
             self.steps["loop"] += len(racing)

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Facts, Speed, progress_of
 from skirl.tools.units import figure, parse_bytes, timeout_of
 from skirl.train.flags import EvaluationFlags, LogFlags
+from skirl.train.loop import count_steps
 from skirl.train.recipe import Recipe
 from skirl.train.resume import begin_from
 
@@ -106,8 +107,7 @@ class SweepRun:
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         if steps is None and "%" in (race_flags.rungs or ""):
-            one = replace(recipe, data=replace(recipe.data, epochs=1))
-            steps = recipe.data.epochs * sum(1 for _ in one.stream())
+            steps = ranks.told(count_steps(recipe) if ranks.first else None, "its steps")[0]
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
         self.eval_every = evaluation.eval_every
         rules = race_flags.rules(steps, recipe.data.epochs, self.eval_every)

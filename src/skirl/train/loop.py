@@ -121,6 +121,15 @@ def touched_rows(recipe: Recipe) -> int:
     return len(touched)
 
 
+def count_steps(recipe: Recipe) -> int:
+    """Count the steps of all epochs by reading one."""
+    stream, steps = replace(recipe, data=replace(recipe.data, epochs=1)).stream(), 0
+    with progress_of("count steps", None) as progress:
+        for steps, _ in enumerate(stream, start=1):
+            progress(steps, dict)
+    return steps * recipe.data.epochs
+
+
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
     captured = capture(sparse, schema.features, copy=False)
     return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])

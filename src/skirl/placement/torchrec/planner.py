@@ -47,7 +47,7 @@ def plan(
       and output type are handed on.
     """
     made = file if isinstance(file, TablePlan) else TablePlan.load(Path(file))
-    if dist.is_initialized() and dist.get_world_size() != made.ranks:
+    if dist.is_initialized() and dist.get_world_size() < made.ranks:  # more may be in groups
         raise ValueError(
             f"the plan is for {made.ranks} ranks, and there are {dist.get_world_size()}: make the plan again"
         )
@@ -203,8 +203,6 @@ class SkirlPlanner:
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
         """Return the first rank's plan, at every rank of a process group. If it finds none, every rank raises why."""
-        import torch.distributed as dist
-
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
         found, message, why = None, None, None
@@ -268,7 +266,6 @@ class SkirlPlanner:
 def from_first(message: Any, group: Any = None) -> Any:
     """The message of the first rank, at every rank: JSON, so that nothing is unpickled."""
     import torch
-    import torch.distributed as dist
 
     first = 0 if group is None else dist.get_global_rank(group, 0)
     sends = dist.get_rank(group) == 0
