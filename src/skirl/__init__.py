@@ -7,6 +7,7 @@ checkpoints, `size` advises on a cache.
 
 from typing import TYPE_CHECKING
 
+from skirl.tools import __version__ as __version__
 from skirl.tools import lazily
 
 if TYPE_CHECKING:

@@ -104,6 +104,9 @@ def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, capsy
     model.top.load_state_dict(plain.top.state_dict())
     with torch.no_grad():
         assert torch.equal(plain(batch(99, 1)), model.eval()(batch(99, 1)))
+    other = skirl.EmbeddingBagCollection([skirl.Table("shop", 9, 4)], optimizer=skirl.SGD(), cache=9)
+    with pytest.raises(skirl.CheckpointError, match="has no table of this model: it has item, user"):
+        skirl.import_rows(other, tmp_path / "c")
 
 
 RULES = [skirl.SGD(lr=0.1), skirl.RowwiseAdagrad(lr=0.1), skirl.Adagrad(lr=0.1, lr_decay=0.2), skirl.Adam(lr=0.1)]

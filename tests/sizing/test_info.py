@@ -39,6 +39,11 @@ def test_costs_name_their_kernel(capsys):
     assert json.loads(capsys.readouterr().out)["kernel"] == "skirl-cpu"
 
 
+def test_text_is_told_by_its_first_line(tmp_path: Path, capsys):
+    (tmp_path / "clicks.csv").write_text("click,user\n0,1\n")
+    assert told(tmp_path / "clicks.csv", capsys)["begins"] == "click,user"
+
+
 @pytest.mark.parametrize("layout", ["rows", "once"])
 def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, capsys):
     rows: list[Row] = [

@@ -97,6 +97,7 @@ def test_numbers_are_those_of_the_result(run, tmp_path):
     assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
     evaluations = [line["test_logloss"] for line in lines_of(run) if line["kind"] == "eval"]
     assert found["last"]["best_logloss"] == min(result["test_logloss"], *evaluations)
+    assert not result.keys() - found.keys() and found["test_auc"] == result["test_auc"]
 
 
 def test_a_run_that_was_killed(run, tmp_path, capsys):

@@ -20,8 +20,9 @@ from skirl.core.keys import ROW_BITS, row_of, table_of
 from skirl.data.vocabulary.vocabulary import Origins
 from skirl.engine.access import bank_of, peek
 from skirl.nn.collection import TablePlace, collections_of, tables_of
+from skirl.tools import __version__
 from skirl.tools.os_errors import replacing
-from skirl.tools.sealed_json import skirl_version, sync_folder, to_disk
+from skirl.tools.sealed_json import sync_folder, to_disk
 
 SUFFIXES = (".safetensors", ".pt", ".parquet")
 FORMAT = "skirl-rows"
@@ -153,7 +154,7 @@ def to_safetensors(model: nn.Module, path: Path, table: str | None, *, untouched
         }
         for name, place in chosen.items()
     }
-    about = {"format": FORMAT, "skirl": skirl_version(), "tables": json.dumps(tables)}
+    about = {"format": FORMAT, "skirl": __version__, "tables": json.dumps(tables)}
     with tensors_written(path, columns, about) as write:
         for name, place in chosen.items():
             prefix = "" if table is not None else f"{name}."

@@ -154,6 +154,8 @@ def _from_checkpoint(tables: Mapping[str, TablePlace], path: Path) -> dict[str, 
 def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
     """Copy the touched rows of all tables that both have, with their state if the optimizer is the same."""
     found: dict[str, int] = {}
+    if not tables.keys() & theirs.keys():
+        raise CheckpointError(f"{path} has no table of this model: it has {', '.join(sorted(theirs)[:9])}")
     for name in tables.keys() & theirs.keys():
         here, there = tables[name].table, theirs[name].table
         if (here.rows, here.dim) != (there.rows, there.dim):

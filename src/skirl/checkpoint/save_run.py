@@ -20,9 +20,9 @@ from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
 from skirl.store.base import Frozen
-from skirl.tools import rng_state
+from skirl.tools import __version__, rng_state
 from skirl.tools.interrupts import uninterrupted
-from skirl.tools.sealed_json import CheckpointError, skirl_version
+from skirl.tools.sealed_json import CheckpointError
 
 
 def save(
@@ -182,7 +182,7 @@ def _head(
     body = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "skirl": skirl_version(),
+        "skirl": __version__,
         "torch": torch.__version__,
         "definition": {name: definition(collection) for name, collection in collections.items()},
         "model": coded,

@@ -16,6 +16,7 @@ from typing import Any
 from skirl.cli.command_line import in_flags, read_config, read_flags
 from skirl.cli.show import Progress, goes_on, listed
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here, leave_stop, says_first
+from skirl.tools import __version__
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import progress_of, shown_by
@@ -100,7 +101,7 @@ def _main(args: list[str]) -> int:
     overview = OVERVIEW.format(commands="\n".join(f"  {name:<11}{says}" for name, (_, says) in COMMANDS.items()))
     if args in (["-h"], ["--help"], ["--version"]):
         version = args == ["--version"]
-        print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}" if version else overview)
+        print(f"skirl {__version__}" if version else overview)
         return 0
     if not args or args[0] not in COMMANDS:
         near = difflib.get_close_matches(args[0], COMMANDS, n=1) if args else []

@@ -367,7 +367,10 @@ class Import(ShowFlags):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         state = f"after {max(steps.values()):,} steps" if (steps := result["steps"]) is not None else "from zero"
-        return facts(result, "tables", "optimizer") | {"state": state} | facts(result, "out")
+        return facts(result, "tables", "optimizer") | {
+            "state": state,
+            "out": f"{self.out}; train with --from {self.out}",
+        }
 
 
 @dataclass(frozen=True)

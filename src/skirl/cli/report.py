@@ -96,7 +96,7 @@ def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
         ) from error
-    return {"command": "report", "run": str(folder), "page": str(page), **run}
+    return {**result, **(run["last"] or {}), **run, "command": "report", "run": str(folder), "page": str(page)}
 
 
 def run_facts(

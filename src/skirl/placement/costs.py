@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skirl.placement.spec import BINS, TableSpec
+from skirl.tools import __version__
 from skirl.tools.os_errors import writing
-from skirl.tools.sealed_json import read_sealed, skirl_version, write_sealed
+from skirl.tools.sealed_json import read_sealed, write_sealed
 from skirl.train.placed import Bytes
 
 PLAIN = (
@@ -295,7 +296,7 @@ class Costs:
 
 def save_costs(costs: Costs, path: Path) -> None:
     body = {
-        "format": FORMAT, "format_version": VERSION, "skirl": skirl_version(), "backend": costs.kernel, "terms": list(TERMS),
+        "format": FORMAT, "format_version": VERSION, "skirl": __version__, "backend": costs.kernel, "terms": list(TERMS),
         "ms": {name: list(of) for name, of in costs.ms.items()},
         "net": None if costs.net is None else costs.net.body(), "machine": costs.machine,
     }  # fmt: skip

@@ -55,9 +55,10 @@ def plan_tables(
     order = canonical(specs)
     problem = Problem([specs[n] for n in order], caps, costs, columns)
     held, room = sum(spec.nbytes(spec.rows, spec.dim) for spec in specs), sum(caps)
+    who = "ranks" if costs.sent is None else "trainers"
     if held > room:
         raise ValueError(
-            f"the tables take {size(held)} with their optimizer state, and the ranks have {size(room)}, {size(held - room)} "
+            f"the tables take {size(held)} with their optimizer state, and the {who} have {size(room)}, {size(held - room)} "
             f"too little: give each more memory, or take {math.ceil(len(caps) * held / room)} of them"
         )
     numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
@@ -65,8 +66,8 @@ def plan_tables(
     over = found.placed.over
     if over.max() > 0:
         raise ValueError(
-            f"found no plan that fits: rank {over.argmax()} exceeds its memory by {size(int(over.max()))}, since a table is "
-            "whole at a rank, cut by columns, or cut evenly over all ranks: give it more memory, or take more ranks"
+            f"found no plan that fits: {who[:-1]} {over.argmax()} exceeds its memory by {size(int(over.max()))}, since a "
+            f"table is whole at one of the {who}, or cut over them: give it more memory, or take more {who}"
         )
     return TablePlan.of(specs, order, found.placed), found, problem
 

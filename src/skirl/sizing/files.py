@@ -17,7 +17,9 @@ def describe(path: Path, kind: str) -> dict[str, Any]:
     """Describe a data file. kind: as its first bytes say."""
     if kind == "parquet":
         return _parquet(path)
-    return {"kind": "text file", "bytes": path.stat().st_size}
+    with path.open("rb") as file:
+        begins = file.readline(200).decode("utf-8", "replace").strip()
+    return {"kind": "text file", "begins": begins, "bytes": path.stat().st_size}
 
 
 def _parquet(path: Path) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.contender import Contender
 from skirl.sweep.flags import KeepFlags
 from skirl.sweep.variants import Varied
+from skirl.tools import __version__
 from skirl.tools.os_errors import NotWritten, why
-from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
+from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
 from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of, shown
 
 log = logging.getLogger("skirl")
@@ -84,7 +85,7 @@ def header_of(step: int, left: Mapping[str, tuple[str, int]], also: Mapping[str,
     return {
         "format": FORMAT,
         "format_version": _VERSION,
-        "skirl": skirl_version(),
+        "skirl": __version__,
         "step": step,
         "left": {name: [why, at] for name, (why, at) in left.items()},
         "generator": torch.get_rng_state().numpy().tobytes().hex(),

@@ -8,6 +8,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+__version__ = "0.1.0"
+
 
 def lazily(package: str, *packages: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that imports on first use: `packages` in it, and what its `if TYPE_CHECKING:`

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skirl.tools.sealed_json import skirl_version
+from skirl.tools import __version__
 
 
 def cores() -> int:
@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "skirl": skirl_version(),
+        "skirl": __version__,
     }
 
 

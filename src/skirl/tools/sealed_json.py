@@ -1,14 +1,14 @@
 """JSON files that are replaced whole, with a checksum, and whose contents have to have a form."""
 
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from skirl.tools import __version__
 
 
 class Kind(NamedTuple):
@@ -110,17 +110,9 @@ def read_sealed(path: Path, *, format: str, version: int, what: str) -> dict[str
     if body["format_version"] != version:
         raise OtherVersion(
             f"{path} was written by skirl {body['skirl']} in format {body['format_version']}, "
-            f"skirl {skirl_version()} reads format {version}: use the version that wrote it"
+            f"skirl {__version__} reads format {version}: use the version that wrote it"
         )
     return body
-
-
-@cache  # reading it takes 0.5 ms, and every durable point of a store writes it
-def skirl_version() -> str:
-    try:
-        return importlib.metadata.version("skirl")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"
 
 
 def to_disk(file: BinaryIO) -> None:

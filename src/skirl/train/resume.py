@@ -222,7 +222,8 @@ def begin_from(
 
 def _check_tables(here: Mapping[str, "TablePlace"], theirs: Mapping[str, "TablePlace"], path: Path) -> None:
     if other := sorted(here.keys() ^ theirs.keys()):
-        raise ValueError(f"only one of --data and {path} has a table {other[0]!r}: give data with the same tables")
+        has, lacks = (path, "--data") if other[0] in theirs else ("--data", path)
+        raise ValueError(f"{has} has a table {other[0]!r} and {lacks} has none: give data with the same tables")
     for name, place in here.items():
         mine, other = place.table, theirs[name].table
         if mine.rows != other.rows:

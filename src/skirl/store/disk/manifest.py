@@ -13,7 +13,8 @@ from typing import Any
 from skirl.store.base import Layout
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry
-from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, seal, skirl_version
+from skirl.tools import __version__
+from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, seal
 
 NAME = "store.json"
 FORMAT = "skirl-disk-store"
@@ -66,7 +67,7 @@ class Manifest:
             raise Unusable(f"does not describe rows ({error!r})") from None
 
     def sealed(self) -> bytes:
-        head = {"format": FORMAT, "format_version": FORMAT_VERSION, "skirl": skirl_version()}
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION, "skirl": __version__}
         return seal(head | {"facts": self.facts()})
 
     @classmethod
