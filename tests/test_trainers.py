@@ -4,7 +4,7 @@ import itertools
 import random
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,10 @@ from torch import nn
 
 import skirl
 from skirl import SGD, Adam
+from skirl.checkpoint.folder import files as files_of
+from skirl.checkpoint.folder import header as header_of
 from skirl.checkpoint.folder import numbers as numbers_of
+from skirl.checkpoint.folder import read
 from skirl.core.tree import block_of
 from skirl.peers.base import Alone
 from skirl.peers.job import using
@@ -39,7 +42,7 @@ class Case(one.Case):
     prefetch: int = 2
     hook: Any = None
     """Called before each call to other trainers."""
-    placement: dict[str, int] | None = None
+    placement: dict[str, int | dict[int, int]] | None = None
     looks: int = 0
     """Steps between two evaluations of rows; 0: none."""
     fetched: list[int] = field(default_factory=list)
@@ -91,7 +94,24 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
                     break
     embeddings.flush()
     case.fetched.append(embeddings.engine.counters.fetched)
-    return losses, [w.detach() for w in (model.first, model.second, model.rare)], stored_rows(embeddings.engine)
+    columns = {t: embeddings.pack.columns[b] for b, of in enumerate(embeddings.pack.schema.banks) for t in of.tables}
+    rows = {key: (columns[key >> 48], row) for key, row in stored_rows(embeddings.engine).items()}
+    return losses, [w.detach() for w in (model.first, model.second, model.rare)], rows
+
+
+def joined(found):
+    """Return all rows of all trainers, with the columns of a row one after the other."""
+    rows = {}
+    for key in {key for _, _, owned in found for key in owned}:
+        parts = sorted((owned[key] for _, _, owned in found if key in owned), key=lambda part: part[0].first)
+        begins = np.cumsum([0, *(columns.dim for columns, _ in parts)]).tolist()
+        assert [columns.first for columns, _ in parts] == begins[:-1], "two trainers own one number"
+        row = parts[0][1]
+        if len(parts) > 1:
+            assert begins[-1] == one.TABLES[key >> 48].dim
+            row = np.concatenate([own.reshape(-1, columns.dim) for columns, own in parts], axis=1).reshape(-1)
+        rows[key] = row
+    return rows
 
 
 def together(case):
@@ -108,14 +128,10 @@ def together(case):
         case.trainers, lambda peers: of_rank(case, peers), hook=nap if case.slow else case.hook, timeout=case.timeout
     )
     losses = [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
-    rows = {}
-    for _, _, owned in found:
-        assert not rows.keys() & owned.keys(), "two trainers own one row"
-        rows |= owned
     for _, weights, _ in found[1:]:
         for a, b in zip(found[0][1], weights, strict=True):
             assert torch.equal(a, b)
-    return losses, found[0][1], rows
+    return losses, found[0][1], joined(found)
 
 
 def check(case, monkeypatch):
@@ -128,12 +144,12 @@ def check(case, monkeypatch):
 def draw_case(draw):
     trainers = draw(st.integers(1, 8))
     least = (trainers - 1).bit_length()
-    universe = draw(st.sampled_from([12, 50]))
+    universe, optimizer = draw(st.sampled_from([12, 50])), draw(st.sampled_from(one.OPTIMIZERS))
     return Case(
         trainers=trainers,
         shards=1 << draw(st.integers(least, max(least, 2 if trainers < 5 else 4))),
         accumulate=draw(st.sampled_from([1, 1, 2, 3])),
-        optimizer=draw(st.sampled_from(one.OPTIMIZERS)),
+        optimizer=optimizer,
         universe=universe,
         cache=draw(st.sampled_from([40, 60] if universe == 12 else [100, 130])),
         depth=draw(st.sampled_from([1, 20, "auto", "epoch"])),
@@ -144,13 +160,19 @@ def draw_case(draw):
         slow=draw(st.sampled_from([0.0, 0.003])),
         prefetch=draw(st.sampled_from([0, 1, 2, 2])),
         looks=draw(st.sampled_from([0, 0, 2, 3])),
-        placement=placed(*(draw(st.integers(0, 2 * trainers)) for _ in "abc"), trainers=trainers),
+        placement=placed(*(draw(st.integers(0, 3 * trainers)) for _ in "abc"), trainers=trainers, optimizer=optimizer),
     )
 
 
-def placed(*owners, trainers):
-    """Return the trainer that looks each table up for all; a number that no trainer has means by rows."""
-    return {table: owner for table, owner in zip("abc", owners) if owner < trainers}
+def placed(*owners, trainers, optimizer):
+    """Return the trainer that looks each table up for all. A number that no trainer has means two that share its columns,
+    if the optimizer allows that, and by rows from twice the number of trainers on."""
+    found = {table: owner for table, owner in zip("abc", owners) if owner < trainers}
+    if optimizer.by_number and trainers > 1:
+        for table, owner in zip("ab", owners):
+            if trainers <= owner < 2 * trainers:
+                found[table] = {owner - trainers: 2, (owner + 1) % trainers: 2}
+    return found
 
 
 @cases(24)
@@ -171,6 +193,35 @@ RETURNING = [
 def test_rows_that_leave_and_return(case, monkeypatch):
     check(case, monkeypatch)
     assert any(case.fetched)
+
+
+CUTS = {"a": {2: 2, 0: 2}, "b": {0: 2, 1: 2}}
+
+
+@pytest.mark.parametrize("optimizer", [o for o in one.OPTIMIZERS if o.by_number], ids=lambda o: o.name)
+def test_tables_cut_by_columns(optimizer, monkeypatch):
+    check(Case(trainers=3, shards=4, cache=70, steps=6, optimizer=optimizer, placement=CUTS, looks=2), monkeypatch)
+
+
+def test_columns_begin_from_those_of_an_array(monkeypatch):
+    array = np.random.default_rng(0).random((50, 4), dtype=np.float32)
+    monkeypatch.setattr(one, "TABLES", [replace(one.TABLES[0], init=array), *one.TABLES[1:]])
+    check(Case(trainers=3, shards=4, cache=70, steps=6, optimizer=SGD(lr=0.1), placement=CUTS, looks=2), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("cut", "optimizer", "says"),
+    [
+        ({0: 2, 1: 2}, skirl.RowwiseAdagrad(lr=0.1), "RowwiseAdagrad trains a row as one, which would have other bits"),
+        ({0: 2, 1: 2}, SGD(lr=0.1, clip=1.0), r"SGD trains a row as one \(clip\)"),
+        ({0: 1, 1: 3}, SGD(lr=0.1), r"of \[1, 3\], and its dim is 4: give each but the last an even number"),
+        ({0: 2, 1: 4}, SGD(lr=0.1), r"of \[2, 4\], and its dim is 4"),
+        ({0: 2, 2: 2}, SGD(lr=0.1), r"table 'a' at trainer {0: 2, 2: 2} of 2"),
+    ],
+)
+def test_cuts_that_would_change_bits_are_refused(cut, optimizer, says):
+    with pytest.raises(ValueError, match=says):
+        InProcess.run(2, partial(of_rank, Case(placement={"a": cut}, optimizer=optimizer)))
 
 
 ON_GPU = [
@@ -316,18 +367,44 @@ def test_an_export_of_some_rows_as_all_is_refused(tmp_path):
         InProcess.run(2, work)
 
 
+def go_on(case, stages, folder, store):
+    """Train two steps with each number of trainers and placement, from checkpoint to checkpoint, and check the bits."""
+    losses, found = [], []
+    for stage, (trainers, case.placement) in enumerate(stages, start=1):
+        until = None if stage == len(stages) else 2 * stage
+        found = InProcess.run(trainers, partial(of_rank, case, folder=folder, until=until, store=store()))
+        losses += [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "Model", lambda *given, Model=one.Model: Model(*given, dropout=0.0))
+        one.check_equal((losses, found[0][1], joined(found)), one.in_plain_python(case))
+
+
 @cases(12)
 @given(seed=st.integers(0, 99), numbers=st.lists(st.integers(1, 4), min_size=2, max_size=4), on_disk=st.booleans())
 def test_a_run_that_goes_on_with_other_numbers_of_trainers_and_placements(seed, numbers, on_disk, tmp_path_factory):
     case = Case(seed=seed, shards=4, steps=2 * len(numbers), optimizer=one.OPTIMIZERS[seed % 5], depth="auto")
-    folder, losses, found = tmp_path_factory.mktemp("run"), [], []
-    for stage, trainers in enumerate(numbers, start=1):
-        until = None if stage == len(numbers) else 2 * stage
-        case.placement = placed((seed + stage) % 5, stage % 3, seed % 4, trainers=trainers)
-        store = f"disk:{tmp_path_factory.mktemp('rows')}" if on_disk else "memory"
-        found = InProcess.run(trainers, partial(of_rank, case, folder=folder, until=until, store=store))
-        losses += [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
-    rows = {key: row for _, _, owned in found for key, row in owned.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one, "Model", lambda *given, Model=one.Model: Model(*given, dropout=0.0))
-        one.check_equal((losses, found[0][1], rows), one.in_plain_python(case))
+    stages = [
+        (n, placed((seed + stage) % 7, 3 * stage % 5, seed % 4, trainers=n, optimizer=case.optimizer))
+        for stage, n in enumerate(numbers)
+    ]
+    store = lambda: f"disk:{tmp_path_factory.mktemp('rows')}" if on_disk else "memory"  # noqa: E731
+    go_on(case, stages, tmp_path_factory.mktemp("run"), store)
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_columns_are_put_together_and_cut_anew(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("skirl.checkpoint.rows.PIECE", 7)
+    stages = [
+        (3, CUTS),
+        (3, CUTS),
+        (2, {"a": {1: 2, 0: 2}, "b": 1}),
+        (1, None),
+        (4, {"a": 3, "b": {3: 2, 0: 2}}),
+        (2, {}),
+    ]
+    folders = itertools.count()
+    store = lambda: "memory" if kind == "memory" else f"disk:{tmp_path / str(next(folders))}"  # noqa: E731
+    case = Case(shards=4, steps=12, cache=70, optimizer=skirl.Adagrad(lr=0.1))
+    go_on(case, stages, tmp_path / "saved", store)
+    named = set().union(*(files_of(read(header_of(tmp_path / "saved", n))) for n in numbers_of(tmp_path / "saved")))
+    assert {f"rows/{path.name}" for path in (tmp_path / "saved" / "rows").iterdir()} <= named, "nothing is left behind"

@@ -181,7 +181,18 @@ def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys):
     with pytest.raises(ValueError, match="a plan for skirl's trainers: make one for TorchRec by skirl place --ranks"):
         TablePlan.load(out)
     assert main([*words, "--force", "--columns", "always"]) == 2
-    assert "leave --kernel, --columns and --ranks out" in capsys.readouterr().err
+    assert "train the same model: leave --kernel, --columns and --ranks out" in capsys.readouterr().err
+
+
+def test_a_table_that_is_most_of_the_work_is_cut_by_columns(tmp_path, capsys):
+    tables = [{"name": "most", "rows": 5000, "dim": 64, "ids": 64000, "distinct": 4000}]
+    tables += [{"name": "one", "rows": 5000, "dim": 8, "ids": 64, "distinct": 60}]
+    path, out = written(tmp_path, tables), tmp_path / "p.json"
+    words = ["place", "--tables", str(path), "--trainers", "2", "--link", "1Gbit", "--no-measure", "--out", str(out)]
+    assert main([*words, "--optimizer", "adagrad"]) == 0 and "columns: 32 at " in capsys.readouterr().out
+    made = [skirl.Table(one["name"], one["rows"], one["dim"]) for one in tables]
+    assert read(out, made, 2)["most"] == {0: 32, 1: 32}
+    assert main([*words, "--force"]) == 0 and "columns" not in capsys.readouterr().out, "row-wise: other bits"
 
 
 def test_the_bytes_of_data_are_those_of_its_trainers(tmp_path, capsys):
@@ -191,7 +202,9 @@ def test_the_bytes_of_data_are_those_of_its_trainers(tmp_path, capsys):
     ways = json.loads(capsys.readouterr().out)["ways"]
     recipe = Recipe.of(data="synthetic:sessions", model="dlrm-tiny", dim=8, batch=256, steps=4)
     counted = count((batch.sparse for batch in recipe.stream()), recipe.tables(), 4)
-    assert {name: (of["rows"], of["whole"]) for name, of in ways.items()} == {n: of for n, (of, _) in counted.items()}
+    assert {name: (of["rows"], of["whole"], of["ids"]) for name, of in ways.items()} == {
+        n: of for n, (of, _) in counted.items()
+    }
 
 
 def test_bytes_of_samples_that_are_spread_are_those_of_drawn_ones():

@@ -9,7 +9,7 @@ import torch
 import skirl
 from skirl.cli.train import Train
 from skirl.peers.job import using
-from skirl.train.placed import count, dealt, placement_of, read
+from skirl.train.placed import count, dealt, evenly, placement_of, read
 from tests.threads_as_trainers import InProcess
 
 TABLES = [skirl.Table("a", 30, 4, features=("x", "y")), skirl.Table("b", 90, 8)]
@@ -26,15 +26,27 @@ def test_bytes_are_those_counted_one_by_one(trainers):
     drawn = [draw(seed) for seed in range(3)]
     found = count([ids for _, ids in drawn], TABLES, trainers)
     for table in TABLES:
-        rows = whole = 0
+        rows = whole = each = 0
         for bags, _ in drawn:
             for rank in range(trainers):
                 own = [bags[f][rank * 12 // trainers : (rank + 1) * 12 // trainers] for f in table.features]
                 ids = [i for feature in own for bag in feature for i in bag]
                 rows += len({*ids}) * (4 + 8 * table.dim)  # its number, its values, its gradient
-                whole += len(ids) * 4 + sum(map(len, own)) * (1 + 8 * table.dim)  # ids, lengths, vectors both ways
+                each += len(ids) * 4 + sum(map(len, own))  # ids and lengths
+                whole += len(ids) * 4 + sum(map(len, own)) * (1 + 8 * table.dim)  # these, and vectors both ways
         share = (trainers - 1) / trainers / len(drawn)  # what a trainer needs of its own does not travel
-        assert found[table.name][0] == pytest.approx((rows * share, whole * share))
+        assert found[table.name][0] == pytest.approx((rows * share, whole * share, each * share))
+
+
+@pytest.mark.parametrize(("dim", "trainers"), [(16, 3), (7, 2), (6, 8), (4, 4), (2, 2), (3, 2)])
+def test_columns_are_cut_at_even_numbers_of_them(dim, trainers):
+    found = evenly(dim, trainers)
+    if dim < 4:
+        assert found == 0
+    else:
+        assert sum(found.values()) == dim and len(found) == min(trainers, dim // 2)
+        assert not any(count % 2 for count in [*found.values()][:-1])
+        assert max(found.values()) - min(found.values()) <= 3
 
 
 def test_tables_are_dealt_by_their_load():
@@ -56,6 +68,8 @@ def test_a_run_takes_what_moves_fewer_bytes():
         ({"trainers": 3}, "a plan for 3 trainers, and there are 2"),
         ({"tables": [{"name": "a", "trainer": 0}]}, "a plan for other tables"),
         ({"tables": [{"name": "a", "trainer": 2}, {"name": "b", "trainer": None}]}, "a trainer that is no number below 2"),
+        ({"tables": [{"name": "a", "trainer": {"0": 2, "2": 2}}, {"name": "b", "trainer": 0}]}, "no number below 2"),
+        ({"tables": [{"name": "a", "trainer": {"0": 4, "1": 0}}, {"name": "b", "trainer": 0}]}, "no number above 0"),
         ({"tables": [{"name": name, "trainer": 0} for name in "abb"]}, "places table 'b' twice"),
         ({"format": "other"}, "is no plan of tables for trainers"),
         ({"format": "skirl-table-plan"}, "a plan for TorchRec: make one by skirl place --trainers 2"),

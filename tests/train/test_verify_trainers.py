@@ -35,6 +35,20 @@ def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(monke
 
 
 @pytest.mark.usefixtures("one_case", "forked_trainers")
+@pytest.mark.parametrize("placement", ["rows", "whole", "columns", "mixed"])
+def test_any_mix_of_ways_is_equal_to_the_reference(placement):
+    found = Verify.of(
+        **TINY | {"dim": 6, "steps": 12},
+        optimizer="adam",
+        cache="touched:40%",
+        shards=4,
+        trainers="3",
+        placement=placement,
+    ).run()
+    assert (found["runs"], found["differences"], found["failed"]) == (3, 0, None)
+
+
+@pytest.mark.usefixtures("one_case", "forked_trainers")
 def test_samples_that_fill_no_whole_batch_are_left_out_at_the_end_of_each_epoch(tmp_path):
     lines = ["click,item"] + [f"{n % 2},{7 * n % 31}" for n in range(37)]
     (tmp_path / "clicks.csv").write_text("\n".join(lines))

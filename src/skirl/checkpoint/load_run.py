@@ -21,6 +21,7 @@ from skirl.checkpoint.definition import (
 from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.saving import Saving, remember, settled
 from skirl.checkpoint.votes import Mismatch, Votes, digest_of, take_newest, trainers_of
+from skirl.core.placement import Placement
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
@@ -168,8 +169,8 @@ def _read(
         for name, collection in collections.items():
             rows = run["rows"][name]
             rows["counters"] = _counters(body["parts"], name, votes)
-            owners = [[*pair] for pair in collection.engine.rows.whole.items()]
-            same = len(body["parts"]) == votes.size and body["parts"][0]["whole"][name] == owners
+            owners = Placement.even(votes.size, whole=collection.engine.rows.whole.items())
+            same = Placement.even(len(body["parts"]), whole=body["parts"][0]["whole"][name]) == owners
             rows["split"] = body["parts"][votes.rank]["split"][name] if same else None  # else the cache is split anew
             if not collection.engine.capacity.allows(rows["split"]):
                 raise CheckpointError(f"{header} has an impossible split of the cache: use another checkpoint")

@@ -1,8 +1,9 @@
 """The rows of a checkpoint, those of the cache included: frozen and written by one trainer, and taken by another."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +12,21 @@ import numpy as np
 
 from skirl.checkpoint.folder import ROWS
 from skirl.checkpoint.votes import Votes
-from skirl.core.placement import Placement, Shard
+from skirl.core.keys import table_of
+from skirl.core.placement import Placement, Shard, cuts_of, sites_of
+from skirl.engine.access import bank_of
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection
-from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record, SavedRows, Store
-from skirl.store.disk.frozen import check_files, check_rows, manifest_of, rows_of, worth_keeping, write_frozen
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record, SavedRows
+from skirl.store.disk.frozen import (
+    check_files,
+    check_rows,
+    keys_of,
+    manifest_of,
+    rows_of,
+    worth_keeping,
+    write_frozen,
+)
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
@@ -87,10 +98,11 @@ class OwnRows(NamedTuple):
     """For each part, the entries `store` and `cache` of the header, and the keys to take. None: all."""
     named: Facts
     """Facts of the first trainer's store, whose identity and generation the rows get on every trainer."""
+    moved: Sequence["Moved"] = ()
 
     def check(self, files: Path) -> None:
         """Raise a CheckpointError if a file of these parts is missing, or a cached row is not as it was written."""
-        for rows, _ in self.parts:
+        for rows, _ in (*self.parts, *(source for moved in self.moved for source in moved.sources)):
             check_files(files, rows["store"])
             check_rows(files, rows["cache"])
 
@@ -103,10 +115,17 @@ class OwnRows(NamedTuple):
         for part in self.taken:
             yield from rows_of(OsFiles(), part, layout, files)
 
-    def thaw(self, store: Store, files: Path) -> None:
+    def thaw(self, engine: Engine, files: Path) -> None:
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
             raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
-        store.thaw(SavedRows(files, self.taken, self.named["identity"], self.named["generation"]))
+        store, parts = engine.store, self.taken
+        with ExitStack() as written:
+            if self.moved:
+                kinds = [moved.of(engine, files) for moved in self.moved]
+                manifest = Manifest(store.identity, store.generation, store.layout, [])
+                parts.append(FrozenPart(write_frozen(files, manifest, kinds)))
+                written.callback(_remove, files, parts[-1].facts)
+            store.thaw(SavedRows(files, parts, self.named["identity"], self.named["generation"]))
 
     @property
     def written(self) -> dict[str, Any]:
@@ -114,6 +133,50 @@ class OwnRows(NamedTuple):
         [*others, (rows, shard)] = self.parts or [({}, None)]
         columns = rows and "columns" in rows["store"]
         return rows if rows and not others and shard is None and not columns else {}
+
+
+class Moved(NamedTuple):
+    """A table that trainers have cut by columns, in the checkpoint or here, in another way there than here."""
+
+    table: int
+    sources: Sequence[tuple[dict[str, Any], slice | None]]
+    """Entries `store` and `cache` of the header, with the columns of the table that are there. None: all."""
+    shard: Shard | None
+    """The keys to take. None: all."""
+
+    def of(self, engine: Engine, files: Path) -> tuple[Record, Pairs]:
+        """Return what a record is here, and keys and records."""
+        bank, pack = bank_of(engine, self.table), engine.packs[0]
+        return Record(pack.held[bank], engine.dtype.name), self._joined(engine, files, pack.columns[bank].of_table)
+
+    def _joined(self, engine: Engine, files: Path, columns: slice) -> Pairs:
+        rule, dim = engine.packs[0].optimizers[self.table], engine.packs[0].tables[self.table].dim
+        here = rule.numbers_of(dim, columns)
+        entries = [(rows[of], at) for rows, at in self.sources for of in ("store", "cache")]
+        keys = np.unique(np.concatenate([key for facts, _ in entries for key in keys_of(files, facts)] or [NONE]))
+        keys = keys[table_of(keys) == self.table]
+        keys = keys if self.shard is None else keys[self.shard(keys)]
+        for piece in np.array_split(keys, -(-len(keys) // PIECE) or 1):  # the files are read again for each
+            records = np.zeros((len(piece), len(here)), engine.dtype)
+            for facts, at in entries if len(piece) else ():
+                _, mine, theirs = np.intersect1d(here, rule.numbers_of(dim, at or slice(0, dim)), return_indices=True)
+                for found, rows in rows_of(OsFiles(), FrozenPart(facts), manifest_of(files, facts).layout, files):
+                    place = np.minimum(np.searchsorted(piece, found), len(piece) - 1)
+                    hit = np.flatnonzero(piece[place] == found)
+                    if hit.size:
+                        records[place[hit][:, None], mine] = rows[hit][:, theirs]
+            yield piece, records
+
+
+NONE = np.empty(0, np.int64)
+PIECE = 1 << 20
+"""Most rows of a moved table that are put together at once."""
+
+
+def _remove(files: Path, facts: Facts) -> None:
+    for entry in manifest_of(files, facts).segments:
+        for name in entry.files():
+            (files / name).unlink(missing_ok=True)
 
 
 def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine] | None = None) -> dict[str, OwnRows]:
@@ -124,9 +187,30 @@ def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine
         whole = {} if engines is None or name not in engines else engines[name].rows.whole
         saved = Placement.even(len(parts), whole=parts[0]["whole"][name])
         here = Placement.even(votes.size, whole=whole.items())
+        cut = (
+            set() if saved == here else {t for p in (saved, here) for t, owner in p.whole if not isinstance(owner, int)}
+        )
+        own = replace(here, whole=(*(pair for pair in here.whole if pair[0] not in cut), *((t, -1) for t in cut)))
         chosen = [
-            (parts[of]["rows"][name], None if saved.meets(of, here) == [rank] else Shard.at(here, rank))
+            (
+                _without(parts[of]["rows"][name], cut),
+                None if not cut and saved.meets(of, here) == [rank] else Shard.at(own, rank),
+            )
             for of in here.meets(rank, saved)
         ]
-        found[name] = OwnRows(chosen, first["store"])
+        moved = []
+        for table in cut:
+            owner, there = dict(here.whole).get(table), dict(saved.whole).get(table)
+            sources = (
+                [(part["rows"][name], None) for part in parts]
+                if there is None or isinstance(there, int)
+                else [(parts[site]["rows"][name], at) for site, at in cuts_of(there, 0)]
+            )
+            if owner is None or rank in sites_of(owner):
+                moved.append(Moved(table, sources, Shard.at(here, rank) if owner is None else None))
+        found[name] = OwnRows(chosen, first["store"], moved)
     return found
+
+
+def _without(rows: dict[str, Any], cut: set[int]) -> dict[str, Any]:
+    return rows | {of: rows[of] | {"without": sorted(cut)} for of in ("store", "cache")} if cut else rows

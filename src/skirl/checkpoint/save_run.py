@@ -17,6 +17,7 @@ from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.rows import freeze_all
 from skirl.checkpoint.saving import Saving, refused, remember, settled, write
 from skirl.checkpoint.votes import Votes, trainers_of
+from skirl.core.placement import flat
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
 from skirl.store.base import Frozen
@@ -118,7 +119,7 @@ def _save(
     part = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
         "split": {name: engine.capacity.saved for name, engine in engines.items()},
-        "whole": {name: [*engine.rows.whole.items()] for name, engine in engines.items()},
+        "whole": {name: flat(engine.rows.whole.items()) for name, engine in engines.items()},
     }
     writing = partial(write, saving, votes, keep, part)
     frozen: Frozen | None = None

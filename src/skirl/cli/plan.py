@@ -82,7 +82,7 @@ class Place(Composed):
     """The number of TorchRec's ranks."""
     trainers: int | None = None
     """In place of --ranks: plan for this many trainers of skirl, as `skirl train --placement` takes it. Each table is whole
-    at one of them, or its rows are spread over all."""
+    at one of them, cut by columns, or its rows are spread over all."""
     memory: tuple[str, ...] | None = None
     """The most memory that tables of a rank may take with their state, such as 16GB: one value, or one for each rank."""
     link: str = "10Gbit/s"
@@ -109,9 +109,11 @@ class Place(Composed):
         what = "ranks" if self.trainers is None else "trainers"
         if not 1 <= self.count <= MOST_RANKS:
             raise ValueError(f"{what} is {self.count}: set it to 1 to {MOST_RANKS}")
-        of_torchrec = ("kernel", "columns", "ranks")
-        if self.trainers is not None and any(getattr(self, name) != getattr(Place, name) for name in of_torchrec):
-            raise ValueError("trainers run skirl's kernels and cut no columns: leave kernel, columns and ranks out")
+        other = self.kernel != Place.kernel or self.ranks != Place.ranks or self.columns == "always"
+        if self.trainers is not None and other:
+            raise ValueError(
+                "trainers run skirl's kernels, and train the same model: leave kernel, columns and ranks out"
+            )
         if self.memory is not None and len(self.memory) not in (1, self.count):
             raise ValueError(f"memory is {','.join(self.memory)}, and there are {self.count} {what}: name one for each")
         for name in ("seconds", "minutes"):
@@ -172,28 +174,32 @@ class Place(Composed):
             self.kernel, {spec.optimizer for spec in specs}, path, link=self.rate(), ranks=self.count,
             minutes=None if self.no_measure else self.minutes,
         )  # fmt: skip
-        sent, cuts = None, self.columns
+        sent = None
         if self.trainers is not None:
-            sent, cuts = {spec.name: spec.sent(self.trainers) for spec in specs}, "never"
+            sent = {spec.name: spec.sent(self.trainers) for spec in specs}
             if self.tables is None:  # as the data has them, not as if each trainer had any samples
                 stream, tables = self.data.stream(), self.data.stream().tables(self.model.row_dim)
                 counted = count((batch.sparse for batch in stream), tables, self.trainers)
                 sent = {name: of for name, (of, _) in counted.items()}
             costs = replace(costs, sent=sent)
-        plan, found, problem = plan_tables(specs, self.caps(), costs, columns=cuts, seconds=self.seconds)
+        plan, found, problem = plan_tables(specs, self.caps(), costs, columns=self.columns, seconds=self.seconds)
         placed, checked = found.placed, None
         if not self.no_measure:
             with progress_of("measure plans"):
                 checked = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
             placed = checked.placed
             plan = TablePlan.of(specs, canonical(specs), placed)
-        owners = {spec.name: of[0][1] if len(of) == 1 else None for spec, of in zip(specs, plan.pieces, strict=True)}
+        owners = {
+            spec.name: of[0][1] if len(of) == 1 else {rank: piece.dim for piece, rank in of}
+            for spec, of in zip(specs, plan.pieces, strict=True)
+            if len(of) == 1 or of[0][0].dim < spec.dim
+        }
         if self.out is not None and sent is not None:
-            write(self.out, owners, self.count)
+            write(self.out, {spec.name: owners.get(spec.name) for spec in specs}, self.count)
         elif self.out is not None:
             plan.save(self.out)
         ways = sent and {
-            spec.name: {"trainer": owners[spec.name], **sent[spec.name]._asdict(), **ways_ms(problem, n)}
+            spec.name: {"trainer": owners.get(spec.name), **sent[spec.name]._asdict(), **ways_ms(problem, n)}
             for n, spec in enumerate(problem.specs)
         }
         exchange = exchange_of(problem, placed)
@@ -225,6 +231,8 @@ class Place(Composed):
             cells = [("table", "way", "by rows", "each", "whole", "its trainer")]
             for name, of in result["ways"].items():
                 way = "by rows" if of["trainer"] is None else f"whole at {of['trainer']}"
+                if isinstance(of["trainer"], dict):
+                    way = f"columns: {', '.join(f'{count} at {site}' for site, count in of['trainer'].items())}"
                 ms = (f"{of[name]:.3f} ms" for name in ("rows_ms", "whole_ms"))
                 cells.append((name, way, size(of["rows"]), next(ms), size(of["whole"]), next(ms)))
             lines["ways"] = columns(cells, left=(0, 1)) + "\nbytes and times of a step; the busiest trainer counts"

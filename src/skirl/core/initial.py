@@ -263,7 +263,7 @@ def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLik
     kind, scale = np.repeat(table.kind, tables), np.repeat(table.scale, tables)
     out = np.empty((keys.size, dim), dtype)
     slots = np.arange(keys.size, dtype=np.int32)
-    fill(keys, slots, out, dim, dim, seed, kind, scale, table.quantiles, 0.0, 0, keys.size)
+    fill(keys, slots, out, 0, dim, dim, seed, kind, scale, table.quantiles, 0.0, 0, keys.size)
     return out
 
 
@@ -276,8 +276,9 @@ def mix(z: np.uint64) -> np.uint64:
 
 
 @kernel
-def fill(keys, slots, cache, dim, width, seed, kind, scale, quantiles, state_value, lo, hi):
-    """Write the initial records of keys[lo:hi] to cache[slots[lo:hi]]; `state_value` fills the columns from dim to width."""
+def fill(keys, slots, cache, first, dim, width, seed, kind, scale, quantiles, state_value, lo, hi):
+    """Write the initial records of keys[lo:hi] to cache[slots[lo:hi]]; `state_value` fills the columns from dim to width.
+    `first`: an even number, that of the table's column which comes first here."""
     number = cache.dtype.type  # float32 times int or float64 would stay float64 until stored
     state = number(state_value)
     mixed_seed = mix(np.uint64(seed))
@@ -285,7 +286,7 @@ def fill(keys, slots, cache, dim, width, seed, kind, scale, quantiles, state_val
         slot = slots[i]
         table = keys[i] >> ROW_BITS
         times = scale[table]
-        base = mix(np.uint64(keys[i]) ^ mixed_seed)
+        base = mix(np.uint64(keys[i]) ^ mixed_seed) + np.uint64(first >> 1) * _GOLDEN
         if kind[table] == UNIFORM:
             for j in range(dim >> 1):
                 z = mix(base + np.uint64(j + 1) * _GOLDEN)

@@ -132,6 +132,11 @@ class RowOptimizer:
     def width(self, dim: int) -> int:
         return dim + self.state_width(dim)
 
+    @property
+    def by_number(self) -> bool:
+        """Whether each number of a row is trained by itself, as if the others were not there."""
+        return self.clip is None and self.state_width(2) != 1
+
     def unpack(self, dim: int) -> dict[str, slice]:
         """Return the slice of each part of a record, by name: first the weight."""
         parts = {"weight": slice(0, dim)}
@@ -139,6 +144,10 @@ class RowOptimizer:
         for i, name in enumerate(self.state_names):
             parts[name] = slice(dim + i * each, dim + (i + 1) * each)
         return parts
+
+    def numbers_of(self, dim: int, columns: slice) -> NDArray[np.int64]:
+        """Return which numbers of a record one has that has only some columns of the row and of each part of its state."""
+        return np.concatenate([np.arange(part.start, part.stop)[columns] for part in self.unpack(dim).values()])
 
     def numbers(self, lr: float, weight_decay: float, step: int) -> tuple[float, ...]:
         """Return what the kernels need for one update of one table: clip, weight decay, and the rule's own numbers."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import gcd
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from skirl.core.keys import ROW_BITS
 from skirl.tools.jit import kernel, read_only
 
 Use = Literal["ranks", "sites"]
+Owner = int | tuple[tuple[int, int], ...]
+"""The site of a whole table, or of a cut one: sites and how many of its columns each has, in order."""
 
 SALTS: dict[Use, int] = {"ranks": 0, "sites": 2}
 """Each use has its own hash: with a common one, all rows of a rank would fall into one part of its store. The hash of a
@@ -35,12 +37,12 @@ _TO_BUCKET = np.uint64(64 - _BUCKET_BITS)
 @dataclass(frozen=True)
 class Placement:
     """The site of every row. Each site has a range of the hash, as wide as its share of all weights. Tables in `whole` are
-    at one site each."""
+    at one site each, or cut by columns; rows of cut ones are at no site, -1."""
 
     weights: tuple[int, ...]
     use: Use = "ranks"
-    whole: tuple[tuple[int, int], ...] = ()
-    """Number of a table and its site."""
+    whole: tuple[tuple[int, Owner], ...] = ()
+    """Number of a table and its owner."""
 
     def __post_init__(self) -> None:
         weights = tuple(self.weights)
@@ -49,19 +51,18 @@ class Placement:
         object.__setattr__(self, "weights", tuple(weight // gcd(*weights) for weight in weights))
 
     @classmethod
-    def even(cls, sites: int, use: Use = "ranks", whole: Iterable[Sequence[int]] = ()) -> "Placement":
-        """With twice as many sites, each range is split in two."""
-        return cls((1,) * sites, use, tuple((table, site) for table, site in whole))
+    def even(cls, sites: int, use: Use = "ranks", whole: Iterable[Sequence[Any]] = ()) -> "Placement":
+        """With twice as many sites, each range is split in two. `whole`: pairs, or what `flat` returned of them."""
+        return cls((1,) * sites, use, tuple(sorted((table, _owner(*owner)) for table, *owner in whole)))
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Placement":
-        return cls(
-            tuple(facts["weights"]), facts["use"], tuple((table, site) for table, site in facts.get("whole", ()))
-        )
+        whole = tuple((table, _owner(*owner)) for table, *owner in facts.get("whole", ()))
+        return cls(tuple(facts["weights"]), facts["use"], whole)
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"use": self.use, "weights": list(self.weights)} | ({"whole": list(self.whole)} if self.whole else {})
+        return {"use": self.use, "weights": list(self.weights)} | ({"whole": flat(self.whole)} if self.whole else {})
 
     @property
     def digest(self) -> str:
@@ -93,8 +94,8 @@ class Placement:
         args: Any = (read_only(keys), *self.arrays, out)
         _sites(*args)
         tables = keys >> ROW_BITS
-        for table, site in self.whole:
-            out[tables == table] = site
+        for table, owner in self.whole:
+            out[tables == table] = owner if isinstance(owner, int) else -1
         return out
 
     def meets(self, site: int, other: "Placement") -> list[int]:
@@ -103,6 +104,27 @@ class Placement:
             return list(range(other.sites))
         low, high = self.ranges[site]
         return [of for of, (begin, end) in enumerate(other.ranges) if begin < high and low < end]
+
+
+def flat(whole: Iterable[tuple[int, Owner]]) -> list[list[int]]:
+    """Return tables and their owners for JSON: a table's number and its site, or sites and columns by turns."""
+    return [[table, *([owner] if isinstance(owner, int) else chain(*owner))] for table, owner in whole]
+
+
+def _owner(*found: Any) -> Owner:
+    return found[0] if len(found) == 1 else tuple(zip(found[::2], found[1::2], strict=True))
+
+
+def sites_of(owner: Owner) -> tuple[int, ...]:
+    return (owner,) if isinstance(owner, int) else tuple(site for site, _ in owner)
+
+
+def cuts_of(owner: Owner, dim: int) -> list[tuple[int, slice]]:
+    """Return the sites of a table that is not spread by rows, each with its columns."""
+    if isinstance(owner, int):
+        return [(owner, slice(0, dim))]
+    ends = [*accumulate(columns for _, columns in owner)]
+    return [(site, slice(end - columns, end)) for (site, columns), end in zip(owner, ends)]
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ def weights_of_all(engine: Engine, keys: np.ndarray, bank: int, pack: int = 0) -
     """Return rows as `peek` does, whichever trainer owns them. With several trainers, all must call this at
     the same time, and only weights are returned.
     """
-    dim = engine.packs[pack].schema.banks[bank].dim
-    return engine.rows.look_up(keys, dim, lambda keys: peek(engine, keys, bank, pack))
+    of = engine.packs[pack].schema.banks[bank]
+    return engine.rows.look_up(keys, of.tables[0], of.dim, lambda keys: peek(engine, keys, bank, pack))
 
 
 def put(engine: Engine, keys: np.ndarray, rows: np.ndarray, bank: int, pack: int = 0) -> None:
@@ -89,9 +89,12 @@ def put_rows(engine: Engine, table: int, rows: np.ndarray, values: Mapping[str, 
     bank, own = bank_of(engine, table), engine.packs[pack]
     optimizer = own.optimizers[table]
     records = np.full((len(rows), own.widths[bank]), optimizer.initial_state, engine.dtype)
-    places = optimizer.unpack(own.tables[table].dim) | {"all": slice(None)}
+    dim, here = own.tables[table].dim, own.columns[bank]
+    places = optimizer.unpack(here.dim)
+    if "all" in values:
+        values = {part: values["all"][:, at] for part, at in optimizer.unpack(dim).items()}
     for part, value in values.items():
-        records[:, places[part]] = value
+        records[:, places[part]] = value if here.dim == dim else value[:, here.of_table]
     put(engine, rows | (table << ROW_BITS), records, bank, pack)
 
 
@@ -168,7 +171,7 @@ def replacement(
     bank = bank_of(engine, number)
     _check_same(engine, table, (rows, weights), state)
     owned = engine.rows.owns(key_of(number, rows))
-    rows, weights = rows[owned], weights[owned]
+    rows, weights, columns = rows[owned], weights[owned], engine.packs[pack].columns[bank]
 
     def replace() -> None:
         for start in range(0, len(rows), PIECE):
@@ -178,7 +181,7 @@ def replacement(
             else:
                 keys = key_of(number, rows[piece])
                 own = peek(engine, keys, bank, pack)
-                own[:, : here.dim] = weights[piece]
+                own[:, : columns.dim] = weights[piece, columns.of_table]
                 put(engine, keys, own, bank, pack)
 
     return replace

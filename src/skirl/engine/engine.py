@@ -53,7 +53,7 @@ class Engine:
         resume: bool,
         pooled: bool = True,
         device: str | torch.device = "cpu",
-        placement: Mapping[str, int] | None = None,
+        placement: Mapping[str, int | Mapping[int, int]] | None = None,
     ) -> None:
         if dtype not in (*_DTYPES, *HALVES):
             raise ValueError(
@@ -62,9 +62,10 @@ class Engine:
         if dtype in HALVES and str(device) == "cpu" and store != "checkpoint":  # which is only read
             raise ValueError(f"rows of {dtype} can only be trained on a GPU: set device='cuda', or dtype=torch.float32")
         self.packs = packs
-        self.rows = open_rows(torch_device(device), packs[0].tables, placement if pooled else None)
+        own = packs[0]
+        self.rows = open_rows(torch_device(device), own.tables, own.optimizers, placement if pooled else None)
         """This trainer's rows, or those that it shares with others."""
-        self.schema = placed(packs, dtype, whole=self.rows.whole)
+        self.schema = placed(packs, dtype, whole=self.rows.whole, rank=self.rows.peers.rank)
         """What the plan needs: its dims are those of the first pack."""
         self.torch_dtype = dtype
         self.half = dtype if dtype in HALVES else None
@@ -287,7 +288,8 @@ class Engine:
         for pack in self.packs:
             alone = len(self.packs) == 1 and not self.half
             rows = records if alone else np.empty((len(keys), pack.widths[bank]), self.dtype)
-            run(fill, len(keys), keys, places, rows, *pack.columns[bank].filling, threads=torch.get_num_threads())
+            own = pack.columns[bank]
+            run(fill, len(keys), keys, places, rows, own.first, *own.filling, threads=torch.get_num_threads())
             self.first_values.give(pack.name, keys, rows)
             if not alone:
                 records[:, pack.own(bank)] = packed(rows, self.half) if self.half else rows

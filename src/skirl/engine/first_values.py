@@ -28,6 +28,12 @@ class FirstValues:
         }
         """By pack and table number."""
         self.tables = sorted({t for _, t in self.of})
+        self._columns = {
+            (pack.name, t): pack.columns[b].of_table
+            for pack in packs
+            for b, bank in enumerate(schema.banks)
+            for t in bank.tables
+        }
         self._written = Seen(schema) if self.of else None
         """Rows that the store took. If one of them is missing later, that is damage and not a first use."""
         self._lock = threading.Lock()
@@ -66,7 +72,8 @@ class FirstValues:
         table = table_of(keys)
         for (p, t), given in self.of.items():
             if p == pack and len(places := np.flatnonzero(table == t)):
-                into[places, : given.shape[1]] = given.take(row_of(keys[places]))
+                columns = self._columns[p, t]
+                into[places, : columns.stop - columns.start] = given.take(row_of(keys[places]))[:, columns]
 
     def check_store(self, store: Store, packs: Sequence[Pack]) -> None:
         """Tell an empty store what its rows begin from. Raise if a store's rows began from something else."""

@@ -8,6 +8,7 @@ import torch
 
 from skirl.core.groups import Groups, RowOptimizers, Setting
 from skirl.core.initial import InitialTable
+from skirl.core.placement import Owner, cuts_of
 from skirl.core.tables import Schema, Table
 from skirl.engine.device.base import HALVES, Columns, words
 
@@ -34,15 +35,18 @@ class Pack:
         each = zip(self.tables, self.optimizers, strict=True)
         return [(table.dim, optimizer.rule, optimizer.initial_state) for table, optimizer in each]
 
-    def place(self, number: int, schema: Schema, dtype: torch.dtype, begins: Sequence[int]) -> None:
-        """Take the columns of each bank's records from `begins` on."""
+    def place(
+        self, number: int, schema: Schema, dtype: torch.dtype, begins: Sequence[int], cuts: Mapping[int, slice]
+    ) -> None:
+        """Take the columns of each bank's records from `begins` on. `cuts`: what is here of tables cut by columns."""
         self.number = number
         self.schema = schema
         self.half = dtype if dtype in HALVES else None
         self.dtype = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
         self.begins = list(begins)
         firsts = [(self.optimizers[bank.tables[0]], bank) for bank in schema.banks]
-        self.widths = [rule.width(bank.dim) for rule, bank in firsts]
+        here = [cuts.get(bank.tables[0], slice(0, bank.dim)) for bank in schema.banks]
+        self.widths = [rule.width(at.stop - at.start) for at, (rule, _) in zip(here, firsts)]
         """By bank: numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
         """By bank: numbers of these in a record, as the store has it."""
@@ -50,15 +54,16 @@ class Pack:
         self.columns = [
             Columns(
                 at=2 * begin if self.half else begin,
-                dim=bank.dim,
+                dim=at.stop - at.start,
                 width=width,
                 rule=rule.rule,
                 initial_state=rule.initial_state,
                 clips=any(self.optimizers[t].clip is not None for t in bank.tables),
                 initial=self.initial,
                 seed=self.seed,
+                first=at.start,
             )
-            for begin, width, (rule, bank) in zip(begins, self.widths, firsts, strict=True)
+            for begin, width, at, (rule, bank) in zip(begins, self.widths, here, firsts, strict=True)
         ]
         """By bank."""
         self.table_of = [np.array([feature.table for feature in bank.features], np.int64) for bank in schema.banks]
@@ -79,14 +84,24 @@ class Pack:
 
 
 def placed(
-    packs: Sequence[Pack], dtype: torch.dtype, like: Schema | None = None, whole: Mapping[int, int] | None = None
+    packs: Sequence[Pack],
+    dtype: torch.dtype,
+    like: Schema | None = None,
+    whole: Mapping[int, Owner] | None = None,
+    rank: int = 0,
 ) -> Schema:
     """Give each pack its columns, one after the other, and return the schema of the plan, with banks `like` another's.
     Tables in `whole`, each with its owner, share no bank with those of others."""
+    cuts = {
+        t: at
+        for t, owner in (whole or {}).items()
+        for site, at in cuts_of(owner, packs[0].tables[t].dim)
+        if site == rank
+    }
     kinds = [(*kind, (whole or {}).get(t)) for t, kind in enumerate(zip(*(pack.kinds for pack in packs), strict=True))]
     schema = Schema.of(packs[0].tables, kinds, None if like is None else [bank.tables for bank in like.banks])
     members, begins = [bank.tables for bank in schema.banks], [0 for _ in schema.banks]
     for number, pack in enumerate(packs):
-        pack.place(number, schema if number == 0 else Schema.of(pack.tables, None, members), dtype, begins)
+        pack.place(number, schema if number == 0 else Schema.of(pack.tables, None, members), dtype, begins, cuts)
         begins = [begin + held for begin, held in zip(begins, pack.held, strict=True)]
     return schema

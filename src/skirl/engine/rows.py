@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from skirl.core.groups import Setting
-from skirl.core.placement import Placement
+from skirl.core.keys import table_of
+from skirl.core.optim import RowOptimizer
+from skirl.core.placement import Owner, Placement, cuts_of, sites_of
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import block_of, leaves_of, subtrees
 from skirl.engine.device.base import BankRows
@@ -34,8 +36,8 @@ class Rows:
 
     local = True
     """True if no other trainer needs to know of a step."""
-    whole: Mapping[int, int] = {}
-    """By number of a table: the trainer that looks it up for all, and has its rows."""
+    whole: Mapping[int, Owner] = {}
+    """By number of a table: the trainer that looks it up for all, and has its rows, or those that have cut it by columns."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
@@ -43,7 +45,7 @@ class Rows:
     def owns(self, keys: np.ndarray) -> np.ndarray:
         return np.ones(len(keys), np.bool_)
 
-    def route(self, schemas: Sequence[tuple[Schema, Mapping[int, int]]], first: int) -> Route:
+    def route(self, schemas: Sequence[tuple[Schema, Mapping[int, Owner]]], first: int) -> Route:
         """Return the way of a pass's ids to the planner of their rows. `schemas`: with `whole` of each. `first`: the number
         of its first step in the run."""
         return Route()
@@ -62,8 +64,9 @@ class Rows:
                 engine.banks[bank].update(work, pack.scalars(bank, settings), engine.counters.steps)
         return finite
 
-    def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return some rows as their owners have them now. `read` returns records of rows that this trainer owns."""
+    def look_up(self, keys: np.ndarray, table: int, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return some rows as their owners have them now. `table`: one of their bank. `read` returns records of rows that
+        this trainer owns."""
         return read(keys)
 
     def timeout(self, seconds: float) -> float:
@@ -75,22 +78,26 @@ class SharedRows(Rows):
     loop, except those of ids, which are in the planner's.
 
     A trainer gets the values of the rows that it reads from their owners and sends their gradients back; as an owner, it
-    serves values and applies gradients for all. Of a table in `whole`, bags go to the owner, which computes on the whole
-    step as a lone trainer does: pooled vectors come back, and their gradients go there.
+    serves values and applies gradients for all. Of a table in `whole`, bags go to the owner, or to each that has some of its
+    columns, which computes on the whole step as a lone trainer does: pooled vectors come back, and their gradients go there.
     """
 
     local = False
 
-    def __init__(self, peers: Peers, whole: Mapping[int, int] | None = None) -> None:
+    def __init__(self, peers: Peers, whole: Mapping[int, Owner] | None = None) -> None:
         super().__init__(peers)
         self.whole = whole or {}
         self.placement = Placement.even(peers.size, whole=self.whole.items())
         self._rows, self._host = peers.channel("rows"), peers.channel("lookups")
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
-        return self.placement.site_of(keys) == self.peers.rank
+        owned, tables = self.placement.site_of(keys) == self.peers.rank, table_of(keys)
+        for table, owner in self.whole.items():
+            if self.peers.rank in sites_of(owner):
+                owned |= tables == table
+        return owned
 
-    def route(self, schemas: Sequence[tuple[Schema, Mapping[int, int]]], first: int) -> Route:
+    def route(self, schemas: Sequence[tuple[Schema, Mapping[int, Owner]]], first: int) -> Route:
         channel = self.peers.channel("ids")
 
         def exchanged(arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -109,8 +116,12 @@ class SharedRows(Rows):
         whole = [number for number, reads in enumerate(work.reads) if reads is None]
         bags = self._swapped(engine, work, whole, False, lambda of, bank, micro: engine.banks[bank].pool(of, micro))
         work.values = {number: swap.wait() for number, swap in coming.items()}
-        for (bank, _), pooled in bags():
-            work.pooled.setdefault(bank, []).append(pooled)
+        for bank in whole:
+            dim = engine.schema.banks[bank].dim
+            work.pooled[bank] = [engine.device.empty(ids.banks[bank].bags, dim) for ids in work.micros]
+        for bank, micro, columns, pooled in bags():
+            # Copied, since the bits of some products depend on where their memory begins.
+            work.pooled[bank][micro][:, columns] = pooled
 
     def apply(
         self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
@@ -149,7 +160,7 @@ class SharedRows(Rows):
         columns = dict(
             zip(whole, np.split(live, np.cumsum([len(engine.schema.banks[b].features) for b in whole])[:-1], 1))
         )
-        for (bank, micro), grad in bags():
+        for bank, micro, _, grad in bags():
             of = work.whole[bank]
             of.room(bank, micro, grad.shape[1], engine.device.empty).copy_(grad)
             of.live[bank, micro] = columns[bank][micro]
@@ -184,43 +195,47 @@ class SharedRows(Rows):
         banks: Sequence[int],
         to_owners: bool,
         of: Callable[[Work, int, int], torch.Tensor | None],
-    ) -> Callable[[], list[tuple[tuple[int, int], torch.Tensor]]]:
+    ) -> Callable[[], list[tuple[int, int, slice, torch.Tensor]]]:
         """Begin to send what `of` returns for each bank and micro-batch, [bags, dim], from trainers to owners or back, zeros
-        where it is None. Return what waits for it and returns what came, with its bank and micro-batch."""
+        where it is None. Return what waits for it and returns what came: bank, micro-batch, columns, and numbers."""
         if not banks:
             return list
-        owner = {bank: self.whole[engine.schema.banks[bank].tables[0]] for bank in banks}
-        micros, size = self._micros(work), range(self.peers.size)
-        here = [[(bank, m) for bank in banks if owner[bank] == rank for m in range(len(work.micros))] for rank in size]
-        there = [[(bank, m) for bank in banks if bank in work.whole for m in micros[rank]] for rank in size]
+        cuts = {
+            bank: cuts_of(self.whole[engine.schema.banks[bank].tables[0]], engine.schema.banks[bank].dim)
+            for bank in banks
+        }
+        micros, me, every = self._micros(work), self.peers.rank, range(self.peers.size)
+        sites = [(bank, site, columns) for bank in banks for site, columns in cuts[bank]]
+        here = [
+            [(b, m, at) for b, site, at in sites if site == rank for m in range(len(work.micros))] for rank in every
+        ]
+        there = [[(b, m, at) for b, site, at in sites if site == me for m in micros[rank]] for rank in every]
         go, come = (here, there) if to_owners else (there, here)
 
-        def shape(bank: int, micro: int, owned: bool) -> tuple[int, int]:
+        def shape(bank: int, micro: int, columns: slice, owned: bool) -> tuple[int, int]:
             whose = work.whole[bank] if owned else work
-            return whose.micros[micro].banks[bank].bags, engine.schema.banks[bank].dim
+            return whose.micros[micro].banks[bank].bags, columns.stop - columns.start
 
         parts, outs = [], []
         for leaving, coming in zip(go, come):
-            each = [
-                given.reshape(-1)
-                if (given := of(work if to_owners else work.whole[bank], bank, micro)) is not None
-                else engine.device.empty(*shape(bank, micro, not to_owners)).zero_().reshape(-1)
-                for bank, micro in leaving
-            ]
+            each = []
+            for bank, micro, columns in leaving:
+                given = of(work if to_owners else work.whole[bank], bank, micro)
+                if given is None:
+                    given = engine.device.empty(*shape(bank, micro, columns, False)).zero_()
+                elif to_owners:
+                    given = given[:, columns]
+                each.append(given.reshape(-1))
             parts.append(torch.cat(each) if each else engine.device.empty(0, 1).reshape(-1))
             outs.append(engine.device.empty(sum(prod(shape(*one, to_owners)) for one in coming), 1).reshape(-1))
         swap = self._rows.begin_swap_parts(parts, outs, tag="gradients of bags" if to_owners else "pooled bags")
 
-        def came() -> list[tuple[tuple[int, int], torch.Tensor]]:
+        def came() -> list[tuple[int, int, slice, torch.Tensor]]:
             found = []
             for out, coming in zip(swap.wait(), come):
                 shapes = [shape(*one, to_owners) for one in coming]
                 pieces = out.split([prod(one) for one in shapes])
-                # Copied, since the bits of some products depend on where their memory begins.
-                found += [
-                    (one, engine.device.empty(*of).copy_(piece.view(of)))
-                    for one, of, piece in zip(coming, shapes, pieces)
-                ]
+                found += [(*one, piece.view(of)) for one, of, piece in zip(coming, shapes, pieces)]
             return found
 
         return came
@@ -235,16 +250,19 @@ class SharedRows(Rows):
     def _trees(self, work: Work) -> list[list[range]]:
         return trees_of(self.peers.size, work.shards, len(work.micros) // len(work.mine))
 
-    def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    def look_up(self, keys: np.ndarray, table: int, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the weights of some rows as their owners have them now. All trainers call this together."""
-        owner = self.placement.site_of(keys)
-        asked = [keys[owner == rank].view(np.uint8) for rank in range(self.peers.size)]
-        asked = self._host.exchange(asked, "rows to look up")
-        mine = [np.ascontiguousarray(read(part.view(np.int64))[:, :dim]) for part in asked]
+        owner, every = self.placement.site_of(keys), range(self.peers.size)
+        cut = dict(cuts_of(self.whole[table], dim)) if table in self.whole else {}
+        columns = [cut.get(rank, slice(0, dim)) for rank in every]
+        places = [(owner == rank) | (owner < 0) & (rank in cut) for rank in every]
+        asked = self._host.exchange([keys[at].view(np.uint8) for at in places], "rows to look up")
+        here = columns[self.peers.rank]
+        mine = [np.ascontiguousarray(read(part.view(np.int64))[:, : here.stop - here.start]) for part in asked]
         come = self._host.exchange([part.reshape(-1).view(np.uint8) for part in mine], "rows that were looked up")
         out = np.empty((len(keys), dim), mine[0].dtype)
-        for rank, part in enumerate(come):
-            out[owner == rank] = part.view(out.dtype).reshape(-1, dim)
+        for at, of, part in zip(places, columns, come):
+            out[at, of] = part.view(out.dtype).reshape(-1, of.stop - of.start)
         return out
 
     def timeout(self, seconds: float) -> float:
@@ -298,23 +316,32 @@ def trees_of(size: int, shards: int, micros: int) -> list[list[range]]:
     return [subtrees(block.start, block.stop) for block in blocks]
 
 
-def open_rows(at: torch.device, tables: Sequence[Table] = (), placement: Mapping[str, int] | None = None) -> Rows:
+def open_rows(
+    at: torch.device,
+    tables: Sequence[Table] = (),
+    optimizers: Sequence[RowOptimizer] = (),
+    placement: Mapping[str, int | Mapping[int, int]] | None = None,
+) -> Rows:
     """Return the rows of this trainer, or those that it shares with the others of its job. `at` is where rows are.
-    `placement`: the trainer that looks a table up for all, by its name."""
+    `placement`: the trainer that looks a table up for all, by its name, or how many of its columns each has."""
     peers = trainers(str(at))
     if peers.size == 1:
         return Rows(peers)
     numbers, whole = {table.name: t for t, table in enumerate(tables)}, {}
-    for name, owner in (placement or {}).items():
+    for name, given in (placement or {}).items():
         if name not in numbers:
             raise ValueError(
                 f"placement has table {name!r}, and the tables are {', '.join(numbers)}: make a plan for these"
             )
-        if not 0 <= owner < peers.size:
+        number = numbers[name]
+        owner = given if isinstance(given, int) else tuple(given.items())
+        if not all(0 <= site < peers.size for site in sites_of(owner)):
             raise ValueError(
-                f"placement has table {name!r} at trainer {owner} of {peers.size}: make a plan for that many"
+                f"placement has table {name!r} at trainer {given} of {peers.size}: make a plan for that many"
             )
-        whole[numbers[name]] = owner
+        if not isinstance(owner, int):
+            check_cut(tables[number], optimizers[number], owner, at)
+        whole[number] = owner
     if at.type != "cpu":
         log.warning(
             "%d trainers on GPUs: this has not been run yet, check that `skirl launch -n 2 -- train` and one process give "
@@ -322,3 +349,19 @@ def open_rows(at: torch.device, tables: Sequence[Table] = (), placement: Mapping
             peers.size,
         )
     return SharedRows(peers, whole)
+
+
+def check_cut(table: Table, optimizer: RowOptimizer, owner: tuple[tuple[int, int], ...], at: torch.device) -> None:
+    """Raise if trainers cannot cut a table by columns and keep the bits of one process."""
+    what, columns = f"placement cuts table {table.name!r} by columns", [count for _, count in owner]
+    if not optimizer.by_number:
+        raise ValueError(
+            f"{what}, and {optimizer.name} trains a row as one{' (clip)' if optimizer.clip else ''}, which would have other "
+            "bits: place the table whole or by rows, or train it with adagrad, adam, ftrl or sgd"
+        )
+    if sum(columns) != table.dim or min(columns) < 1 or any(count % 2 for count in columns[:-1]):
+        raise ValueError(
+            f"{what} of {columns}, and its dim is {table.dim}: give each but the last an even number of them"
+        )
+    if at.type != "cpu":
+        raise ValueError(f"{what}, which GPUs do not do yet: place it whole or by rows")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from skirl.core.ids import BadIds, BankIds, Ids
+from skirl.core.placement import sites_of
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
@@ -212,7 +213,7 @@ class Window:
                 first=self.next_number,
             )
         owners = [(e.rows, e.rows.whole.get(bank.tables[0])) for e in self._engines for bank in e.schema.banks]
-        elsewhere = {i for i, (rows, owner) in enumerate(owners) if owner not in (None, rows.peers.rank)}
+        elsewhere = {i for i, (rows, of) in enumerate(owners) if of is not None and rows.peers.rank not in sites_of(of)}
         self._planner = Planner(banks, self._plan, may_stop=True, elsewhere=elsewhere)
         for number, works in enumerate(self._first, self.next_number):
             self._add(self._planner, works, number)

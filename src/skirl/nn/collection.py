@@ -52,7 +52,7 @@ class Collection(nn.Module):
         dtype: torch.dtype = torch.float32,
         resume: bool = False,
         grad_scaler: Any = None,
-        placement: Mapping[str, int] | None = None,
+        placement: Mapping[str, int | Mapping[int, int]] | None = None,
     ) -> None:
         super().__init__()
         if cache is None:
@@ -284,7 +284,7 @@ class Collection(nn.Module):
         self, rows: Any, files: Path, *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
     ) -> None:
         """Replace all rows with those of a checkpoint, an `OwnRows`."""
-        thaw = lambda: rows.thaw(self.engine.store, files)  # noqa: E731
+        thaw = lambda: rows.thaw(self.engine, files)  # noqa: E731
         self.engine.restore(thaw, table_steps=table_steps, counters=counters, split=split)
 
     def forget(self) -> None:
@@ -429,7 +429,8 @@ class EmbeddingBagCollection(Collection):
     - `resume`: continue with the rows that the store already has. By default, a store with rows is refused.
     - `grad_scaler`: the loop's `torch.amp.GradScaler`, if it has one.
     - `placement`: with several trainers, the one that has all rows of a table and looks its bags up for all, by the table's
-      name; other tables' rows are spread by hash. No bit depends on it.
+      name, or trainers and how many of its columns each has, `{"item": {0: 32, 1: 32}}`; other tables' rows are spread by
+      hash. No bit depends on it.
     """
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from skirl.core.ids import BankIds, Ids, positions_of
 from skirl.core.keys import ROW_BITS
-from skirl.core.placement import Placement, site_in
+from skirl.core.placement import Owner, Placement, site_in, sites_of
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.options import Plan, Vote, due
@@ -297,14 +297,15 @@ class SharedRoute(Route):
     """The exchanges of one rank in one pass: each owner plans what all ask of it."""
 
     def __init__(
-        self, schemas: Sequence[tuple[Schema, Mapping[int, int]]], rank: int, placement: Placement, exchange: Exchange
+        self, schemas: Sequence[tuple[Schema, Mapping[int, Owner]]], rank: int, placement: Placement, exchange: Exchange
     ) -> None:
-        """`schemas`: with the rank that looks a table up for all, by its number."""
+        """`schemas`: with the rank that looks a table up for all, or those that do, by its number."""
         super().__init__()
         self.rank = rank
         banks = [(schema, bank) for schema, _ in schemas for bank in range(len(schema.banks))]
         self._banks = banks
-        self._owners = [whole.get(bank.tables[0]) for schema, whole in schemas for bank in schema.banks]
+        owners = [whole.get(bank.tables[0]) for schema, whole in schemas for bank in schema.banks]
+        self._owners = [() if owner is None else sites_of(owner) for owner in owners]
         self.number = self.planned = 0
         self.due = 0
         self._alike, self._requests = placement.sites > 1, 0
@@ -346,14 +347,15 @@ class SharedRoute(Route):
             letter = Letter(END, self.number, vote)
         else:
             halves = [
-                asking.of(part) if owner is None else (None, asking.nothing())
-                for asking, part, owner in zip(self._asking, banks, self._owners, strict=True)
+                (None, asking.nothing()) if owners else asking.of(part)
+                for asking, part, owners in zip(self._asking, banks, self._owners, strict=True)
             ]
             self._reads = [reads for reads, _ in halves]
             bags: list[list[np.ndarray]] = [[] for _ in range(self._size)]
-            for (schema, bank), owner, ids in zip(self._banks, self._owners, micros):
-                if owner is not None:
-                    bags[owner] += sent(ids, [feature.name for feature in schema.banks[bank].features])
+            for (schema, bank), owners, ids in zip(self._banks, self._owners, micros):
+                arrays = sent(ids, [feature.name for feature in schema.banks[bank].features]) if owners else []
+                for owner in owners:
+                    bags[owner] += arrays
             asked = zip(zip(*(asked for _, asked in halves), strict=True), bags)
             return [Letter(BATCH, self.number, vote, banks, of).packed() for banks, of in asked]
         return [letter.packed()] * self._size
@@ -398,8 +400,8 @@ class SharedRoute(Route):
         """Return the micro-batches of all ranks, by bank, where this rank looks it up for all."""
         found: list[list[Ids]] = []
         own = 0
-        for (schema, bank), owner in zip(self._banks, self._owners):
-            mine = owner == self.rank
+        for (schema, bank), owners in zip(self._banks, self._owners):
+            mine = self.rank in owners
             found.append([ids for of in bags for ids in received(of[own : own + 5], schema, bank)] if mine else [])
             own += 5 * mine
         return found

@@ -87,8 +87,18 @@ class Seen:
             )
 
     def __len__(self) -> int:
-        ones = sum(np.bitwise_count(self.bits[i : i + _PIECE]).sum() for i in range(0, len(self.bits), _PIECE))
-        return int(ones) + len(self.set)
+        return _ones(self.bits) + len(self.set)
+
+    def of(self, table: int) -> int:
+        """Return how many rows of a table exist."""
+        begin, words = int(self.base[table]), (self._tables[table].rows + 63) // 64
+        if begin < 0:
+            return int(np.count_nonzero(self.set.keys[self.set.keys >= 0] >> ROW_BITS == table))
+        return _ones(self.bits[begin : begin + words])
+
+
+def _ones(bits: np.ndarray) -> int:
+    return sum(int(np.bitwise_count(bits[i : i + _PIECE]).sum()) for i in range(0, len(bits), _PIECE))
 
 
 @kernel

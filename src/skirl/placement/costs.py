@@ -289,7 +289,8 @@ class Costs:
         """Milliseconds to send pooled rows and receive their gradients; part of the rows has sums for all samples, too."""
         if self.sent is not None:
             of = self.sent[spec.name]
-            return 1e3 * (of.whole if rows == spec.rows else of.rows / self.ranks) / self.link
+            whole = of.ids + (of.whole - of.ids) * dim / spec.dim
+            return 1e3 * (whole if rows == spec.rows else of.rows / self.ranks) / self.link
         others = (self.ranks - 1) / self.ranks
         return 2e3 * spec.batch * dim * _FLOAT * others / self.link
 

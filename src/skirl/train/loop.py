@@ -18,10 +18,12 @@ from skirl.checkpoint.keeper import Asked, Keeper
 from skirl.checkpoint.votes import Votes
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
+from skirl.core.placement import sites_of
 from skirl.core.tables import Schema
 from skirl.data.share import block
 from skirl.data.source import Source
 from skirl.engine.device import torch_device
+from skirl.engine.device.base import words
 from skirl.oracle.seen import Seen
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers
@@ -427,15 +429,18 @@ def train(
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     """What the result says of engines and movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
-    widths = {t: engine.held[i] for i, bank in enumerate(engine.schema.banks) for t in bank.tables}
     tables, staging = engine.schema.tables, engine.capacity.split.staging_rows if engine.capacity.split else []
+    whole, rank = engine.rows.whole.items(), engine.rows.peers.rank
+    again = sum(engine.seen.of(t) for t, owner in whole if rank in sites_of(owner)[1:])  # counted by its first columns
+    widths = [rule.width(table.dim) for table, rule in zip(tables, engine.packs[0].optimizers)]
+    held = [words(width) if engine.half else width for width in widths]
     rows = {
         "tables": sum(table.rows for table in tables),
-        "touched": len(engine.seen),
+        "touched": len(engine.seen) - again,
         "cache": sum(len(cache) for cache in engine.caches),
         "in_cache": sum(cache.filled for cache in engine.caches),
         "staging": sum(staging),
-        "bytes_of_all": sum(table.rows * widths[t] * engine.dtype.itemsize for t, table in enumerate(tables)),
+        "bytes_of_all": sum(table.rows * width * engine.dtype.itemsize for table, width in zip(tables, held)),
     }
     return {
         "trainers": share.size,

@@ -34,23 +34,36 @@ class Bytes(NamedTuple):
     """If its rows are spread by hash."""
     whole: float
     """If one trainer looks it up for all."""
+    ids: float
+    """What of that goes to each of those that have cut it by columns."""
 
     @classmethod
     def of(cls, rows: float, bags: float, ids: float, dim: int, trainers: int) -> "Bytes":
         """`rows`: distinct ones of each trainer, summed over trainers. What is at home does not travel."""
         others = (trainers - 1) / trainers
-        return cls((8 * dim + 4) * rows * others, (8 * dim * bags + 4 * ids + bags) * others)
+        return cls((8 * dim + 4) * rows * others, (8 * dim * bags + 4 * ids + bags) * others, (4 * ids + bags) * others)
 
 
-def placement_of(recipe: "Recipe", trainers: int) -> dict[str, int]:
-    """Return the trainer of each table that one looks up for all; the same on every trainer."""
+Place = int | dict[int, int]
+"""The trainer that has a table whole, or trainers and how many of its columns each has."""
+
+
+def placement_of(recipe: "Recipe", trainers: int) -> Mapping[str, Place]:
+    """Return the place of each table whose rows are not spread; the same on every trainer."""
     how, tables = recipe.step.placement, recipe.tables()
-    if how not in ("rows", "auto", "whole", "mixed"):
+    if how not in ("rows", "auto", "whole", "columns", "mixed"):
         return read(Path(how), tables, trainers)
     if trainers == 1 or how == "rows" or not recipe.pooled:
         return {}
-    if how in ("whole", "mixed"):
-        return {table.name: n % trainers for n, table in enumerate(tables) if how == "whole" or n % 2}
+    if how != "auto":
+        cuts = how == "columns" or recipe.row_optimizer().by_number
+        ways = {"whole": ["whole"], "columns": ["columns"], "mixed": ["rows", "whole", *["columns"] * cuts]}[how]
+        each = [(ways[n % len(ways)], n, table) for n, table in enumerate(tables)]
+        return {
+            table.name: n % trainers if way == "whole" else evenly(table.dim, trainers)
+            for way, n, table in each
+            if way != "rows"
+        }
     with progress_of("place tables", 1) as progress:
         stream = replace(recipe, data=replace(recipe.data, workers=0)).stream()  # none of them for so few batches
         counted = count(islice((batch.sparse for batch in stream), COUNTED), tables, trainers)
@@ -95,8 +108,15 @@ def dealt(loads: Mapping[str, float], trainers: int) -> dict[str, int]:
     return owner
 
 
-def write(path: Path, owners: Mapping[str, int | None], trainers: int) -> None:
-    """Write a plan: the trainer of each table, None for those whose rows are spread."""
+def evenly(dim: int, trainers: int) -> Place:
+    """Cut columns in even numbers of them, for as many trainers as get some."""
+    several = min(trainers, dim // 2)
+    ends = [2 * (dim // 2 * k // several) for k in range(several)] + [dim] if several > 1 else []
+    return {site: end - begin for site, (begin, end) in enumerate(pairwise(ends))} or 0
+
+
+def write(path: Path, owners: Mapping[str, Place | None], trainers: int) -> None:
+    """Write a plan: the place of each table, None for those whose rows are spread."""
     tables = [{"name": name, "trainer": owner} for name, owner in owners.items()]
     body = {"format": FORMAT, "format_version": VERSION, "trainers": trainers, "tables": tables}
     with writing(path):
@@ -104,7 +124,7 @@ def write(path: Path, owners: Mapping[str, int | None], trainers: int) -> None:
         put_whole(path, json.dumps(body, indent=1).encode() + b"\n", secrets.token_hex(8))
 
 
-def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
+def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, Place]:
     """Read a plan. Raise if it is of other tables, or of another number of trainers."""
     again = "set placement to auto, name another plan, or leave it out"
     try:
@@ -129,6 +149,16 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, int]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"placement is {path}, which places table {twice[0]!r} twice: {again}")
     owners = {table["name"]: table["trainer"] for table in body["tables"] if table["trainer"] is not None}
-    if not all(type(owner) is int and 0 <= owner < trainers for owner in owners.values()):
+    owners = {
+        name: {int(site) if site.isdigit() else -1: columns for site, columns in owner.items()}
+        if isinstance(owner, dict)
+        else owner
+        for name, owner in owners.items()
+    }
+    sites = [site for owner in owners.values() for site in (owner if isinstance(owner, dict) else [owner])]
+    counts = [columns for owner in owners.values() if isinstance(owner, dict) for columns in owner.values()]
+    if not all(type(site) is int and 0 <= site < trainers for site in sites):
         raise ValueError(f"placement is {path}, which names a trainer that is no number below {trainers}: {again}")
+    if not all(type(columns) is int and columns > 0 for columns in counts):
+        raise ValueError(f"placement is {path}, which gives a trainer columns that are no number above 0: {again}")
     return owners

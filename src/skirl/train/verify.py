@@ -222,10 +222,14 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize, slow: bool = False) 
 
 def stored(embeddings: Collection) -> tuple[np.ndarray, np.ndarray]:
     embeddings.flush()
-    engine = embeddings.engine
+    engine, pack = embeddings.engine, embeddings.pack
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.held()]))
-    rows = np.empty((len(keys), engine.packs[0].widths[0]), engine.dtype)
-    engine.store.read(keys, rows)
+    rows = np.zeros((len(keys), pack.optimizers[0].width(pack.tables[0].dim)), engine.dtype)
+    for bank, part in enumerate(engine.by_bank(keys)):
+        records = np.empty((len(part), pack.widths[bank]), engine.dtype)
+        engine.store.read(part, records)
+        numbers = pack.optimizers[0].numbers_of(pack.tables[0].dim, pack.columns[bank].of_table)
+        rows[np.searchsorted(keys, part)[:, None], numbers] = records  # others may have the other columns
     return keys, rows
 
 

@@ -86,7 +86,9 @@ def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
         if part["losses"].tobytes() != parts[0]["losses"].tobytes() or (part["dense"] != parts[0]["dense"]).any():
             raise RuntimeError(f"rank {rank} has other losses or dense weights than rank 0: this is a bug in skirl")
     order = np.argsort(every := np.concatenate([part["keys"] for part in parts]), kind="stable")
-    trace.keys, trace.rows = every[order], np.concatenate([part["rows"] for part in parts])[order]
+    trace.keys, first = np.unique(every[order], return_index=True)
+    bits = np.concatenate([part["rows"] for part in parts])[order].view(np.uint32)
+    trace.rows = np.bitwise_or.reduceat(bits, first).view(np.float32) if len(first) else bits.view(np.float32)
     return trace, sum(int(part["fetched"]) for part in parts)
 
 

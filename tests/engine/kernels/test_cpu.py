@@ -58,7 +58,7 @@ class World:
         init = InitialTable.of([t.initial for t in self.tables], self.dtype)
         state = self.optimizer.initial_state
         self.run(
-            fill, len(self.keys), self.keys, self.slots, self.cache, self.bank.dim, self.cache.shape[1], 5, init.kind,
+            fill, len(self.keys), self.keys, self.slots, self.cache, 0, self.bank.dim, self.cache.shape[1], 5, init.kind,
             init.scale, init.quantiles, state,
         )  # fmt: skip
 

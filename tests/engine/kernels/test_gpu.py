@@ -256,7 +256,7 @@ def test_fill(device, seed, dim, state, n, dtype, normal):
     slots = rng.permutation(12)[:n].astype(np.int32)
     expected = np.full((12, dim + state), np.nan, dtype)
     cache = arena.put(expected)
-    cpu_fill(keys, slots, expected, dim, dim + state, seed, init.kind, init.scale, init.quantiles, 0.1, 0, n)
+    cpu_fill(keys, slots, expected, 0, dim, dim + state, seed, init.kind, init.scale, init.quantiles, 0.1, 0, n)
     gpu.fill(
         arena.put(keys), arena.put(slots), cache, dim, dim + state, seed, arena.put(init.kind),
         arena.put(init.scale), torch.tensor(init.quantiles, device=device), 0.1,

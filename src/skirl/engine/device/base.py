@@ -30,10 +30,16 @@ class Columns:
     clips: bool
     initial: InitialTable
     seed: int
+    first: int = 0
+    """The first of a table's columns that are here, if trainers have cut it."""
+
+    @property
+    def of_table(self) -> slice:
+        return slice(self.first, self.first + self.dim)
 
     @property
     def filling(self) -> tuple[Any, ...]:
-        """What `fill` takes after the records."""
+        """What `fill` takes after the records, and after `first`, which GPUs do not take."""
         initial = self.initial.kind, self.initial.scale, self.initial.quantiles
         return self.dim, self.width, self.seed, *initial, self.initial_state
 

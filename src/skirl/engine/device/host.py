@@ -262,7 +262,7 @@ class HostRows(BankRows):
 
     def _make(self, keys: np.ndarray, slots: np.ndarray) -> None:
         for pack, rows in zip(self.facts.packs, self._packs, strict=True):
-            self._run(fill, len(keys), keys, slots, rows, *pack.filling)
+            self._run(fill, len(keys), keys, slots, rows, pack.first, *pack.filling)
 
     def _run(self, kernel: Callable[..., None], n: int, *args: object, work: np.ndarray | None = None) -> None:
         run(kernel, n, *args, threads=torch.get_num_threads(), work=work)

@@ -99,8 +99,9 @@ def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Man
         manifest = Manifest.from_facts(facts)
     except Unusable as error:
         raise CheckpointError(f"{folder} {error}: use another checkpoint") from None
-    if layout is not None and (there := _narrowed(manifest.layout, facts)) != layout:
-        has, need = there.against(layout)
+    there = _narrowed(manifest.layout, facts)
+    if layout is not None and there != _without(layout, facts):
+        has, need = there.against(_without(layout, facts))
         raise CheckpointError(f"{folder} has records {has}, this store {need}: open it with the same tables")
     return manifest
 
@@ -116,7 +117,14 @@ def columns_of(facts: Facts) -> Columns | None:
     return columns
 
 
+def _without(layout: Layout, facts: Facts) -> Layout:
+    """Leave out tables whose rows are not taken from here, since trainers have cut them by columns."""
+    cut = facts.get("without", ())
+    return Layout({t: of for t, of in layout.records.items() if t not in cut}) if cut else layout
+
+
 def _narrowed(layout: Layout, facts: Facts) -> Layout:
+    layout = _without(layout, facts)
     if (columns := columns_of(facts)) is None:
         return layout
     records, narrow = layout.records, dict[int, Record]()
