@@ -354,7 +354,7 @@ def test_what_does_not_fit_is_refused_by_flag(halfway):
         ({"dim": 8}, f"--dim is 8, the run was saved with 4: {then}"),
         ({"model": "dcnv2-tiny"}, f"--model is dcnv2-tiny, the run was saved with dlrm-tiny: {then}"),
         ({"rows_scale": 2.0}, r"table '\w+' has [\d,]+ rows by --data and --rows, and [\d,]+ in "),
-        ({"data": "synthetic:avazu"}, r"only one of --data and .* has a table '\w+': give data with the same tables"),
+        ({"data": "synthetic:avazu"}, r"--data has a table '\w+' and .* has none: give data with the same tables"),
     ):
         with pytest.raises(ValueError, match=said):
             Train.of(**{**SMALL, **flags}, from_=halfway).run()

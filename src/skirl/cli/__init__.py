@@ -201,7 +201,10 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
         if "--" not in args and not COMMANDS.keys().isdisjoint(args):
             _check_launched(())
         at = args.index("--") if "--" in args else len(args)
-        args, words = [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], tuple(args[at + 1 :])
+        args, words = (
+            [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]],
+            tuple(args[at + 1 + (args[at + 1 : at + 2] == ["skirl"]) :]),
+        )
     flags, example = flags_of(kind), getattr(kind, "example", None)
     if name in CONFIGURED:
         path = _config_of(args)

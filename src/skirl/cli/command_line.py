@@ -17,7 +17,10 @@ from skirl.tools.flags import Flag, choices, expected, flags_of, is_list, option
 
 LEFT = ("sweep.json", "config.json")
 """Files in which sweep and train leave their flags."""
-ALIASES = {"learning-rate": "lr", "batch-size": "batch", "embedding-dim": "dim"}
+ALIASES = {
+    "learning-rate": "lr", "batch-size": "batch", "embedding-dim": "dim", "validation": "valid", "test": "valid",
+    "checkpoint": "save", "tensorboard": "run", "log-dir": "run", "output": "out",
+}  # fmt: skip
 """Names that others give to flags."""
 
 
@@ -33,11 +36,13 @@ def read_flags(
     if any(arg in ("-h", "--help") for arg in args):
         _show_help(prog, about, kind, flags, positional, "all" in args)
     known = {name: flag for name, flag in flags.items() if name not in getattr(kind, "hidden", ())}
-    given, words = _split(prog, kind, known, args)
+    given, words, follows = _split(prog, kind, known, args)
     values = {name: _value(prog, kind, flags[name], texts) for name, texts in given.items()}
     missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in given]
     alone = [name for name in positional if name not in given]
     if words[len(alone) :]:
+        if before := next(filter(None, follows), None):
+            _refuse(prog, f"{option(before)} takes no value: leave out what follows it, or write a flag before that")
         if twice := [name for name in positional if name in given]:
             _refuse(prog, f"{twice[0]} is given twice, with its name and without it: leave one of them out")
         _refuse_unknown(prog, known, words[len(alone)])
@@ -57,15 +62,17 @@ def read_flags(
 
 def _split(
     prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the words that follow each flag, and those that follow none. Exit if a flag is unknown."""
-    given, words, taking, last = dict[str, list[str]](), list[str](), "", ""
+) -> tuple[dict[str, list[str]], list[str], list[str]]:
+    """Return the words that follow each flag, those that follow none, and the flags without values before these, if any.
+    Exit if a flag is unknown."""
+    given, words, follows, taking, last = dict[str, list[str]](), list[str](), list[str](), "", ""
     for arg in args:
         typed, equals, value = arg.partition("=")
         if not arg.startswith("-") or re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
             if not taking and last and is_list(flags[last].type) and arg.isdecimal():
                 _refuse(prog, f"{option(last)} takes one word: write {option(last)} {given[last][-1]},{arg}")
             (given[taking] if taking else words).append(arg)
+            follows += [] if taking else [last if last and flags[last].type is bool else ""]
             taking, last = "", taking
             continue
         name = typed.removeprefix("--").replace("-", "_")
@@ -74,8 +81,8 @@ def _split(
             _refuse_unknown(prog, flags, typed)
         before = given.pop(name, []) if name in getattr(kind, "repeated", ()) else []
         given[name] = [*before, value] if equals else before
-        taking = "" if equals or flags[name].type is bool else name
-    return given, words
+        taking, last = ("", "" if equals else name) if equals or flags[name].type is bool else (name, "")
+    return given, words, follows
 
 
 def _value(prog: str, command: Any, flag: Flag, texts: Sequence[str]) -> Any:

@@ -96,7 +96,8 @@ def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
         ) from error
-    return {**result, **(run["last"] or {}), **run, "command": "report", "run": str(folder), "page": str(page)}
+    own = {"command": "report", "failed": None, "run": str(folder), "page": str(page)}
+    return {**result, **(run["last"] or {}), **run, **own}
 
 
 def run_facts(

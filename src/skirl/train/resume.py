@@ -204,7 +204,7 @@ def begin_from(
     with opened(path, share.peers) as (rows, dense, data, _):
         here, theirs = tables_of(model), tables_of(rows)
         _check_tables(here, theirs, path)
-        _check_ids(data, stream.state_dict(), path)
+        _check_ids(data, stream.state_dict(), path, share.first)
         weights = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
         if dense:
             _check_weights(weights, dense, path)
@@ -214,6 +214,7 @@ def begin_from(
                 log.warning("%s has rows and no dense weights: these begin at their initial values", path)
         taken = copy_rows(here, theirs, path)
         same = all(place.optimizer.rule == theirs[name].optimizer.rule for name, place in here.items())
+        same &= any(place.pack.steps[place.number] for place in theirs.values())  # else it begins at zero there
     for collection in collections_of(model).values():
         collection.forget()
     came = share.total({"rows": sum(taken.values())})
@@ -223,7 +224,10 @@ def begin_from(
 def _check_tables(here: Mapping[str, "TablePlace"], theirs: Mapping[str, "TablePlace"], path: Path) -> None:
     if other := sorted(here.keys() ^ theirs.keys()):
         has, lacks = (path, "--data") if other[0] in theirs else ("--data", path)
-        raise ValueError(f"{has} has a table {other[0]!r} and {lacks} has none: give data with the same tables")
+        raise ValueError(
+            f"{has} has a table {other[0]!r} and {lacks} has none: give data with the same tables"
+            + ", or import only these with --table" * (has == path)
+        )
     for name, place in here.items():
         mine, other = place.table, theirs[name].table
         if mine.rows != other.rows:
@@ -232,11 +236,17 @@ def _check_tables(here: Mapping[str, "TablePlace"], theirs: Mapping[str, "TableP
             )
 
 
-def _check_ids(theirs: Any, mine: Any, path: Path) -> None:
+def _check_ids(theirs: Any, mine: Any, path: Path, first: bool) -> None:
     """Raise if ids would become other rows than before: each row would be trained further as that of another id."""
     from skirl.data.files.hashing import BY_OPEN
 
     saved, now = _stream_of(theirs), _stream_of(mine)
+    if first and theirs is None and now is not None and 'encode = "hash"' in now.get("schema", ""):
+        log.warning(
+            "%s does not say which ids its rows are of, and the schema hashes ids: to take ids as row numbers, set encode = "
+            '"row" in it',
+            path,
+        )
     if saved is None or now is None:  # not from files, or not read from yet
         return
     if BY_OPEN in (saved["rows_of"], now["rows_of"]):

@@ -68,9 +68,9 @@ def test_a_draft_says_what_columns_mean_and_reads_every_row(tmp_path: Path, form
 
     assert [label.name for label in schema.labels] == [name["click"]]
     shared = name["item"]
-    more = {"separator": "" if form == "parquet" else "|", "table": shared, "rows": 600}
+    more = {"separator": "" if form == "parquet" else "|", "table": shared, "rows": 300}
     lists = Id(name["seen"], type="int", list=True, **more)
-    assert {Id(shared, type="int", rows=600), lists, Id(name[city], rows=100)} <= {*schema.ids}
+    assert {Id(shared, type="int", rows=300), lists, Id(name[city], rows=100)} <= {*schema.ids}
     amounts = {Dense(name["price"], transform="log"), Dense(name["shows"], transform="log"), Dense(name["change"])}
     assert amounts <= {*schema.dense}
     assert not {name["request"], name["one"], "struct"} & {*schema.needed}

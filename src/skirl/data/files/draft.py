@@ -2,12 +2,13 @@
 
 import csv
 import re
-from collections import Counter
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -236,7 +237,7 @@ def _is_amount(column: Column) -> bool:
 
 def _ids(ids: list[Column], left_out: list[str], whole: bool) -> list[str]:
     """Return the lines of id columns. Of a whole file, tables get ten rows for each id: one in ten shares its row."""
-    entries, ids_of = list[tuple[dict[str, Any], str]](), Counter[str]()
+    entries, ids_of = list[tuple[dict[str, Any], str]](), defaultdict[str, list[Any]](list)
     distinct = {column.name: pc.unique(column.values) for column in ids}
     for column in ids:
         found = distinct[column.name]
@@ -256,11 +257,12 @@ def _ids(ids: list[Column], left_out: list[str], whole: bool) -> list[str]:
                 about += f", with most of {table}'s, so it has its rows"
         if not whole and 20 * len(found) > len(column.values):
             about += ", more to come"
-        ids_of[fields.get("table", column.name)] += len(found)
+        ids_of[fields.get("table", column.name)].append(found)
         entries.append((fields, about))
     if whole:
         for fields, _ in entries:
-            fields["rows"] = max(100, 10 * ids_of[fields.get("table", fields["name"])])
+            of_table = pc.unique(pa.chunked_array(ids_of[fields.get("table", fields["name"])]))
+            fields["rows"] = max(100, 10 * len(of_table))
     return [line for entry in entries for line in _entry("id", *entry)]
 
 
