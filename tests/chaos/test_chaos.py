@@ -43,8 +43,8 @@ RUNS = int(os.environ.get("SKIRL_CHAOS", "4"))
 def flags_of(folder: Path) -> dict[str, Any]:
     return {
         "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 40, "optimizer": "adam",
-        "cache": "900", "shards": 4, "threads": 1, "depth": 5, "save": folder / "saves", "save_every": 6, "keep_last": 2,
-        "run": str(folder / "run"), "log_every": 1, "quiet": True,
+        "cache": "900", "shards": 4, "threads": 1, "depth": 5, "placement": "mixed",
+        "save": folder / "saves", "save_every": 6, "keep_last": 2, "run": str(folder / "run"), "log_every": 1, "quiet": True,
     }  # fmt: skip
 
 
