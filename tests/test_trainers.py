@@ -196,6 +196,7 @@ def test_rows_that_leave_and_return(case, monkeypatch):
 
 
 CUTS = {"a": {2: 2, 0: 2}, "b": {0: 2, 1: 2}}
+ALL = {"a": {0: 2, 1: 2}, "b": {1: 2, 0: 2}, "c": {0: 2}}
 
 
 @pytest.mark.parametrize("optimizer", [o for o in one.OPTIMIZERS if o.by_number], ids=lambda o: o.name)
@@ -400,11 +401,35 @@ def test_columns_are_put_together_and_cut_anew(kind, tmp_path, monkeypatch):
         (2, {"a": {1: 2, 0: 2}, "b": 1}),
         (1, None),
         (4, {"a": 3, "b": {3: 2, 0: 2}}),
-        (2, {}),
+        (3, ALL),
     ]
+    stages += [(1, None), (2, ALL), (3, {"a": 0})]
     folders = itertools.count()
     store = lambda: "memory" if kind == "memory" else f"disk:{tmp_path / str(next(folders))}"  # noqa: E731
-    case = Case(shards=4, steps=12, cache=70, optimizer=skirl.Adagrad(lr=0.1))
+    case = Case(shards=4, steps=2 * len(stages), cache=70, optimizer=skirl.Adagrad(lr=0.1))
     go_on(case, stages, tmp_path / "saved", store)
     named = set().union(*(files_of(read(header_of(tmp_path / "saved", n))) for n in numbers_of(tmp_path / "saved")))
     assert {f"rows/{path.name}" for path in (tmp_path / "saved" / "rows").iterdir()} <= named, "nothing is left behind"
+
+
+@pytest.mark.parametrize("placement", [None, {"a": 2, "c": 0}, CUTS], ids=["rows", "whole", "columns"])
+def test_trainers_take_the_rows_of_a_checkpoint_wherever_these_live(placement, tmp_path):
+    def made(placement=None):
+        rows = skirl.EmbeddingBagCollection(
+            one.TABLES, optimizer=skirl.Adagrad(lr=0.1), cache=70, seed=7, placement=placement
+        )
+        return rows
+
+    def work(peers):
+        with using(peers):
+            rows = made(placement)
+            taken = skirl.import_rows(rows, tmp_path)
+            return taken, rows.eval()(every)["x"], rows.eval()(every)["b"]
+
+    trained = made()
+    every = skirl.KeyedJagged.one_hot(one.FEATURES, torch.arange(20)[:, None].repeat(1, 4))
+    sum(out.sum() for out in trained(every).values()).backward()
+    skirl.save(tmp_path, model=trained)
+    for taken, x, b in InProcess.run(3, work):
+        assert taken == {"a": 20, "b": 20, "c": 20}
+        assert torch.equal(x, trained.eval()(every)["x"]) and torch.equal(b, trained.eval()(every)["b"])

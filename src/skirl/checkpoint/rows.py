@@ -120,7 +120,7 @@ class OwnRows(NamedTuple):
             raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
         store, parts = engine.store, self.taken
         with ExitStack() as written:
-            if self.moved:
+            if self.moved or not parts:
                 kinds = [moved.of(engine, files) for moved in self.moved]
                 manifest = Manifest(store.identity, store.generation, store.layout, [])
                 parts.append(FrozenPart(write_frozen(files, manifest, kinds)))
@@ -197,6 +197,7 @@ def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine
                 None if not cut and saved.meets(of, here) == [rank] else Shard.at(own, rank),
             )
             for of in here.meets(rank, saved)
+            if len(cut) < len(body["definition"][name]["tables"])
         ]
         moved = []
         for table in cut:

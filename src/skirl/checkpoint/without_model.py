@@ -45,7 +45,7 @@ class Opened(NamedTuple):
 
 @contextmanager
 def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
-    """Open embeddings with the rows of the newest undamaged checkpoint, and its other content, for the length of a block.
+    """Open embeddings with all rows of the newest undamaged checkpoint, and its other content, for the length of a block.
 
     Files of rows are hard-linked into a temporary folder next to the checkpoint.
     """
@@ -54,7 +54,7 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     def take(header: Path, digest: str) -> Opened:
         here: list[Opened] = []
         try:
-            votes.agreed(lambda: here.append(_open(header, votes)), "checkpoint of another run")
+            votes.agreed(lambda: here.append(_open(header)), "checkpoint of another run")
         except CheckpointError:
             for found in here:  # undamaged for this trainer, but not for another
                 _close(found)
@@ -73,11 +73,11 @@ def _close(found: Opened) -> None:
         collection.engine.store.close()
 
 
-def _open(header: Path, votes: Votes) -> Opened:
+def _open(header: Path) -> Opened:
     body = folder.read(header)
     try:
         tensors = codec.read_dense(header.parent, body["dense"])
-        rows_of = rows_for(body, votes)
+        rows_of = rows_for(body, Votes(Alone()))
         collections = [
             _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])
             for name, about in body["definition"].items()
