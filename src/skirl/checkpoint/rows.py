@@ -1,6 +1,7 @@
 """The rows of a checkpoint, those of the cache included: frozen and written by one trainer, and taken by another."""
 
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,16 +19,18 @@ from skirl.engine.access import bank_of
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record, SavedRows
+from skirl.store.checkpoint_rows import folder_beside
 from skirl.store.disk.frozen import (
     check_files,
     check_rows,
     keys_of,
     manifest_of,
+    named,
     rows_of,
     worth_keeping,
     write_frozen,
 )
-from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 
@@ -118,14 +121,25 @@ class OwnRows(NamedTuple):
     def thaw(self, engine: Engine, files: Path) -> None:
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
             raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
-        store, parts = engine.store, self.taken
-        with ExitStack() as written:
-            if self.moved or not parts:
+        store, parts, there = engine.store, self.taken, files
+        with ExitStack() as read:
+            if self.moved or not parts:  # in a folder of their own, from which a save of the run itself removes nothing
+                there = folder_beside(files.parent)
+                read.callback(shutil.rmtree, there, ignore_errors=True)
+                there.chmod(0o755)  # for memory nodes of other users
+                read.enter_context(named(files, there))
+                for part in parts:
+                    manifest = manifest_of(files, part.facts)
+                    take_over(OsFiles(), [*manifest.segments, *(manifest.resident or [])], files, there, [])
                 kinds = [moved.of(engine, files) for moved in self.moved]
                 manifest = Manifest(store.identity, store.generation, store.layout, [])
-                parts.append(FrozenPart(write_frozen(files, manifest, kinds)))
-                written.callback(_remove, files, parts[-1].facts)
-            store.thaw(SavedRows(files, parts, self.named["identity"], self.named["generation"]))
+                parts.append(FrozenPart(write_frozen(there, manifest, kinds)))
+            try:
+                store.thaw(SavedRows(there, parts, self.named["identity"], self.named["generation"]))
+            except CheckpointError as error:
+                if there == files:
+                    raise
+                raise CheckpointError(str(error).replace(str(there), str(files))) from error
 
     @property
     def written(self) -> dict[str, Any]:
@@ -171,12 +185,6 @@ class Moved(NamedTuple):
 NONE = np.empty(0, np.int64)
 PIECE = 1 << 20
 """Most rows of a moved table that are put together at once."""
-
-
-def _remove(files: Path, facts: Facts) -> None:
-    for entry in manifest_of(files, facts).segments:
-        for name in entry.files():
-            (files / name).unlink(missing_ok=True)
 
 
 def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine] | None = None) -> dict[str, OwnRows]:

@@ -49,7 +49,7 @@ class CheckpointRows(Store):
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
         """The files must not change while the store is open, but may be unlinked."""
         self._check_open()
-        beside = _folder_beside(saved.folder.parent)
+        beside = folder_beside(saved.folder.parent)
         with ExitStack() as given_up:
             given_up.callback(shutil.rmtree, beside, ignore_errors=True)
             disk = given_up.enter_context(DiskStore(beside / "rows", self.layout, rows=self._table_rows))
@@ -97,7 +97,7 @@ def _remove(folder: Path, pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _folder_beside(folder: Path) -> Path:
+def folder_beside(folder: Path) -> Path:
     """Make a temporary folder in `folder`, so that files can be hard-linked into it; elsewhere if that fails."""
     try:
         return Path(mkdtemp(dir=folder, prefix="reading-"))
