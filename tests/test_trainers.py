@@ -210,8 +210,16 @@ def test_columns_begin_from_those_of_an_array(monkeypatch):
 @pytest.mark.parametrize(
     ("cut", "optimizer", "says"),
     [
-        ({0: 2, 1: 2}, skirl.RowwiseAdagrad(lr=0.1), "RowwiseAdagrad trains a row as one, which would have other bits"),
-        ({0: 2, 1: 2}, SGD(lr=0.1, clip=1.0), r"SGD trains a row as one \(clip\)"),
+        (
+            {0: 2, 1: 2},
+            skirl.RowwiseAdagrad(lr=0.1),
+            r"RowwiseAdagrad trains a row as one, so bits would differ: .* adagrad",
+        ),
+        (
+            {0: 2, 1: 2},
+            SGD(lr=0.1, clip=1.0),
+            r"its clip bounds a row as one, .* or leave clip out",
+        ),
         ({0: 1, 1: 3}, SGD(lr=0.1), r"of \[1, 3\], and its dim is 4: give each but the last an even number"),
         ({0: 2, 1: 4}, SGD(lr=0.1), r"of \[2, 4\], and its dim is 4"),
         ({0: 2, 2: 2}, SGD(lr=0.1), r"table 'a' at trainer {0: 2, 2: 2} of 2"),
@@ -220,6 +228,32 @@ def test_columns_begin_from_those_of_an_array(monkeypatch):
 def test_cuts_that_would_change_bits_are_refused(cut, optimizer, says):
     with pytest.raises(ValueError, match=says):
         InProcess.run(2, partial(of_rank, Case(placement={"a": cut}, optimizer=optimizer)))
+
+
+@pytest.mark.parametrize("given", [{0: 4.0}, {"0": 4}, [0, 1], 1.5])
+def test_a_placement_that_is_none_is_said(given):
+    with pytest.raises(
+        TypeError, match=r"placement of table 'a' is .*: set it to a trainer's number, or to trainers and"
+    ):
+        InProcess.run(2, partial(of_rank, Case(placement={"a": given}, optimizer=SGD(lr=0.1))))
+
+
+def test_columns_in_another_order_than_those_of_a_store_are_refused(tmp_path):
+    def made(peers, placement, resume=False):
+        with using(peers):
+            return skirl.EmbeddingBagCollection(
+                one.TABLES, optimizer=SGD(lr=0.1), cache=70, placement=placement, resume=resume,
+                store=f"disk:{tmp_path / str(peers.rank)}",
+            )  # fmt: skip
+
+    def work(peers):
+        rows = made(peers, {"a": {0: 2, np.int64(1): 2}})
+        rows.set_rows("a", [3], torch.ones(1, 4))
+        rows.close()
+        with pytest.raises(ValueError, match=r"columns 0 to 2.*columns 2 to 4|columns 2 to 4.*columns 0 to 2"):
+            made(peers, {"a": {1: 2, 0: 2}}, resume=True)
+
+    InProcess.run(2, work)
 
 
 ON_GPU = [
@@ -391,7 +425,7 @@ def test_a_run_that_goes_on_with_other_numbers_of_trainers_and_placements(seed, 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_columns_are_put_together_and_cut_anew(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("skirl.checkpoint.rows.PIECE", 7)
+    monkeypatch.setattr("skirl.checkpoint.rows.MOST", 200)
     stages = [
         (3, CUTS),
         (3, CUTS),

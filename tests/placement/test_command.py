@@ -181,7 +181,7 @@ def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys):
     with pytest.raises(ValueError, match="a plan for skirl's trainers: make one for TorchRec by skirl place --ranks"):
         TablePlan.load(out)
     assert main([*words, "--force", "--columns", "always"]) == 2
-    assert "train the same model: leave --kernel, --columns and --ranks out" in capsys.readouterr().err
+    assert "so columns is 'always' for TorchRec alone: leave --columns out" in capsys.readouterr().err
 
 
 def test_a_table_that_is_most_of_the_work_is_cut_by_columns(tmp_path, capsys):

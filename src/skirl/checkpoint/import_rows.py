@@ -21,7 +21,6 @@ from skirl.checkpoint.votes import Votes
 from skirl.checkpoint.without_model import opened
 from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import FTRL, ROW_OPTIMIZERS, row_optimizer
-from skirl.core.placement import sites_of
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
 from skirl.nn.collection import EmbeddingBagCollection, TablePlace, collections_of, tables_of
@@ -179,9 +178,8 @@ def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace]
 
 def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
     """Copy the touched rows of one table that this trainer owns, with their state if the optimizer is the `same`. Return how
-    many there were; a table that is cut by columns counts at the first of its owners."""
+    many count here."""
     taken, bank, rows = 0, bank_of(source.engine, source.number), place.engine.rows
-    again = place.number in rows.whole and rows.peers.rank in sites_of(rows.whole[place.number])[1:]
     for keys in source.engine.store.held():
         keys = np.sort(keys[table_of(keys) == source.number])
         keys = keys[rows.owns(key_of(place.number, row_of(keys)))]
@@ -189,7 +187,7 @@ def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
             records = peek(source.engine, keys, bank, source.pack.number)
             state = {"all": records} if same else {"weight": records[:, : place.table.dim]}
             put_rows(place.engine, place.number, row_of(keys), state, place.pack.number)
-            taken += 0 if again else keys.size
+            taken += keys.size * rows.counts(place.number)
     return taken
 
 

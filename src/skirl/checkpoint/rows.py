@@ -14,7 +14,7 @@ import numpy as np
 from skirl.checkpoint.folder import ROWS
 from skirl.checkpoint.votes import Votes
 from skirl.core.keys import table_of
-from skirl.core.placement import Placement, Shard, cuts_of, sites_of
+from skirl.core.placement import Owner, Placement, Shard, cuts_of, sites_of
 from skirl.engine.access import bank_of
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection
@@ -24,6 +24,7 @@ from skirl.store.disk.frozen import (
     check_files,
     check_rows,
     keys_of,
+    layout_of,
     manifest_of,
     named,
     rows_of,
@@ -101,13 +102,17 @@ class OwnRows(NamedTuple):
     """For each part, the entries `store` and `cache` of the header, and the keys to take. None: all."""
     named: Facts
     """Facts of the first trainer's store, whose identity and generation the rows get on every trainer."""
-    moved: Sequence["Moved"] = ()
+    moved: "Moved | None" = None
 
     def check(self, files: Path) -> None:
         """Raise a CheckpointError if a file of these parts is missing, or a cached row is not as it was written."""
-        for rows, _ in (*self.parts, *(source for moved in self.moved for source in moved.sources)):
+        for rows in self._read:
             check_files(files, rows["store"])
             check_rows(files, rows["cache"])
+
+    @property
+    def _read(self) -> list[dict[str, Any]]:
+        return [rows for rows, _ in (self.moved.sources if self.moved else self.parts)]
 
     @property
     def taken(self) -> list[FrozenPart]:
@@ -128,11 +133,11 @@ class OwnRows(NamedTuple):
                 read.callback(shutil.rmtree, there, ignore_errors=True)
                 there.chmod(0o755)  # for memory nodes of other users
                 read.enter_context(named(files, there))
-                for part in parts:
-                    manifest = manifest_of(files, part.facts)
+                for facts in (rows[of] for rows in self._read for of in ("store", "cache")):
+                    manifest = manifest_of(files, facts)
                     take_over(OsFiles(), [*manifest.segments, *(manifest.resident or [])], files, there, [])
-                kinds = [moved.of(engine, files) for moved in self.moved]
                 manifest = Manifest(store.identity, store.generation, store.layout, [])
+                kinds = self.moved.kinds(engine, there) if self.moved else []
                 parts.append(FrozenPart(write_frozen(there, manifest, kinds)))
             try:
                 store.thaw(SavedRows(there, parts, self.named["identity"], self.named["generation"]))
@@ -150,49 +155,57 @@ class OwnRows(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A table that trainers have cut by columns, in the checkpoint or here, in another way there than here."""
+    """Tables that trainers have cut by columns, in the checkpoint or here, in another way there than here."""
 
-    table: int
-    sources: Sequence[tuple[dict[str, Any], slice | None]]
-    """Entries `store` and `cache` of the header, with the columns of the table that are there. None: all."""
-    shard: Shard | None
-    """The keys to take. None: all."""
+    tables: Mapping[int, Shard | None]
+    """Those to take, and which of their keys. None: all."""
+    sources: list[tuple[dict[str, Any], dict[int, slice | None]]]
+    """Entries `store` and `cache` of the header, with the tables that are there and which of their columns. None: all."""
 
-    def of(self, engine: Engine, files: Path) -> tuple[Record, Pairs]:
-        """Return what a record is here, and keys and records."""
-        bank, pack = bank_of(engine, self.table), engine.packs[0]
-        return Record(pack.held[bank], engine.dtype.name), self._joined(engine, files, pack.columns[bank].of_table)
+    def kinds(self, engine: Engine, files: Path) -> list[tuple[Record, Pairs]]:
+        """Return what records are here, each with keys and records of its tables."""
+        widths: dict[int, list[int]] = {}
+        for table in self.tables:
+            widths.setdefault(engine.packs[0].held[bank_of(engine, table)], []).append(table)
+        return [(Record(n, engine.dtype.name), self._joined(engine, files, n, of)) for n, of in widths.items()]
 
-    def _joined(self, engine: Engine, files: Path, columns: slice) -> Pairs:
-        rule, dim = engine.packs[0].optimizers[self.table], engine.packs[0].tables[self.table].dim
-        here = rule.numbers_of(dim, columns)
-        entries = [(rows[of], at) for rows, at in self.sources for of in ("store", "cache")]
-        keys = np.unique(np.concatenate([key for facts, _ in entries for key in keys_of(files, facts)] or [NONE]))
-        keys = keys[table_of(keys) == self.table]
-        keys = keys if self.shard is None else keys[self.shard(keys)]
-        for piece in np.array_split(keys, -(-len(keys) // PIECE) or 1):  # the files are read again for each
-            records = np.zeros((len(piece), len(here)), engine.dtype)
-            for facts, at in entries if len(piece) else ():
-                _, mine, theirs = np.intersect1d(here, rule.numbers_of(dim, at or slice(0, dim)), return_indices=True)
-                for found, rows in rows_of(OsFiles(), FrozenPart(facts), manifest_of(files, facts).layout, files):
+    def _joined(self, engine: Engine, files: Path, width: int, tables: Sequence[int]) -> Pairs:
+        pack, numbers = engine.packs[0], dict[tuple[int, int], Any]()
+        entries = [(rows[of], at) for rows, at in self.sources if at.keys() & set(tables) for of in ("store", "cache")]
+        for number, (_, there) in enumerate(entries):
+            for table in there.keys() & set(tables):
+                rule, dim = pack.optimizers[table], pack.tables[table].dim
+                here = rule.numbers_of(dim, pack.columns[bank_of(engine, table)].of_table)
+                found = rule.numbers_of(dim, there[table] or slice(0, dim))
+                numbers[number, table] = np.intersect1d(here, found, return_indices=True)[1:]
+        keys = np.unique(np.concatenate([NONE, *(part for facts, _ in entries for part in keys_of(files, facts))]))
+        own = [keys[table_of(keys) == table] for table in sorted(tables)]
+        shards = [self.tables[table] for table in sorted(tables)]
+        keys = np.concatenate([part if shard is None else part[shard(part)] for part, shard in zip(own, shards)])
+        at_once = max(1, MOST // (width * engine.dtype.itemsize))
+        for piece in np.array_split(keys, -(-len(keys) // at_once)) if len(keys) else ():  # all is read again for each
+            records = np.zeros((len(piece), width), engine.dtype)
+            for number, (facts, _) in enumerate(entries):
+                for found, rows in rows_of(OsFiles(), FrozenPart(facts), layout_of(files, facts), files):
                     place = np.minimum(np.searchsorted(piece, found), len(piece) - 1)
                     hit = np.flatnonzero(piece[place] == found)
-                    if hit.size:
-                        records[place[hit][:, None], mine] = rows[hit][:, theirs]
+                    for table in np.unique(table_of(found[hit])).tolist():
+                        of, (mine, theirs) = hit[table_of(found[hit]) == table], numbers[number, table]
+                        records[place[of][:, None], mine] = rows[of][:, theirs]
             yield piece, records
 
 
 NONE = np.empty(0, np.int64)
-PIECE = 1 << 20
-"""Most rows of a moved table that are put together at once."""
+MOST = 1 << 30
+"""Most bytes of records that are put together at once."""
 
 
-def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine] | None = None) -> dict[str, OwnRows]:
-    """Return the rows of a checkpoint that a trainer takes, by collection. `engines`: those that take them, if any is
-    here."""
+def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine]) -> dict[str, OwnRows]:
+    """Return the rows of a checkpoint that a trainer takes, by collection. `engines`: those that take them; without one, all
+    that is here."""
     parts, rank, found = body["parts"], votes.rank, {}
     for name, first in parts[0]["rows"].items():
-        whole = {} if engines is None or name not in engines else engines[name].rows.whole
+        whole = engines[name].rows.whole if name in engines else {}
         saved = Placement.even(len(parts), whole=parts[0]["whole"][name])
         here = Placement.even(votes.size, whole=whole.items())
         cut = (
@@ -207,18 +220,26 @@ def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine
             for of in here.meets(rank, saved)
             if len(cut) < len(body["definition"][name]["tables"])
         ]
-        moved = []
-        for table in cut:
-            owner, there = dict(here.whole).get(table), dict(saved.whole).get(table)
-            sources = (
-                [(part["rows"][name], None) for part in parts]
-                if there is None or isinstance(there, int)
-                else [(parts[site]["rows"][name], at) for site, at in cuts_of(there, 0)]
-            )
-            if owner is None or rank in sites_of(owner):
-                moved.append(Moved(table, sources, Shard.at(here, rank) if owner is None else None))
+        owners, before = dict(here.whole), dict(saved.whole)
+        sources = [
+            (part["rows"][name], {table: at for table in cut for at in _at(before.get(table), site)})
+            for site, part in enumerate(parts)
+        ]
+        tables = {
+            table: None if table in owners else Shard.at(here, rank)
+            for table in cut
+            if table not in owners or rank in sites_of(owners[table])
+        }
+        moved = Moved(tables, sources) if tables else None
         found[name] = OwnRows(chosen, first["store"], moved)
     return found
+
+
+def _at(owner: Owner | None, site: int) -> list[slice | None]:
+    """Return the columns of a table that are at a site, None for all, if any are."""
+    if owner is None or isinstance(owner, int):
+        return [None] if owner in (None, site) else []
+    return [columns for of, columns in cuts_of(owner, 0) if of == site]
 
 
 def _without(rows: dict[str, Any], cut: set[int]) -> dict[str, Any]:

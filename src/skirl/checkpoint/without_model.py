@@ -77,7 +77,7 @@ def _open(header: Path) -> Opened:
     body = folder.read(header)
     try:
         tensors = codec.read_dense(header.parent, body["dense"])
-        rows_of = rows_for(body, Votes(Alone()))
+        rows_of = rows_for(body, Votes(Alone()), {})
         collections = [
             _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])
             for name, about in body["definition"].items()

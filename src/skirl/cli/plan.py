@@ -109,10 +109,12 @@ class Place(Composed):
         what = "ranks" if self.trainers is None else "trainers"
         if not 1 <= self.count <= MOST_RANKS:
             raise ValueError(f"{what} is {self.count}: set it to 1 to {MOST_RANKS}")
-        other = self.kernel != Place.kernel or self.ranks != Place.ranks or self.columns == "always"
-        if self.trainers is not None and other:
+        wrong = [name for name in ("kernel", "ranks") if getattr(self, name) != getattr(Place, name)]
+        wrong += ["columns"] * (self.columns == "always")
+        if self.trainers is not None and wrong:
             raise ValueError(
-                "trainers run skirl's kernels, and train the same model: leave kernel, columns and ranks out"
+                f"trainers run skirl's kernels and train the same model, so {wrong[0]} is {getattr(self, wrong[0])!r} for "
+                f"TorchRec alone: leave {wrong[0]} out"
             )
         if self.memory is not None and len(self.memory) not in (1, self.count):
             raise ValueError(f"memory is {','.join(self.memory)}, and there are {self.count} {what}: name one for each")

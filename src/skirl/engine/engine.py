@@ -63,7 +63,9 @@ class Engine:
             raise ValueError(f"rows of {dtype} can only be trained on a GPU: set device='cuda', or dtype=torch.float32")
         self.packs = packs
         own = packs[0]
-        self.rows = open_rows(torch_device(device), own.tables, own.optimizers, placement if pooled else None)
+        self.rows = open_rows(
+            torch_device(device), own.tables, own.optimizers, placement if pooled else None, dtype in HALVES
+        )
         """This trainer's rows, or those that it shares with others."""
         self.schema = placed(packs, dtype, whole=self.rows.whole, rank=self.rows.peers.rank)
         """What the plan needs: its dims are those of the first pack."""

@@ -82,6 +82,10 @@ class FirstValues:
             for pack in packs
             for t, table in enumerate(pack.tables)
         }
+        for (pack, t), at in self._columns.items():
+            name, dim = next((of.name + of.tables[t].name, of.tables[t].dim) for of in packs if of.name == pack)
+            if at.stop - at.start < dim:  # other ones would fit as well
+                here[name] = f"{_text(here[name])}, columns {at.start} to {at.stop}"
         if not len(store):
             store.describe(here)
             return
@@ -89,9 +93,10 @@ class FirstValues:
             there, now = (_text(of.get(name)) for of in (store.about, here))
             if there == now or (there is None and _is_drawn(now)) or (now is None and _is_drawn(there)):
                 continue  # a table that was renamed
+            what = "init, seed and placement" if "columns" in f"{there}{now}" else "init and seed"
             raise ValueError(
                 f"table {name!r}: the rows in {store!r} were initialized from {_shown(there)}, and would now be from "
-                f"{_shown(now)}: set init and seed to what the rows were initialized from, or use an empty store"
+                f"{_shown(now)}: set {what} to what the rows were initialized from, or use an empty store"
             )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +45,10 @@ class Rows:
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         return np.ones(len(keys), np.bool_)
+
+    def counts(self, table: int) -> bool:
+        """Return whether rows of a table count here: of one that is cut by columns, they do at its first owner."""
+        return True
 
     def route(self, schemas: Sequence[tuple[Schema, Mapping[int, Owner]]], first: int) -> Route:
         """Return the way of a pass's ids to the planner of their rows. `schemas`: with `whole` of each. `first`: the number
@@ -96,6 +101,9 @@ class SharedRows(Rows):
             if self.peers.rank in sites_of(owner):
                 owned |= tables == table
         return owned
+
+    def counts(self, table: int) -> bool:
+        return table not in self.whole or self.peers.rank not in sites_of(self.whole[table])[1:]
 
     def route(self, schemas: Sequence[tuple[Schema, Mapping[int, Owner]]], first: int) -> Route:
         channel = self.peers.channel("ids")
@@ -321,6 +329,7 @@ def open_rows(
     tables: Sequence[Table] = (),
     optimizers: Sequence[RowOptimizer] = (),
     placement: Mapping[str, int | Mapping[int, int]] | None = None,
+    half: bool = False,
 ) -> Rows:
     """Return the rows of this trainer, or those that it shares with the others of its job. `at` is where rows are.
     `placement`: the trainer that looks a table up for all, by its name, or how many of its columns each has."""
@@ -334,13 +343,22 @@ def open_rows(
                 f"placement has table {name!r}, and the tables are {', '.join(numbers)}: make a plan for these"
             )
         number = numbers[name]
-        owner = given if isinstance(given, int) else tuple(given.items())
+        try:
+            if isinstance(given, Mapping):
+                owner: Owner = tuple((index(site), index(count)) for site, count in given.items())
+            else:
+                owner = index(given)
+        except TypeError:
+            raise TypeError(
+                f"placement of table {name!r} is {given!r}: set it to a trainer's number, or to trainers and how many "
+                "columns each has, such as {0: 32, 1: 32}"
+            ) from None
         if not all(0 <= site < peers.size for site in sites_of(owner)):
             raise ValueError(
                 f"placement has table {name!r} at trainer {given} of {peers.size}: make a plan for that many"
             )
         if not isinstance(owner, int):
-            check_cut(tables[number], optimizers[number], owner, at)
+            check_cut(tables[number], optimizers[number], owner, at, half)
         whole[number] = owner
     if at.type != "cpu":
         log.warning(
@@ -351,17 +369,18 @@ def open_rows(
     return SharedRows(peers, whole)
 
 
-def check_cut(table: Table, optimizer: RowOptimizer, owner: tuple[tuple[int, int], ...], at: torch.device) -> None:
+def check_cut(
+    table: Table, optimizer: RowOptimizer, owner: tuple[tuple[int, int], ...], at: torch.device, half: bool
+) -> None:
     """Raise if trainers cannot cut a table by columns and keep the bits of one process."""
     what, columns = f"placement cuts table {table.name!r} by columns", [count for _, count in owner]
     if not optimizer.by_number:
-        raise ValueError(
-            f"{what}, and {optimizer.name} trains a row as one{' (clip)' if optimizer.clip else ''}, which would have other "
-            "bits: place the table whole or by rows, or train it with adagrad, adam, ftrl or sgd"
-        )
+        why = "its clip bounds" if optimizer.clip else f"{optimizer.name} trains"
+        then = "leave clip out" if optimizer.clip else "train it with adagrad, adam, ftrl or sgd"
+        raise ValueError(f"{what}, and {why} a row as one, so bits would differ: place it whole or by rows, or {then}")
     if sum(columns) != table.dim or min(columns) < 1 or any(count % 2 for count in columns[:-1]):
         raise ValueError(
             f"{what} of {columns}, and its dim is {table.dim}: give each but the last an even number of them"
         )
-    if at.type != "cpu":
-        raise ValueError(f"{what}, which GPUs do not do yet: place it whole or by rows")
+    if at.type != "cpu" or half:
+        raise ValueError(f"{what}, which is not done on GPUs and in half precision: place it whole or by rows")

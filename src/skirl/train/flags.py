@@ -54,7 +54,8 @@ class StepFlags:
     """Parts of each batch with a forward and backward of their own, a power of two. The bits depend on this number."""
     placement: str = "auto"
     """With several trainers, the tables that one of them looks up for all: auto (where that moves under half the bytes), a
-    file of `skirl place --trainers`, or rows (none: all rows are spread by hash). No bit depends on it."""
+    file of `skirl place --trainers`, which may cut some by columns, or rows (none: all are spread by hash). No bit depends
+    on it."""
     peer_timeout: float | None = None
     """Seconds to wait for another trainer before the job ends with its name; $SKIRL_TIMEOUT or 600 if not given."""
 

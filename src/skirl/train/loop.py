@@ -18,7 +18,6 @@ from skirl.checkpoint.keeper import Asked, Keeper
 from skirl.checkpoint.votes import Votes
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
-from skirl.core.placement import sites_of
 from skirl.core.tables import Schema
 from skirl.data.share import block
 from skirl.data.source import Source
@@ -430,13 +429,12 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     """What the result says of engines and movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
     tables, staging = engine.schema.tables, engine.capacity.split.staging_rows if engine.capacity.split else []
-    whole, rank = engine.rows.whole.items(), engine.rows.peers.rank
-    again = sum(engine.seen.of(t) for t, owner in whole if rank in sites_of(owner)[1:])  # counted by its first columns
+    elsewhere = sum(engine.seen.of(t) for t in engine.rows.whole if not engine.rows.counts(t))
     widths = [rule.width(table.dim) for table, rule in zip(tables, engine.packs[0].optimizers)]
     held = [words(width) if engine.half else width for width in widths]
     rows = {
         "tables": sum(table.rows for table in tables),
-        "touched": len(engine.seen) - again,
+        "touched": len(engine.seen) - elsewhere,
         "cache": sum(len(cache) for cache in engine.caches),
         "in_cache": sum(cache.filled for cache in engine.caches),
         "staging": sum(staging),

@@ -88,6 +88,8 @@ def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
     order = np.argsort(every := np.concatenate([part["keys"] for part in parts]), kind="stable")
     trace.keys, first = np.unique(every[order], return_index=True)
     bits = np.concatenate([part["rows"] for part in parts])[order].view(np.uint32)
+    if len(first) and np.add.reduceat(bits != 0, first, dtype=np.int64).max() > 1:
+        raise RuntimeError("two trainers have one number of a row: this is a bug in skirl")
     trace.rows = np.bitwise_or.reduceat(bits, first).view(np.float32) if len(first) else bits.view(np.float32)
     return trace, sum(int(part["fetched"]) for part in parts)
 

@@ -123,10 +123,16 @@ def _without(layout: Layout, facts: Facts) -> Layout:
     return Layout({t: of for t, of in layout.records.items() if t not in cut}) if cut else layout
 
 
+def layout_of(folder: Path, facts: Facts) -> Layout:
+    """Return the layout of the rows that `rows_of` yields."""
+    return _narrowed(manifest_of(folder, facts).layout, facts)
+
+
 def _narrowed(layout: Layout, facts: Facts) -> Layout:
     layout = _without(layout, facts)
     if (columns := columns_of(facts)) is None:
         return layout
+    columns = [of for of in columns if of[0] not in facts.get("without", ())]
     records, narrow = layout.records, dict[int, Record]()
     for table, begin, width in columns:
         if table not in records or not 0 < begin + width <= records[table].width or not width:
