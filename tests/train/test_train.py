@@ -93,6 +93,14 @@ def test_a_report_counts_what_happened():
 SHARDED: dict[str, Any] = {**TINY, "dim": 4, "batch": 32, "quiet": True}
 
 
+def test_data_that_ends_before_the_steps_asked_for_is_said(tmp_path, capsys):
+    (tmp_path / "clicks.csv").write_text("click,item\n" + "".join(f"{n % 2},{n}\n" for n in range(40)))
+    (tmp_path / "clicks.toml").write_text('[[label]]\nname = "click"\n[[id]]\nname = "item"\ntype = "int"\nrows = 90\n')
+    words = ["train", f"csv:{tmp_path / 'clicks.csv'}", "--schema", str(tmp_path / "clicks.toml"), "--cache", "90"]
+    assert main([*words, "--model", "dlrm-tiny", "--dim", "4", "--batch", "16", "--steps", "9", "--run", "none"]) == 0
+    assert "; the data has no more for --steps 9" in capsys.readouterr().out
+
+
 def test_a_run_goes_on_with_its_shards(tmp_path):
     """It has the bits of a run that never stopped. Another number of shards is refused before anything is read."""
     run = {**SHARDED, "run": "none", "shards": 2, "cache": "touched:50%"}

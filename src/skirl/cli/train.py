@@ -53,6 +53,8 @@ class Train(Composed):
             shown = facts(lines, "test", "best", "loss", "metrics", "changed", "missing")
             then = "" if past else f"; more {self.recipe.data.longer(at)} go on from there"
             return {"ended": f"the run {how} at step {at:,}: nothing was left to train{then}"} | shown | ends
+        if steps is not None and at < steps and not (result["stopped_early"] or kept["stopped_by"] or result["failed"]):
+            lines["steps"] += f"; the data has no more for --steps {steps:,}"
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
         sizes = rows["bytes_of_all"], result["cache_bytes"], result["staging_bytes"]
         wide, least = self.recipe.model.row_dim, max(1 << 20, min(filter(None, sizes), default=0))
