@@ -336,7 +336,8 @@ class Export(ShowFlags):
 
 @dataclass(frozen=True)
 class Import(ShowFlags):
-    """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
+    """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it, and so does
+    `skirl train --from FOLDER`, with encode = "row" in the schema for ids that are row numbers."""
 
     positional: ClassVar[tuple[str, ...]] = ("source",)
 
