@@ -4,6 +4,7 @@ here. These are rows of tables that begin from an array or a file.
 
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,9 @@ class FirstValues:
             for pack in packs
             for t, table in enumerate(pack.tables)
         }
-        for (pack, t), at in self._columns.items():
-            name, dim = next((of.name + of.tables[t].name, of.tables[t].dim) for of in packs if of.name == pack)
-            if at.stop - at.start < dim:  # other ones would fit as well
+        for pack, (t, table) in product(packs, enumerate(packs[0].tables)):
+            at, name = self._columns[pack.name, t], pack.name + table.name
+            if at.stop - at.start < pack.tables[t].dim:  # other ones would fit as well
                 here[name] = f"{_text(here[name])}, columns {at.start} to {at.stop}"
         if not len(store):
             store.describe(here)
