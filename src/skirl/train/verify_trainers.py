@@ -13,15 +13,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from skirl.core.keys import table_of
 from skirl.core.tables import Schema
 from skirl.peers.job import fail
 from skirl.tools.progress import progress_of
-from skirl.train.loop import TrainerShare, steps
+from skirl.train.loop import TrainerShare, keys_of, steps
+from skirl.train.placed import placement_of
 from skirl.train.recipe import Recipe
 from skirl.train.verify import Delays, Trace, compare, digest, in_plain_python, stored
 
@@ -50,8 +53,8 @@ def verify_trainers(
     ]
     with progress_of("verify", len(sizes) * len(cases)) as progress:
         for size in sizes:
-            # Owners need unequal parts of a batch's rows, so each gets its share of the cache and a tenth more.
-            runs = [case | {"cache": -(-int(case["cache"]) * 11 // (10 * size))} for case in cases]
+            share = share_of(recipe, size)
+            runs = [case | {"cache": ceil(int(case["cache"]) * share)} for case in cases]
             with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
                 (Path(folder) / JOB).write_text(json.dumps({"flags": recipe.flat(), "runs": runs}))
                 _run(size, Path(folder))
@@ -69,6 +72,19 @@ def verify_trainers(
         "first": differences[0] if differences else None, "fetched": fetched, "steps": len(batches),
         "seconds": time.monotonic() - started,
     }  # fmt: skip
+
+
+def share_of(recipe: Recipe, size: int) -> float:
+    """Return the part of a lone trainer's cache that each of several needs, as tables are placed, and a tenth more."""
+    placed, schema = placement_of(recipe, size), Schema.of(recipe.tables())
+    counts = np.zeros(len(schema.tables))
+    for batch in recipe.stream():
+        counts += np.bincount(table_of(np.unique(keys_of(batch.sparse, schema))), minlength=len(counts))
+    loads = np.full(size, sum(n for n, t in zip(counts, schema.tables) if t.name not in placed) / size)
+    for n, table in zip(counts, schema.tables):
+        if (place := placed.get(table.name)) is not None:
+            loads[[place] if isinstance(place, int) else [*place]] += n
+    return 1.1 * loads.max() / max(1, counts.sum())
 
 
 def _of_run(trace: Trace) -> Trace:
