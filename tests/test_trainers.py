@@ -21,6 +21,8 @@ from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.core.tree import block_of
 from skirl.peers.base import Alone
 from skirl.peers.job import using
+from skirl.store import Record
+from skirl.store.disk.store import DiskStore
 from tests.cases import cases
 from tests.engine.device.issued import Issued
 from tests.engine.device.lazy import World
@@ -54,7 +56,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(
             one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store,
-            device=case.device, placement=case.placement,
+            device=case.device, placement=case.placement, resume=folder is not None,
         )  # fmt: skip
     model = one.Model(embeddings, case.dtype, dropout=0.0)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
@@ -93,6 +95,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
     case.fetched.append(embeddings.engine.counters.fetched)
     columns = {t: embeddings.pack.columns[b] for b, of in enumerate(embeddings.pack.schema.banks) for t in of.tables}
     rows = {key: (columns[key >> 48], row) for key, row in stored_rows(embeddings.engine).items()}
+    embeddings.close()
     return losses, [w.detach() for w in (model.first, model.second, model.rare)], rows
 
 
@@ -240,11 +243,12 @@ def test_a_placement_that_is_none_is_said(given):
 
 def test_columns_in_another_order_than_those_of_a_store_are_refused(tmp_path):
     def made(peers, placement, resume=False):
+        layout = {0: Record(2), 1: Record(4), 2: Record(2)}
+        store = DiskStore(tmp_path / str(peers.rank), layout, rows={0: 50, 1: 30, 2: 20})
         with using(peers):
             return skirl.EmbeddingBagCollection(
-                one.TABLES, optimizer=SGD(lr=0.1), cache=70, placement=placement, resume=resume,
-                store=f"disk:{tmp_path / str(peers.rank)}",
-            )  # fmt: skip
+                one.TABLES, optimizer=SGD(lr=0.1), cache=70, placement=placement, resume=resume, store=store
+            )
 
     def work(peers):
         rows = made(peers, {"a": {0: 2, np.int64(1): 2}})
@@ -254,6 +258,13 @@ def test_columns_in_another_order_than_those_of_a_store_are_refused(tmp_path):
             made(peers, {"a": {1: 2, 0: 2}}, resume=True)
 
     InProcess.run(2, work)
+
+
+def test_a_folder_of_rows_goes_on_under_another_cut(tmp_path):
+    """A run that is killed and comes back as more or fewer trainers has a store on disk with other records."""
+    case = Case(shards=4, steps=8, cache=70, optimizer=skirl.Adagrad(lr=0.1))
+    stages = [(3, CUTS), (2, {"a": {1: 2, 0: 2}}), (3, {"a": 2, "b": {0: 2, 1: 2}}), (3, CUTS)]
+    go_on(case, stages, tmp_path / "saved", lambda: f"disk:{tmp_path / 'rows'}")
 
 
 ON_GPU = [

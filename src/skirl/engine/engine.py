@@ -78,7 +78,8 @@ class Engine:
         self.device = open_device(device, self.dtype)
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
-            store = own_part(store, self.rows.peers.rank, among_others=launched_here() or not self.rows.local)
+            several = launched_here() or not self.rows.local
+            store = own_part(store, self.rows.peers.rank, among_others=several, cut=self.rows.cut)
         peers = self.rows.peers
         self.capacity = Capacity.of(
             cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near

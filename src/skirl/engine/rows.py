@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from hashlib import blake2b
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING
@@ -39,6 +40,9 @@ class Rows:
     """True if no other trainer needs to know of a step."""
     whole: Mapping[int, Owner] = {}
     """By number of a table: the trainer that looks it up for all, and has its rows, or those that have cut it by columns."""
+
+    cut = ""
+    """A mark of this trainer's columns of tables that are cut."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
@@ -93,6 +97,9 @@ class SharedRows(Rows):
         super().__init__(peers)
         self.whole = whole or {}
         self.placement = Placement.even(peers.size, whole=self.whole.items())
+        owners = [pair for pair in self.placement.whole if not isinstance(pair[1], int)]
+        here = [(t, at) for t, owner in owners for site, at in cuts_of(owner, 0) if site == peers.rank]
+        self.cut = f"-{blake2b(repr(here).encode(), digest_size=4).hexdigest()}" if here else ""
         self._rows, self._host = peers.channel("rows"), peers.channel("lookups")
 
     def owns(self, keys: np.ndarray) -> np.ndarray:

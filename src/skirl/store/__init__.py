@@ -131,8 +131,9 @@ def inside(spec: str, folder: str) -> str:
     )
 
 
-def own_part(spec: str, rank: int, *, among_others: bool) -> str:
-    """Return the spec of one trainer's own part of stores on disk or on nodes. Other stores stay as they are.
+def own_part(spec: str, rank: int, *, among_others: bool, cut: str = "") -> str:
+    """Return the spec of one trainer's own part of stores on disk or on nodes. Other stores stay as they are. `cut`: a mark
+    of its columns of tables that are cut, since a run that goes on with others has other records.
 
     A trainer that is alone uses the first trainer's part if there is one, so that a job that lost all its other trainers
     goes on there.
@@ -142,7 +143,7 @@ def own_part(spec: str, rank: int, *, among_others: bool) -> str:
         if store.startswith("rpc:"):
             return f"{store}/rank-{rank}"
         if store.startswith("disk:") and (among_others or (Path(store[len("disk:") :]) / "rank-0").is_dir()):
-            return f"{store}/rank-{rank}"
+            return f"{store}/rank-{rank}{cut}"
         return store
 
     return ",".join(part(store) + weight for store, weight in _split(spec))
