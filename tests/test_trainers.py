@@ -444,8 +444,9 @@ def test_columns_are_put_together_and_cut_anew(kind, tmp_path, monkeypatch):
         (1, None),
         (4, {"a": 3, "b": {3: 2, 0: 2}}),
         (3, ALL),
+        (1, None),
+        (2, ALL),
     ]
-    stages += [(1, None), (2, ALL)]
     folders = itertools.count()
     store = lambda: "memory" if kind == "memory" else f"disk:{tmp_path / str(next(folders))}"  # noqa: E731
     case = Case(shards=4, steps=2 * len(stages), cache=70, optimizer=skirl.Adagrad(lr=0.1))
@@ -456,10 +457,9 @@ def test_columns_are_put_together_and_cut_anew(kind, tmp_path, monkeypatch):
 @pytest.mark.parametrize("placement", [None, {"a": 2, "c": 0}, CUTS], ids=["rows", "whole", "columns"])
 def test_trainers_take_the_rows_of_a_checkpoint_wherever_these_live(placement, tmp_path):
     def made(placement=None):
-        rows = skirl.EmbeddingBagCollection(
+        return skirl.EmbeddingBagCollection(
             one.TABLES, optimizer=skirl.Adagrad(lr=0.1), cache=70, seed=7, placement=placement
         )
-        return rows
 
     def work(peers):
         with using(peers):

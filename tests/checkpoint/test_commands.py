@@ -200,3 +200,17 @@ def test_one_exported_table_comes_back(tmp_path):
     torch.save({"model": {"user.weight": torch.ones(300, 8)}}, tmp_path / "nested.pt")
     assert skirl.import_rows(again, tmp_path / "nested.pt") == {"user": 300}
     assert again.rows("user", torch.tensor([5])).tolist() == [[1.0] * 8]
+
+
+@pytest.mark.parametrize(("encode", "hashed"), [("", True), ('encode = "row"\n', False)])
+def test_rows_by_number_under_a_schema_that_hashes_ids_are_said(tmp_path, caplog, capsys, encode, hashed):
+    torch.save({"item.weight": torch.ones(200, 8)}, tmp_path / "in.pt")
+    assert main(["import", str(tmp_path / "in.pt"), "--out", str(tmp_path / "c")]) == 0
+    (tmp_path / "a.csv").write_text("click,item\n" + "1,3\n0,5\n" * 9)
+    (tmp_path / "a.toml").write_text(
+        f'[[label]]\nname = "click"\n[[id]]\nname = "item"\ntype = "int"\n{encode}rows = 200\n'
+    )
+    words = ["train", f"csv:{tmp_path / 'a.csv'}", "--schema", str(tmp_path / "a.toml"), "--from", str(tmp_path / "c")]
+    assert main([*words, "--model", "dlrm-tiny", "--dim", "8", "--batch", "9", "--cache", "100%", "--run", "none"]) == 0
+    assert any("does not say which ids its rows are of" in line for line in caplog.messages) == hashed
+    assert "with 200 rows out of" in (said := capsys.readouterr().out) and "optimizer's state starts from zero" in said

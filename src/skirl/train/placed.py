@@ -149,16 +149,13 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, Place]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"placement is {path}, which places table {twice[0]!r} twice: {again}")
     owners = {table["name"]: table["trainer"] for table in body["tables"] if table["trainer"] is not None}
-    owners = {
-        name: {int(site) if site.isdigit() else -1: columns for site, columns in owner.items()}
-        if isinstance(owner, dict)
-        else owner
-        for name, owner in owners.items()
-    }
-    sites = [site for owner in owners.values() for site in (owner if isinstance(owner, dict) else [owner])]
-    counts = [columns for owner in owners.values() if isinstance(owner, dict) for columns in owner.values()]
-    if not all(type(site) is int and 0 <= site < trainers for site in sites):
+    sites = {str(site): site for site in range(trainers)}
+    if not all(
+        str(site) in sites for owner in owners.values() for site in (owner if isinstance(owner, dict) else [owner])
+    ):
         raise ValueError(f"placement is {path}, which names a trainer that is no number below {trainers}: {again}")
-    if not all(type(columns) is int and columns > 0 for columns in counts):
+    cut = {name: owner for name, owner in owners.items() if isinstance(owner, dict)}
+    if not all(type(columns) is int and columns > 0 for owner in cut.values() for columns in owner.values()):
         raise ValueError(f"placement is {path}, which gives a trainer columns that are no number above 0: {again}")
-    return owners
+    by_site = {name: {sites[site]: columns for site, columns in owner.items()} for name, owner in cut.items()}
+    return {name: sites[str(owner)] for name, owner in owners.items() if name not in cut} | by_site
