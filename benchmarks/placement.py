@@ -145,7 +145,7 @@ def plans(tasks: int, kernel: Kernel, with_torchrec: bool, home: bool) -> dict[s
         some = [pools[dim][i] for i in rng.choice(150, int(rng.integers(10, 61)), replace=False).tolist()]
         cap = int(sum(s.nbytes(s.rows, s.dim) for s in some) / ranks / FULL)
         of = replace(costs, link=LINK, ranks=ranks, sent={s.name: s.sent(ranks) for s in some} if home else None)
-        problem = Problem([some[i] for i in canonical(some)], (cap,) * ranks, of, "never" if home else "exact")
+        problem = Problem([some[i] for i in canonical(some)], (cap,) * ranks, of, "exact")
         placed = {name: greedy(problem, [rule(s) for s in problem.specs]) for name, rule in RULES.items()}
         placed["costs"] = greedy(problem, [sum(problem.cost(piece)[:2]) for piece in problem.root()])
         placed["row_wise"] = row_wise(problem)

@@ -465,12 +465,17 @@ def test_trainers_take_the_rows_of_a_checkpoint_wherever_these_live(placement, t
         with using(peers):
             rows = made(placement)
             taken = skirl.import_rows(rows, tmp_path)
-            return taken, rows.eval()(every)["x"], rows.eval()(every)["b"]
+            found = rows.eval()(every)
+            rows.set_rows("a", [7, 3], torch.arange(8.0).reshape(2, 4))
+            return taken, rows.engine.touched, found["x"], found["b"], rows.rows("a", [3, 7])
 
     trained = made()
     every = skirl.KeyedJagged.one_hot(one.FEATURES, torch.arange(20)[:, None].repeat(1, 4))
     sum(out.sum() for out in trained(every).values()).backward()
     skirl.save(tmp_path, model=trained)
-    for taken, x, b in InProcess.run(3, work):
+    of_trainers = InProcess.run(3, work)
+    assert sum(touched for _, touched, *_ in of_trainers) == trained.engine.touched == 60
+    for taken, _, x, b, new in of_trainers:
         assert taken == {"a": 20, "b": 20, "c": 20}
+        assert new.tolist() == [[4.0, 5.0, 6.0, 7.0], [0.0, 1.0, 2.0, 3.0]]
         assert torch.equal(x, trained.eval()(every)["x"]) and torch.equal(b, trained.eval()(every)["b"])

@@ -1,6 +1,7 @@
 """`skirl place`: what it reads, prints and refuses, and which costs it goes by."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,6 +194,14 @@ def test_a_table_that_is_most_of_the_work_is_cut_by_columns(tmp_path, capsys):
     made = [skirl.Table(one["name"], one["rows"], one["dim"]) for one in tables]
     assert read(out, made, 2)["most"] == {0: 32, 1: 32}
     assert main([*words, "--force"]) == 0 and "columns" not in capsys.readouterr().out, "row-wise: other bits"
+
+
+def test_columns_send_their_share_of_vectors_and_all_ids():
+    spec = TableSpec("a", 40, 8, 64, 640.0, 40.0, optimizer="sgd")
+    costs = replace(shipped(1e6, 4), sent={"a": spec.sent(4)})
+    vectors = 1e3 * 8 * 64 * 2 * 3 / 4 / 1e6  # both ways, of two columns more, three of four trainers being others
+    assert costs.exchange(spec, 40, 6) - costs.exchange(spec, 40, 4) == pytest.approx(vectors)
+    assert costs.exchange(spec, 40, 8) == pytest.approx(1e3 * spec.sent(4).whole / 1e6)
 
 
 def test_the_bytes_of_data_are_those_of_its_trainers(tmp_path, capsys):

@@ -215,6 +215,11 @@ class Engine:
         old.close(flush=False)
         self.capacity.record_bytes = self.record_bytes
 
+    @property
+    def touched(self) -> int:
+        """How many rows exist that count here, so that trainers' sum is that of one process."""
+        return len(self.seen) - sum(self.seen.of(t) for t in self.rows.whole if not self.rows.counts(t))
+
     def by_bank(self, keys: np.ndarray) -> list[np.ndarray]:
         table = table_of(keys)
         return [keys[np.isin(table, bank.tables)] for bank in self.schema.banks]

@@ -429,12 +429,11 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     """What the result says of engines and movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
     tables, staging = engine.schema.tables, engine.capacity.split.staging_rows if engine.capacity.split else []
-    elsewhere = sum(engine.seen.of(t) for t in engine.rows.whole if not engine.rows.counts(t))
     widths = [rule.width(table.dim) for table, rule in zip(tables, engine.packs[0].optimizers)]
     held = [words(width) if engine.half else width for width in widths]
     rows = {
         "tables": sum(table.rows for table in tables),
-        "touched": len(engine.seen) - elsewhere,
+        "touched": engine.touched,
         "cache": sum(len(cache) for cache in engine.caches),
         "in_cache": sum(cache.filled for cache in engine.caches),
         "staging": sum(staging),
