@@ -139,7 +139,7 @@ def measured(kind: str, batch: int, steps: int, dim: int) -> dict[str, Any]:
     counted = count(ids, tables, peers.size)
     whole = {name: loads for name, (of, loads) in counted.items() if of.whole < WORTH * of.rows}
     pooled = 8 * batch * sum(table.dim for table in tables) * (peers.size - 1) / peers.size
-    least = sum(min(of) for of, _ in counted.values())
+    least = sum(min(of.rows, of.whole) for of, _ in counted.values())
     both = {"rows": {}, "auto": dealt(whole, peers.size)}
     return {how: wire(peers, tables, ids, to) for how, to in both.items()} | {"counted": [least, pooled]}
 
