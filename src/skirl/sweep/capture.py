@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 from torch.nn.utils.stateless import _reparametrize_module as reparametrized
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -20,6 +21,14 @@ from skirl.sweep.contender import Contender, Loss
 
 class Unfit(ValueError):
     """Why the dense part of a step does not run as a graph."""
+
+
+_ATEN = torch.ops.aten
+DRAWS = {
+    _ATEN.bernoulli_.float, _ATEN.rand.default, _ATEN.rand_like.default, _ATEN.randn.default, _ATEN.randn_like.default,
+    _ATEN.uniform_.default, _ATEN.normal_.default,
+}  # fmt: skip
+"""Operators whose random numbers depend on shapes alone, as those of dropout."""
 
 
 @contextmanager
@@ -106,6 +115,27 @@ class Captured:
     """The inputs that are rows' outputs."""
     live: Sequence[Sequence[bool]]
     kept: TreeSpec
+    draws: Sequence[Callable[[], Tensor]] = ()
+    """What draws its first inputs, in the order of the model."""
+
+    def drawn(self) -> list[Tensor]:
+        """Draw what one step draws."""
+        return [draw() for draw in self.draws]
+
+    def draw_apart(self) -> None:
+        """Make inputs of the graph, before all others, of the random numbers that it draws."""
+        graph = self.graph.graph
+        nodes = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
+        if other := next((node for node in nodes if node.target not in DRAWS), None):
+            raise Unfit(f"{other.target} draws random numbers")
+        self.draws = [*map(_draw_of, nodes)]
+        first = next(iter(graph.nodes))
+        for node in nodes:
+            with graph.inserting_before(first):
+                node.replace_all_uses_with(graph.placeholder(f"drawn_{node.name}"))
+            graph.erase_node(node)
+        graph.eliminate_dead_code()
+        self.graph.recompile()
 
     def hand_over(
         self, contender: Contender, weights: Mapping[str, Tensor], rows: Output, outputs: Sequence[Any]
@@ -118,6 +148,16 @@ class Captured:
             own.grad = own.grad if grad is None else grad if own.grad is None else own.grad.add_(grad)
         rows.backward(outputs[losses + len(self.trained) :], self.live)
         contender.step(contender.loss_of(lambda *_: found, None))
+
+
+def _draw_of(node: fx.Node) -> Callable[[], Tensor]:
+    def empty(of: fx.Node) -> Any:
+        like = of.meta["val"]
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+    target, args, kwargs = node.target, node.args, node.kwargs
+    assert callable(target)
+    return lambda: target(*map_arg(args, empty), **kwargs)
 
 
 def capture(dense: Dense) -> Captured:

@@ -194,12 +194,12 @@ class Contender:
     @contextmanager
     def drawing(self) -> Iterator[None]:
         others = random_states()
-        _put(self.generator)
+        put_states(self.generator)
         try:
             yield
         finally:
             self.generator = random_states()
-            _put(others)
+            put_states(others)
 
     def expect(self, work: Work, micro: int, ends_step: bool) -> None:
         self.embeddings.current.expect(work, micro)
@@ -215,7 +215,7 @@ def random_states() -> State:
     return [torch.get_rng_state(), *cuda]
 
 
-def _put(state: State) -> None:
+def put_states(state: State) -> None:
     torch.set_rng_state(state[0])
     for device, own in enumerate(state[1:]):
         torch.cuda.set_rng_state(own, device)

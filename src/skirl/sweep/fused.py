@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from statistics import median
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from skirl.nn.collection import Collection
 from skirl.sweep.capture import Captured, Dense, Unfit, capture, inputs_of, tensors_of
-from skirl.sweep.contender import Contender, Loss
+from skirl.sweep.contender import Contender, Loss, put_states, random_states
 from skirl.tools.rng_state import unchanged
 
 log = logging.getLogger("skirl")
@@ -138,7 +139,7 @@ class Fused:
     def __init__(self, captured: Captured, each: Sequence[Dense], exact: bool) -> None:
         from skirl.sweep.passes import stacked
 
-        self.captured, self._own = captured, len(each[0].inputs) - len(each[0].data)
+        self.captured, self._own = captured, len(captured.draws) + len(each[0].inputs) - len(each[0].data)
         self._differs = list[bool]()
         stacking = Stacking(captured.graph, len(each), exact)
 
@@ -147,8 +148,8 @@ class Fused:
             self._differs = [isinstance(out, Stack) for out in found]
             return [*map(bare, found)]
 
-        with torch.no_grad():
-            inputs = self._inputs(random_inputs(each))
+        with torch.no_grad(), unchanged():
+            inputs = self._inputs([[*captured.drawn(), *own] for own in random_inputs(each)])
             whole(*inputs)
             self._graph = stacked(whole, inputs)
 
@@ -200,9 +201,13 @@ def random_inputs(each: Sequence[Dense]) -> list[list[Tensor]]:
 
 def agree(each: Sequence[Dense], fused: Fused, same: Callable[[Any, Any], bool]) -> bool:
     """Return whether variants alone and fused make the same of random weights and rows."""
-    inputs = random_inputs(each)
+    inputs, lone = random_inputs(each), list[Any]()
     with unchanged():
-        lone = [dense(*own) for dense, own in zip(each, inputs, strict=True)]
+        for seed, (dense, own) in enumerate(zip(each, inputs, strict=True)):
+            torch.manual_seed(seed)
+            lone.append(dense(*own))
+            torch.manual_seed(seed)
+            own[:0] = fused.captured.drawn()
     both = zip(fused(inputs), lone, strict=True)
     return all(same(*pair) for found, wanted in both for pair in zip(found, wanted, strict=True))
 
@@ -227,7 +232,7 @@ class State:
         self._attributes = [(own, shallow(own)) for own in modules]
         self._trained = [(weight, weight.requires_grad) for weight in self._model.parameters()]
         self._written = [(buffer, buffer._version) for buffer in self._model.buffers()]
-        self._generator = contender.generator
+        self.generator = contender.generator
         self.hooked = any(n == "forward" or (n.endswith("hooks") and of) for own in modules for n, of in own.items())
 
     def holds(self) -> bool:
@@ -237,11 +242,6 @@ class State:
             return False
         trained = all(weight.requires_grad is was for weight, was in self._trained)
         return same and trained and all(buffer._version == was for buffer, was in self._written)
-
-    @property
-    def drew(self) -> bool:
-        """Whether random numbers were drawn since."""
-        return not all(map(torch.equal, self._contender.generator, self._generator))
 
 
 class Group:
@@ -294,12 +294,14 @@ class Group:
                 self.fused = None
                 return False
             self._checked = self._steps
-        data = tensors_of(batch)[0]
-        all_of = zip(self._weights, rows, strict=True)
-        found = self.fused([[*weights.values(), *own.banks, *data] for weights, own in all_of])
+        data, inputs = tensors_of(batch)[0], list[list[Tensor]]()
+        for contender, weights, own in zip(self.contenders, self._weights, rows, strict=True):
+            with contender.drawing() if captured.draws else nullcontext():
+                inputs.append([*captured.drawn(), *weights.values(), *own.banks, *data])
+        found = self.fused(inputs)
         for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
             contender.exact &= self.exact
-            with contender.embeddings.turn():  # nothing draws random numbers
+            with contender.embeddings.turn():  # nothing draws random numbers by now
                 captured.hand_over(contender, weights, own, outputs)
         return True
 
@@ -363,11 +365,16 @@ class Forms:
         Group(racing).train("loop", self._loss, batch)
         for contender, state in zip(racing, states, strict=True):
             try:
-                if state.hooked or state.drew or not state.holds():
-                    raise Unfit("a step calls hooks, draws random numbers, or changes more of a model than its weights")
+                if state.hooked or not state.holds():
+                    raise Unfit("a step calls hooks, or changes more of a model than its weights")
                 dense = Dense(contender.model, self._loss, contender.embeddings.current.out, batch)
                 with unchanged():
                     captured = capture(dense)
+                    captured.draw_apart()
+                    put_states(state.generator)
+                    captured.drawn()
+                    if not all(map(torch.equal, random_states(), contender.generator)):
+                        raise Unfit("a step draws random numbers that its graph does not")
             except Exception as error:  # of a torch without some names, or of a model that waits for numbers
                 log.info("variant %s trains in turn: %s", contender.name, error)
                 lone.append(contender)
