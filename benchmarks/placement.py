@@ -88,7 +88,7 @@ def by_torchrec(problem: Problem) -> dict[str, Placed]:
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Topology
 
-    from skirl.placement.torchrec.planner import table_plan
+    from skirl.placement.torchrec import table_plan
 
     world, link, found = len(problem.caps), problem.costs.link / 1e3, dict[str, Placed]()
     of = {"ddr_cap": problem.caps[0], "local_world_size": world, "intra_host_bw": link, "inter_host_bw": link}

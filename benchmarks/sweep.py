@@ -26,12 +26,11 @@ from common import Stopwatch, main, result
 from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
-from skirl.sweep.flags import KeepFlags, RaceFlags
 from skirl.sweep.fused import MEASURED, Forms
 from skirl.sweep.race import Race, Rules
 from skirl.sweep.ranks import Ranks, how_many, share_of
 from skirl.sweep.run import SweepRun
-from skirl.sweep.variants import Varied, checked_variants, text_of
+from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, checked_variants, text_of
 from skirl.tools.machine import cores
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.loop import steps

@@ -1,6 +1,6 @@
 """Support for TorchRec: `SkirlPlanner` replaces TorchRec's planner."""
 
 from skirl.placement.fbgemm import measure_costs
-from skirl.placement.torchrec.planner import SkirlPlanner, plan
+from skirl.placement.torchrec import SkirlPlanner, plan
 
 __all__ = ["SkirlPlanner", "measure_costs", "plan"]

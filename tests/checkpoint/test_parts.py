@@ -26,7 +26,7 @@ from skirl.checkpoint import folder as folders
 from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Placement
 from skirl.peers.base import PeerError, Peers
-from skirl.sizing.checkpoint import describe
+from skirl.sizing.look import describe_checkpoint as describe
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases

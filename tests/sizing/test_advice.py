@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from skirl.sizing.advice import advise, step_that_hides
-from skirl.sizing.curve import LEAST, Point
+from skirl.sizing.size import LEAST, Point, advise, step_that_hides
 from skirl.tools.units import Link
 
 STEPS = 10

@@ -16,7 +16,7 @@ from skirl.checkpoint.without_model import opened
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER
-from skirl.sweep.keeper import SweepKeeper
+from skirl.sweep.folder import SweepKeeper
 from skirl.sweep.race import Race
 from skirl.sweep.run import SweepRun
 from skirl.tools.sealed_json import CheckpointError

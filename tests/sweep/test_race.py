@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.sweep.flags import RaceFlags
 from skirl.sweep.race import Race, Rules
+from skirl.sweep.variants import RaceFlags
 from tests.cases import cases
 
 

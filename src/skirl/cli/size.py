@@ -8,8 +8,7 @@ from skirl.core.batch import Sparse
 from skirl.core.optim import RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Table
 from skirl.pipeline.lookahead import sparse_of
-from skirl.sizing.curve import KINDS, LEAST
-from skirl.sizing.size import sized
+from skirl.sizing.size import KINDS, LEAST, sized
 
 
 def size(

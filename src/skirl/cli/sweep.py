@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from skirl.cli.show import ShowFlags, facts
-from skirl.sweep.flags import KeepFlags, RaceFlags
-from skirl.sweep.variants import Varied, check_store, variants_of
+from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, check_store, variants_of
 from skirl.tools.flags import Composed, parsed
 from skirl.tools.os_errors import why
 from skirl.tools.units import parse_bytes, size

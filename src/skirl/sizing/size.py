@@ -1,7 +1,8 @@
-"""One pass over a run's ids and what it says about caches, counted by the planner that training would use."""
+"""One pass over a run's ids, the rows it moves by cache size, as the planner of training counts them, and advice."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,176 @@ from skirl.core.batch import Sparse
 from skirl.core.keys import MAX_ROWS
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Schema, Table
-from skirl.engine.capacity import Capacity
-from skirl.sizing.advice import Advice, advise, step_that_hides
-from skirl.sizing.curve import cache_sizes, capacities, curves
+from skirl.engine.capacity import CacheSplit, Capacity
+from skirl.engine.window import FIRST_WINDOW
+from skirl.oracle.epoch import planned
+from skirl.oracle.options import Depth, Plan
 from skirl.sizing.survey import Survey
 from skirl.tools.progress import progress_of
-from skirl.tools.units import Link
+from skirl.tools.units import Link, size
+
+KINDS: dict[str, tuple[Depth, str]] = {
+    "least (whole run known)": ("epoch", "min"),
+    "depth 200": (200, "min"),
+    "depth 50": (50, "min"),
+    "depth 10": (10, "min"),
+    "depth 1": (1, "min"),
+    "LRU": (1, "lru"),
+}
+"""Depth and policy of each curve, by the name that is shown."""
+LEAST = "least (whole run known)"
+CACHES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Cache sizes to try, as shares of the touched rows."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The rows that a run moves with one cache. The arrays have a number for each step."""
+
+    cache: int
+    """Its size in rows."""
+    moved: int
+    """Rows refetched in total, from the store or from a pending write-back."""
+    read: np.ndarray
+    """Those of them that come from the store."""
+    written: np.ndarray
+    """Rows that leave the cache."""
+
+
+def cache_sizes(survey: Survey, shares: Sequence[float] = CACHES) -> list[int]:
+    """Return cache sizes to try: shares of the touched rows, none smaller than what the largest batch needs."""
+    touched, least = sum(survey.touched), least_cache(survey)
+    return sorted({min(touched, max(least, round(share * touched))) for share in shares})
+
+
+def least_cache(survey: Survey) -> int:
+    """Return the smallest cache that may be advised: the largest batch and a little more, or all touched rows."""
+    least = int(survey.used.sum(axis=0).max(initial=1))
+    return min(sum(survey.touched), least + least // 20 + len(survey.touched))
+
+
+def capacities(survey: Survey, cache: int, prefetch: int) -> CacheSplit:
+    """Return the slots and staging rows of each bank, split as a run would do it."""
+    first = survey.used[:, :FIRST_WINDOW]
+    dims = [bank.dim for bank in survey.schema.banks]
+    capacity = Capacity(cache, [max(1, n) for n in survey.touched], [1] * len(survey.touched), dims)
+    largest = [int(bank.max(initial=1)) for bank in survey.used]
+    return capacity.divide([int(bank.sum()) for bank in first], largest, 2 * Plan(prefetch=prefetch).hold)
+
+
+def point(survey: Survey, cache: int, plan: Plan) -> Point:
+    """Run the planner over the survey with one cache and count what moves."""
+    slots, staging = capacities(survey, cache, plan.prefetch)
+    hold_rows = [rows // 2 for rows in staging]
+    steps = planned(survey.narrowed(), survey, slots, plan, hold_rows=hold_rows)
+    counts = [
+        (
+            sum(step.fetches for step in banks),
+            sum(len(step.fetch_keys) for step in banks),
+            sum(len(step.evict_keys) for step in banks),
+        )
+        for banks in steps
+    ]
+    fetched, read, written = np.array(counts, np.int64).reshape(-1, 3).T
+    return Point(cache, int(fetched.sum()), read, written)
+
+
+def curves(survey: Survey, sizes: Sequence[int], prefetch: int) -> dict[str, list[Point]]:
+    """Return all curves over all sizes."""
+    lines: dict[str, list[Point]] = {name: [] for name in KINDS}
+    with progress_of("plan", len(sizes) * len(KINDS)) as progress:
+        for done, (cache, name) in enumerate(product(sizes, KINDS), start=1):
+            progress(done, lambda name=name, cache=cache: {"cache": f"{cache:,}", "policy": name})
+            depth, policy = KINDS[name]
+            lines[name].append(point(survey, cache, Plan(depth, prefetch, policy)))
+    return lines
+
+
+FEW = 0.05
+"""A cache refetches few rows if they are at most this share of the rows used."""
+NEAR = 1.05
+"""A depth is near enough if it refetches at most this many times the least possible."""
+DEPTHS = ("depth 1", "depth 10", "depth 50", "depth 200")
+
+
+def step_that_hides(point: Point, record_bytes: float, link: Link) -> float:
+    """Return the seconds that a step must take for the link to keep up with this cache."""
+    half = len(point.read) // 2  # on average over the run's second half
+    parts = (part[half:] * record_bytes for part in (point.read, point.written))
+    return max((link.seconds(int(part.mean())) for part in parts if len(part)), default=0.0)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommended cache and depth, and why."""
+
+    cache: int
+    depth: int
+    share_of_touched: float
+    moved: float
+    """Rows refetched, as a share of the rows that batches use."""
+    to_least: float | None
+    """The same as a multiple of the least possible; None if that is 0 and this is not."""
+    lru: float | None
+    """Rows that LRU refetches, as a multiple of ours; None if ours is 0."""
+    why: str
+
+    def sentence(self, cache_bytes: float) -> str:
+        """Return the recommendation as a sentence, with the flags to set."""
+        lru = "" if self.lru is None or self.lru < 1.05 else f"; LRU would refetch {self.lru:.1f} times as many"
+        least = "" if self.to_least is None else f", {self.to_least:.2f} times the least possible"
+        return (
+            f"Use --cache {self.cache} --depth {self.depth}: {size(cache_bytes)} of cache on the device, "
+            f"{self.share_of_touched:.0%} of the rows that are touched, {self.why}; "
+            f"{self.moved:.1%} of the rows that batches use are refetched{least}{lru}."
+        )
+
+
+def advise(
+    curves: Mapping[str, Sequence[Point]], used: int, touched: int, record_bytes: float, link: Link | None = None,
+    step: float | None = None,
+) -> Advice:  # fmt: skip
+    """Choose the smallest cache on the curves that is good enough, and the least depth that is near the least possible.
+
+    `used`: rows that batches use, in total. `record_bytes`: of a row with its optimizer state, on average over the touched
+    ones. `step`: seconds that a step computes.
+    """
+
+    def fits(point: Point) -> bool:
+        """Return whether the link keeps up with the step or, if one is unknown, few rows are refetched."""
+        if link is None or step is None:
+            return point.moved <= FEW * used
+        return step_that_hides(point, record_bytes, link) <= step
+
+    few = f"{FEW:.0%} of the rows used"
+    reasons = (
+        f"the smallest cache tried that refetches at most {few}",
+        f"the largest cache tried, which still refetches more than {few}",
+    )
+    if link is not None and step is not None:
+        reasons = (
+            "the smallest cache whose movement hides behind the step",
+            "the largest cache tried, and the link is too slow for this step",
+        )
+    deepest = curves["depth 200"]
+    chosen = next((i for i, point in enumerate(deepest) if fits(point)), len(deepest) - 1)
+    enough_cache = fits(deepest[chosen])
+    least = curves[LEAST][chosen].moved
+    enough = max(NEAR * least, least + 0.01 * used)
+    near = (name for name in DEPTHS if curves[name][chosen].moved <= enough)
+    name = next((name for name in near if fits(curves[name][chosen]) or not enough_cache), DEPTHS[-1])
+    ours = curves[name][chosen]
+    lru = curves["LRU"][chosen].moved
+    return Advice(
+        cache=ours.cache,
+        depth=int(name.split()[1]),
+        share_of_touched=ours.cache / max(1, touched),
+        moved=ours.moved / max(1, used),
+        to_least=ours.moved / least if least else None if ours.moved else 1.0,
+        lru=lru / ours.moved if ours.moved else None,
+        why=reasons[0 if enough_cache else 1],
+    )
+
 
 ON_DISK = 1.5
 """Maximum bytes in a disk store per byte of touched rows."""

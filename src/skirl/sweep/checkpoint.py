@@ -25,8 +25,7 @@ from skirl.store.disk.frozen import check_files
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.contender import Contender
-from skirl.sweep.flags import KeepFlags
-from skirl.sweep.variants import Varied
+from skirl.sweep.variants import KeepFlags, Varied
 from skirl.tools import __version__
 from skirl.tools.os_errors import NotWritten, why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed

@@ -13,10 +13,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from skirl.core.batch import Batch, moved
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
-from skirl.sweep.flags import KeepFlags
 from skirl.sweep.race import Judged
 from skirl.sweep.sweep import Sweep
-from skirl.sweep.variants import Variant, Varied
+from skirl.sweep.variants import KeepFlags, Variant, Varied
 from skirl.tools.flags import flat_of
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.loop import touched_rows

@@ -1,6 +1,7 @@
-"""The folder of a sweep: sweep.json, race.jsonl, result.json, and a run folder for each variant."""
+"""What a sweep writes: its folder, with a run folder for each variant; and when it is saved, and the best of each."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,10 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skirl.sweep.checkpoint import SWEEP
-from skirl.sweep.race import Race, VariantPlace
-from skirl.sweep.variants import Varied
+from skirl.checkpoint import folder
+from skirl.checkpoint.keeper import refuse_checkpoints
+from skirl.sweep.checkpoint import SWEEP, Parts, SweepSaving, write_header
+from skirl.sweep.race import Judged, Race, VariantPlace
+from skirl.sweep.ranks import Ranks
+from skirl.sweep.sweep import Sweep
+from skirl.sweep.variants import KeepFlags, Varied
 from skirl.tools.machine import machine
+from skirl.tools.os_errors import NotWritten, why
 from skirl.tools.sealed_json import put_whole
 from skirl.train.flags import RUNS
 from skirl.train.run_folder import Lines, Missing, new_folder, put_json
@@ -107,3 +113,125 @@ class SweepFolder:
         if self._race is not None and self.path is not None:
             with self._missing.tried(RACE, self.path, line["step"]):
                 self._race.write(line)
+
+
+log = logging.getLogger("skirl")
+
+
+class SweepKeeper:
+    """Saves a sweep on all ranks, one checkpoint at a time: its header, which the first rank writes, makes it count.
+
+    If one cannot be written, a warning says so, the one before still counts, and the next one is tried all the same.
+    """
+
+    def __init__(self, ranks: Ranks, keeping: KeepFlags, sweep: Sweep, parts: Parts) -> None:
+        self._ranks, self._path, self._sweep, self._parts = ranks, keeping.save, sweep, parts
+        self.step: int | None = None
+        """Of the checkpoint that counts."""
+        self.failed: str | None = None
+        self._last: tuple[SweepSaving | None, dict[str, Any]] | None = None
+        """The checkpoint that is being written: of this rank, and its header."""
+        self._names = [variant.name for variant in sweep.variants] if keeping.keep_best else []
+        self._best_at: dict[str, int] = {}
+        """By variant: the step of the best checkpoint, which is kept."""
+        self._missed: dict[str, str] = {}
+        """By variant: why it is not."""
+        for name in self._names:
+            if not keeping.resume:
+                refuse_checkpoints(self._folder(name))
+            elif there := folder.headers_with_steps(self._folder(name)):
+                self._best_at[name] = there[0][0]
+
+    @property
+    def busy(self) -> bool:
+        return self._sweep.saving is not None and not self._sweep.saving.done
+
+    def save(self, header: dict[str, Any]) -> None:
+        """Begin to save."""
+        self.settle()
+        try:
+            names = self._ranks.written(self._begin, "a checkpoint")
+        except NotWritten as error:
+            with suppress(NotWritten):  # of other ranks, lest they tell of it at the next one
+                self._sweep.settle()
+            self._fail(header, error)
+            return
+        header = header | {"variants": {name: of for one in names for name, of in one.items()}}
+        self._last = self._sweep.saving, header
+
+    def _begin(self) -> dict[str, str]:
+        assert self._path is not None
+        return self._sweep.begin_saving(self._path, self._parts).names if self._sweep.racing else {}
+
+    def settle(self) -> None:
+        """Return when the checkpoint that is being written is on disk and counts."""
+        last, self._last = self._last, None
+        if last is None:
+            return
+        (saving, header), path = last, self._path
+        assert path is not None
+        try:
+            self._ranks.written(lambda: saving and saving.wait() and None, "a checkpoint is on disk")
+            self._ranks.written(lambda: write_header(path, header) if self._ranks.first else None, "its header")
+        except NotWritten as error:
+            self._fail(header, error)
+            return
+        self.failed = None
+        self.counts(header)
+        if saving is not None:
+            saving.confirmed()
+
+    def counts(self, header: Mapping[str, Any]) -> None:
+        """Take note that this checkpoint counts, and keep the best: after a kill, that may not have been done."""
+        self.step = header["step"]
+        self.keep_best(header)
+
+    def _fail(self, header: Mapping[str, Any], error: NotWritten) -> None:
+        self._miss(self._due(header), header["step"], "it could not be saved")
+        self.failed = f"step {header['step']:,} is not saved: {error}"
+        log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.failed)
+
+    # The best of each variant.
+
+    def _due(self, header: Mapping[str, Any]) -> list[str]:
+        """Return the variants of this rank that were never better than in this checkpoint, which is not kept yet."""
+        judged, step = {name: Judged(*one) for name, one in header["also"]["judged"].items()}, header["step"]
+        due = [name for name in self._names if name in judged and judged[name].is_best_at(step)]
+        return [name for name in due if self._best_at.get(name) != step]
+
+    def keep_best(self, header: Mapping[str, Any]) -> None:
+        """Keep checkpoints that are on disk."""
+        step, saved = header["step"], header["variants"]
+        for name in self._due(header):
+            if name not in saved:
+                continue
+            try:
+                folder.keep_best(self._folder(name).parent / saved[name])
+            except (OSError, ValueError) as error:
+                self._miss([name], step, f"it could not be kept: {why(error)}")
+            else:
+                self._best_at[name] = step
+                self._missed.pop(name, None)
+
+    def _miss(self, names: Sequence[str], step: int, why_not: str) -> None:
+        for name in names:
+            still = f"that of step {self._best_at[name]:,} stays" if name in self._best_at else "none is kept yet"
+            self._missed[name] = (
+                f"step {step:,} of variant {name} is the best so far, but {why_not}; {still} in {self._folder(name)}"
+            )
+            log.warning("%s", self._missed[name])
+
+    def best(self, name: str, judged: Judged | None) -> dict[str, Any] | None:
+        """Return where a variant's best checkpoint is: folder, step, held-out log loss. None if none is kept."""
+        if name not in self._best_at:
+            return None
+        loss = judged.best if judged is not None and judged.best_step == self._best_at[name] else None
+        return {"folder": str(self._folder(name)), "step": self._best_at[name], "test_logloss": loss}
+
+    @property
+    def missed(self) -> str | None:
+        return "\n".join(self._missed.values()) or None
+
+    def _folder(self, name: str) -> Path:
+        assert self._path is not None
+        return self._path / name / folder.BEST

@@ -18,13 +18,11 @@ from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.sweep.checkpoint import begun, check_same, forget, header_of, plain, read_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
-from skirl.sweep.flags import KeepFlags, RaceFlags, points
-from skirl.sweep.folder import SweepFolder
-from skirl.sweep.keeper import SweepKeeper
+from skirl.sweep.folder import SweepFolder, SweepKeeper
 from skirl.sweep.race import BROKEN, Judged, Race, VariantPlace, best_of, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
 from skirl.sweep.sweep import FORMS, Diverged
-from skirl.sweep.variants import Varied, seeds_of_one
+from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, points, seeds_of_one
 from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import NotWritten

@@ -30,11 +30,19 @@ from skirl.sweep.checkpoint import (
     read_header,
     write_header,
 )
-from skirl.sweep.contender import Contender, Loss, VariantBags, VariantRows, check_apart, make_variant
+from skirl.sweep.contender import (
+    Contender,
+    Folders,
+    Loss,
+    VariantBags,
+    VariantRows,
+    check_apart,
+    make_variant,
+    packs_of,
+)
 from skirl.sweep.fused import Forms
 from skirl.sweep.graphed import Graphs
 from skirl.sweep.memory import planned
-from skirl.sweep.rows import Folders, packs_of
 from skirl.sweep.variants import Variant
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.units import parse_bytes

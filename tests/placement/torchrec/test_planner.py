@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skirl.placement import torchrec as tables
 from skirl.placement.spec import Piece, TablePlan
-from skirl.placement.torchrec import tables
-from skirl.placement.torchrec.planner import table_plan
+from skirl.placement.torchrec import table_plan
 from skirl.torchrec import SkirlPlanner
 from skirl.torchrec import plan as plan_of
 from tests.placement.torchrec import model
@@ -152,7 +152,7 @@ def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch, fails):
         said.append(mine)
         return said[0]
 
-    monkeypatch.setattr("skirl.placement.torchrec.planner.from_first", heard)
+    monkeypatch.setattr("skirl.placement.torchrec.from_first", heard)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda pg=None: next(ranks))
     no_room = "^the storage reservation leaves no memory for tables: The reserved topology has negative memory.$"

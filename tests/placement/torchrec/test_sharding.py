@@ -3,7 +3,7 @@
 import pytest
 
 from skirl.placement.spec import Piece
-from skirl.placement.torchrec.planner import laid_out
+from skirl.placement.torchrec import laid_out
 
 BAD = [
     ([(1, 0, 17, 0, 16), (0, 17, 34, 0, 16), (2, 34, 50, 0, 16)], "cut by rows unevenly"),
