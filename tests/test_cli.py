@@ -50,9 +50,6 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-# Words.
-
-
 def test_version(capsys):
     assert exit_code("--version") == 0
     assert capsys.readouterr().out.startswith("skirl ")
@@ -62,12 +59,6 @@ def test_python_m_is_the_command():
     """As torchrun starts it. The exit code is the command's."""
     done = skirl("trian")
     assert done.returncode == 2 and "did you mean 'train'?" in done.stderr
-
-
-def test_a_flag_for_a_command_is_exit_code_2(capsys):
-    assert exit_code("--steps", "3") == 2
-    caught = capsys.readouterr()
-    assert "'--steps' is not a command" in caught.err and not caught.out
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -116,15 +107,11 @@ def test_help_and_a_wrong_flag_need_no_torch():
     assert all(f"\n  {name} " in done.stdout for name in cli.COMMANDS)
 
 
-# Flags.
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
         ("size --cache 5", "there is no flag --cache, which is one of skirl train: leave it out"),
-        ("train --learning-rate 1", "there is no flag --learning-rate: did you mean --lr?"),
         (
             "evaluate --config d.toml",
             "there is no flag --config: only skirl train, verify, size, place and sweep read flags from a file",
@@ -137,9 +124,6 @@ def test_an_error_names_what_was_written(capsys, args, said):
     """A flag that is missing is told only once all others are known."""
     assert exit_code(*args.split(), *(["--quiet"] if "--cache" in args else [])) in (1, 2)
     assert said in one_line(capsys.readouterr().err)
-
-
-# Running.
 
 
 def test_a_run_prints_plain_lines_and_a_summary(python: Python):
@@ -236,18 +220,12 @@ def test_nobody_reading_is_no_traceback():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-# Checkpoints.
-
-
 def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
     flags = [*SMALL, "--cache", "500", "--quiet", "--save", str(tmp_path)]
     assert exit_code("train", *flags) == 0
     capsys.readouterr()
     assert exit_code("train", *flags, "--resume") == 0
     assert "the run had ended at step 40: nothing was left to train" in capsys.readouterr().out
-
-
-# Any command.
 
 
 @dataclass

@@ -131,8 +131,6 @@ def test_rows_of_two_collections_go_out_and_in(tmp_path: Path):
             assert [trained.loss(one).item() for one in ids] == [other.loss(one).item() for one in ids]
 
 
-# Different widths.
-
 DIMS = (3, 5, 8)
 
 

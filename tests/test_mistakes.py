@@ -23,8 +23,6 @@ from skirl.cli import main
 from skirl.data import DataFlags
 from skirl.train.recipe import Recipe
 
-# Files.
-
 SCHEMA = """
 [file]
 delimiter = ","
@@ -99,9 +97,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if file.is_file() and file.suffix != ".json":
             file.write_bytes(file.read_bytes()[:-1] + b"?")
     return path
-
-
-# Names that Python users have at hand.
 
 
 def has() -> dict[str, Any]:

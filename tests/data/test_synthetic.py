@@ -61,9 +61,6 @@ def test_counts_are_the_published_ones() -> None:
     assert hits == pytest.approx(0.92, abs=0.005) and np.mean(distinct) == pytest.approx(93_000, rel=0.03)
 
 
-# The stream
-
-
 def same(a: Batch, b: Batch) -> bool:
     return plain(a) == plain(b)
 
@@ -116,9 +113,6 @@ def test_ids_lie_in_their_tables_and_bags_have_random_lengths(pooling: int, size
     assert float(lengths.double().mean()) == pytest.approx(pooling, abs=0.1)
     for first, end, rows in zip(sparse.offsets()[::2000], sparse.offsets()[2000::2000], data.rows.values()):
         assert int(sparse.values()[first:end].max()) < rows
-
-
-# The power law
 
 
 def share(rows: int, below: np.ndarray) -> np.ndarray:

@@ -21,13 +21,6 @@ def looped(tower: Tower, data: list[KeyedJagged]) -> skirl.Lookahead:
     return skirl.lookahead(data, tower, sparse=lambda ids: ids)
 
 
-def test_a_batch_out_of_the_loader_beside_the_lookahead(tower):
-    data = batches(6)
-    with looped(tower, data) as ahead, pytest.raises(ValueError, match=OTHERS):
-        for step, _ in enumerate(ahead):
-            tower(data[step + 1])
-
-
 @pytest.mark.parametrize("how", ["data", "numpy"])
 def test_ids_dropped_in_place(tower, how):
     with looped(tower, batches(1)) as ahead, pytest.raises(ValueError, match=OTHERS):

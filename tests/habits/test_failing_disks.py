@@ -66,9 +66,6 @@ def is_plain(*texts: str) -> bool:
     return not any(ugly in text for ugly in UGLY for text in texts)
 
 
-# Logs.
-
-
 def test_a_full_disk_under_the_run_folder(disk, undisturbed, monkeypatch, caplog, capfd):
     at_steps(monkeypatch, {4: disk.fill, 18: disk.free})
     folder = disk.path / "run"
@@ -115,9 +112,6 @@ def test_a_run_folder_that_was_removed(tmp_path, undisturbed, monkeypatch, caplo
     assert not folder.exists()
 
 
-# Checkpoints.
-
-
 def test_a_full_disk_under_one_checkpoint(disk, undisturbed, monkeypatch, caplog):
     at_steps(monkeypatch, {7: disk.fill, 13: lambda: (written(), disk.free())})
     result = Train.of(**SMALL, save=disk.path / "saved", save_every=8).run()
@@ -160,9 +154,6 @@ def test_a_folder_of_checkpoints_that_was_removed_gets_whole_ones_again(tmp_path
     assert resumed["begun_at"] == 24 and resumed["loss"] == Train.of(**{**SMALL, "steps": 30}).run()["loss"]
 
 
-# Rows.
-
-
 def test_a_full_store_ends_training_for_its_rows_would_be_lost(disk, monkeypatch, capsys):
     monkeypatch.setenv("SKIRL_RUNS", "none")
     at_steps(monkeypatch, {6: disk.fill})
@@ -185,9 +176,6 @@ def test_a_full_temporary_folder_under_the_whole_epoch(monkeypatch, capsys):
         and "set TMPDIR to a folder with room, or use depth='auto'" in line
     )
     assert is_plain(line)
-
-
-# Other commands.
 
 
 @pytest.mark.parametrize("command", ["vocab", "convert", "export"])

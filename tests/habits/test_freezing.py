@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import skirl
-from tests.habits.plain import Plain, Tower, assert_equal, batches, loss_of, rows_of, train
+from tests.habits.plain import Plain, Tower, assert_equal, batches, rows_of, train
 
 DATA = batches(12)
 
@@ -59,17 +59,6 @@ def test_one_table_of_two() -> None:
     assert not torch.equal(train(ours, DATA)["item"], before["item"])
     freeze_all(ours)
     assert not ours.rows(DATA[0]).stacked().requires_grad
-
-
-def test_detach_of_an_output() -> None:
-    def forward(model: Tower | Plain, ids: skirl.KeyedJagged) -> Tensor:
-        out = model.look_up(ids)
-        return loss_of(model.top, {name: rows if name == "user" else rows.detach() for name, rows in out.items()})
-
-    ours = Tower()
-    before = rows_of(ours)
-    assert_equal(after := train(ours, DATA, forward=forward), train(Plain(), DATA, forward=forward))
-    assert torch.equal(after["item"], before["item"])
 
 
 def test_weights_of_ids_are_trained_over_frozen_rows() -> None:

@@ -120,7 +120,6 @@ def test_trainers_end_with_the_launcher(launched, tmp_path, number, code):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "nothing is launched: write a command after --"),
         (["--", "trian"], "'trian' cannot be launched"),
         (["--", "launch", "--", "train"], "'launch' cannot be launched"),
         (["--", "gone.py"], "gone.py does not exist"),

@@ -110,21 +110,3 @@ def test_an_error_that_all_raise_on_purpose_ends_the_job_and_says_what_to_do_ins
     for said in InProcess.run(2, work):
         assert "ended the job: StopIteration('enough') (in step 3)" in said
         assert "to end a loop on purpose, break where batches.ends_step is true, after the same step on all" in said
-
-
-def test_an_error_in_one_loop_ends_all():
-    def work(peers):
-        with using(peers):
-            embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
-        loader = [skirl.KeyedJagged.one_hot(["a"], torch.arange(8).reshape(8, 1) + i) for i in range(30)]
-        try:
-            with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, depth=20) as batches:
-                for ids in batches:
-                    embeddings(ids)["a"].sum().backward()
-                    if batches.step == 4 and peers.rank == 1:
-                        raise ValueError("no such user")
-        except (ValueError, RuntimeError) as error:
-            return str(error)
-
-    said = InProcess.run(2, work)
-    assert said[1] == "no such user" and "rank 1 ended the job: no such user (in step 4)" in said[0]

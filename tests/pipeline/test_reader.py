@@ -100,27 +100,14 @@ def test_a_loader_that_became_shorter_is_refused():
         ids_after(batches()[:3], state)
 
 
-@pytest.mark.parametrize(
-    ("second", "said"),
-    [
-        ([[5, 6], [1, 2, 4]], "batch 1 has other ids than in the first pass"),
-        ([[5, 6], [2, 1, 3]], "batch 1 has other ids than in the first pass"),
-        ([[5, 6], [1, 2, 3, 3]], "batch 1 has other ids than in the first pass"),
-        ([[5, 6], []], "batch 1 has other ids than in the first pass"),
-        ([[5, 6], [1, 2, 3], [7], [8]], "the loader yields more batches than the 3 of the first pass"),
-    ],
-    ids=["other id", "order", "longer", "empty", "more batches"],
-)
-def test_a_second_pass_that_differs_is_refused_and_named(second, said):
-    passes = iter([[[5, 6], [1, 2, 3], [7]], second])
+def test_a_second_pass_with_more_batches_is_refused():
+    passes = iter([batches()[:3], batches()[:4]])
 
     class Loader:
         def __iter__(self) -> Iterator[skirl.KeyedJagged]:
-            return iter(
-                [skirl.KeyedJagged.of_bags({"a": [torch.tensor(ids, dtype=torch.int64)]}) for ids in next(passes)]
-            )
+            return iter(next(passes))
 
-    with pytest.raises(OrderChanged, match=said):
+    with pytest.raises(OrderChanged, match="the loader yields more batches than the 3 of the first pass"):
         ids_after(Loader(), depth="epoch", prefetch=0)
 
 

@@ -123,9 +123,6 @@ def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
     assert len(TablePlan.load(out).tables) == len(found) and "perfect balance" in capsys.readouterr().out
 
 
-# Files by hand
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [

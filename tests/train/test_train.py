@@ -101,19 +101,6 @@ def test_data_that_ends_before_the_steps_asked_for_is_said(tmp_path, capsys):
     assert "; the data has no more for --steps 9" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_with_its_shards(tmp_path):
-    """It has the bits of a run that never stopped. Another number of shards is refused before anything is read."""
-    run = {**SHARDED, "run": "none", "shards": 2, "cache": "touched:50%"}
-    whole = Train.of(**run, steps=6).run()
-    first = Train.of(**run, steps=3, save=tmp_path).run()
-    assert (first["steps"], first["checkpoints"]["newest"], first["failed"]) == (3, 3, None)
-    then = Train.of(**run, steps=6, save=tmp_path, resume=True).run()
-    assert then["loss"]["digest"] == whole["loss"]["digest"] and then["checkpoints"]["newest"] == 6
-    assert whole["samples"] == 6 * 32
-    with pytest.raises(ValueError, match="--shards is 4, the run was saved with 2"):
-        Train.of(**(run | {"shards": 4}), steps=8, save=tmp_path, resume=True).run()
-
-
 def test_threads_are_the_machines_and_a_resumed_run_keeps_those_it_began_with(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {"SKIRL_RUNS": "none"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
@@ -157,19 +144,3 @@ def test_a_run_and_its_repetition_have_the_same_bits(run, capsys):
         for what in ("loss", "auc", "test_logloss", "counters", "rows"):
             assert again[what] == first[what]
         assert again["save"] is None and again["run"] is None  # tests set SKIRL_RUNS=none
-
-
-def test_toml_is_read_and_verify_and_size_pass_over_flags_of_training_alone(run, tmp_path, capsys):
-    _, first = run
-    file = tmp_path / "run.toml"
-    file.write_text(
-        'data = "synthetic:tiny"\nmodel = "dcnv2-tiny"\ndeep = [9, 5]\ndim = 4\nbatch = 32\nsteps = 12\nvalid = "25%"\n'
-        'eval-every = 5\nseed = 3\nlr = 0.1\ncache = "touched:50%"\noptimizer = "adam"\nschedule = "linear"\nthreads = 1\n'
-        "quiet = true\n"
-    )
-    told = ["--config", str(file), "--quiet", "--json"]
-    assert result(capsys, "train", *told)["loss"] == first["loss"]
-    verified = result(capsys, "verify", *told, "--steps", "30", "--cache", "touched:25%")
-    assert (verified["dim"], verified["runs"][0]["losses"], verified["failed"]) == (4, 30, None)
-    sized = result(capsys, "size", *told)
-    assert (sized["dim"], sized["steps"], sized["touched"]) == (4, 12, first["rows"]["touched"])

@@ -122,9 +122,6 @@ def test_a_run_that_refetches_nothing_has_shown_nothing(capsys):
     assert "nothing was shown: leave --cache out, or set more --steps" in capsys.readouterr().err
 
 
-# Differences that no fault of the engine causes.
-
-
 def trace(command: Verify) -> Trace:
     return in_plain_python(command.recipe)
 

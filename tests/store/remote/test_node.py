@@ -35,9 +35,6 @@ def one_row(store: Store) -> np.ndarray:
     return out
 
 
-# Nodes that fail
-
-
 def test_a_killed_node_is_named_and_rows_come_back_from_the_frozen_state(nodes: Nodes, tmp_path: Path):
     store = filled_on(nodes)
     held = contents(store)
@@ -88,9 +85,6 @@ def test_no_node_at_all(monkeypatch):
         open_store("rpc://127.0.0.1:9", LAYOUT)
 
 
-# Calls
-
-
 def test_a_node_calls_no_function_that_is_not_the_stores_and_returns_no_more_than_a_call_carries(nodes: Nodes):
     store = filled_on(nodes)
     node = store.stores[0]._node
@@ -102,9 +96,6 @@ def test_a_node_calls_no_function_that_is_not_the_stores_and_returns_no_more_tha
         node.call("get", store.stores[0]._number, 1, torch.zeros(20_000_000, dtype=torch.int64))
     assert one_row(store).shape == (1, 4), "it lives"
     store.close()
-
-
-# Ownership of rows
 
 
 def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: Nodes):
@@ -121,9 +112,6 @@ def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: No
 def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
     for _ in range(2):
         assert in_process(nodes, "killed", "/rank-2") == "killed"
-
-
-# Frozen rows of nodes are like those of any store
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
