@@ -3,11 +3,13 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import skirl
 from skirl import SGD, Constant, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table, lookahead
 
 A = Table("a", 100, 2, features=("x", "y"), init=Constant(1.0))
@@ -173,3 +175,42 @@ def test_a_ctrl_c_as_backward_ends_finds_the_step_done(monkeypatch):
     with lookahead([], embeddings.train(), sparse=lambda batch: batch):
         pass
     assert torch.equal(embeddings.eval()(ids).stacked(), after)
+
+
+IDS = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1], [2]]))
+
+
+def with_top() -> nn.ModuleDict:
+    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
+    return nn.ModuleDict({"rows": rows, "top": nn.Linear(2, 1)})
+
+
+def step(model: nn.ModuleDict) -> None:
+    model["top"](model["rows"](IDS)["a"]).sum().backward()
+
+
+def test_rows_of_another_store_snapshot_or_step_are_refused(tmp_path: Path) -> None:
+    model = with_top()
+    step(model)
+    state = model.state_dict()
+    with pytest.raises(RuntimeError, match=r"another store's rows: its identity is .* skirl\.save and skirl\.load"):
+        with_top().load_state_dict(state)
+    step(model)
+    with pytest.raises(RuntimeError, match="rows of another step: its steps is 1, here it is 2"):
+        model.load_state_dict(state)
+    state = model.state_dict()
+    skirl.save(tmp_path, model=model)
+    with pytest.raises(RuntimeError, match="rows of another moment: its generation is 0, here it is 1"):
+        model.load_state_dict(state)
+    del state["rows._extra_state"]
+    model.load_state_dict(state, strict=False)
+
+
+def test_a_state_dict_fits_the_checkpoint_saved_with_it(tmp_path: Path) -> None:
+    model = with_top()
+    step(model)
+    skirl.save(tmp_path, model=model)
+    other = with_top()
+    skirl.load(tmp_path, model=other)
+    other.load_state_dict(model.state_dict())
+    model.load_state_dict(other.state_dict())
