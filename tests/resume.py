@@ -142,8 +142,8 @@ class Run:
     def parts(self) -> list[Any]:
         return [self.dense, *self.schedules]
 
-    def save(self, folder: Path) -> None:
-        skirl.save(folder, model=self.model, optimizers=self.parts, data=self.batches)
+    def save(self, folder: Path, **options: Any) -> skirl.Saving:
+        return skirl.save(folder, model=self.model, optimizers=self.parts, data=self.batches, **options)
 
     def load(self, folder: Path) -> "Run":
         skirl.load(folder, model=self.model, optimizers=self.parts, data=self.batches)

@@ -14,6 +14,7 @@ import skirl
 from skirl.cli import main
 from skirl.cli.files import Import
 from skirl.engine.access import peek
+from tests.streams import jagged
 
 TABLES = [skirl.Table("user", 300, 8), skirl.Table("item", 200, 8, features=("clicked",), pooling="mean")]
 NAMES = ["user", "clicked"]
@@ -43,9 +44,7 @@ class Model(nn.Module):
 
 
 def batch(seed: int, longest: int) -> skirl.KeyedJagged:
-    draw = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, longest + 1, (2 * 32,), generator=draw)
-    return skirl.KeyedJagged(NAMES, torch.randint(0, 200, (int(lengths.sum()),), generator=draw), lengths=lengths)
+    return jagged(np.random.default_rng(seed), dict.fromkeys(NAMES, 200), 32, least=1, most=longest)
 
 
 def made(store: str = "memory") -> skirl.EmbeddingBagCollection:

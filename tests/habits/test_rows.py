@@ -16,20 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import skirl
+from tests.streams import jagged
 
 ROWS, DIM = 20, 4
 EIGHTHS = torch.randint(-40, 40, (ROWS, DIM), generator=torch.Generator().manual_seed(1)) / 8
 
 
 def batches(count: int = 12, seed: int = 0) -> list[skirl.KeyedJagged]:
-    """Return batches of two samples with zero, one or two ids each."""
-    draw = torch.Generator().manual_seed(seed)
-    made = []
-    for _ in range(count):
-        lengths = torch.randint(0, 3, (2,), generator=draw)
-        ids = torch.randint(0, ROWS, (int(lengths.sum()),), generator=draw)
-        made.append(skirl.KeyedJagged(["item"], ids, lengths=lengths))
-    return made
+    rng = np.random.default_rng(seed)
+    return [jagged(rng, {"item": ROWS}, 2, most=2) for _ in range(count)]
 
 
 def collection(

@@ -50,6 +50,12 @@ def accumulate(embeddings, data, k, stop=None, fail=None):
     return batches.step
 
 
+def test_a_break_applies_the_micro_batches_that_came_back(data):
+    embeddings = collection(cache="100%")
+    accumulate(embeddings, data, 4, stop=6)
+    assert embeddings.engine.packs[0].steps.tolist() == [2, 2, 2]
+
+
 def test_an_error_drops_the_step_that_is_not_whole(data):
     embeddings, whole = collection(cache="100%"), collection(cache="100%")
     with pytest.raises(Broken):
