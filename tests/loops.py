@@ -62,7 +62,6 @@ def train(embeddings: skirl.EmbeddingBagCollection, batch: Batch, factor: float 
 
 
 def loop(batches: Iterable[Batch], embeddings: skirl.EmbeddingBagCollection) -> int:
-    """Train on all batches and return their number."""
     steps = 0
     for batch in batches:
         train(embeddings, batch)
@@ -99,7 +98,6 @@ class Replay:
         return self._states[steps]
 
     def check(self, embeddings: skirl.EmbeddingBagCollection, steps: int) -> None:
-        """Assert that the rows equal those after this many steps, bit for bit."""
         assert every_row(embeddings).tobytes() == self.after(steps).tobytes(), f"not the rows after {steps} steps"
 
     def find(self, embeddings: skirl.EmbeddingBagCollection, candidates: Iterable[int]) -> int:

@@ -32,8 +32,6 @@ ROWS: list[RowOptimizer] = [
 
 @dataclass(frozen=True)
 class Setup:
-    """All the settings of a run."""
-
     rows: RowOptimizer = ROWS[3]
     dense: str = "adam"
     loader: str = "synthetic"
@@ -177,7 +175,6 @@ class Run:
                         return
 
     def bits(self) -> dict[str, Any]:
-        """Return everything that makes up a run's state at its end."""
         rows = self.model.rows
         rows.flush()
         found: dict[str, Any] = {"table_steps": rows.engine.packs[0].steps.tolist(), "lr": rows.optimizer.lr}

@@ -43,7 +43,6 @@ def environment() -> dict[str, str]:
 
 
 def exit_code(*args: str) -> int:
-    """Run skirl in this process and return its exit code."""
     return cli.main(args)
 
 

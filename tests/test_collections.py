@@ -21,8 +21,6 @@ FEATURES = {"user": 40, "city": 9, "clicked": 60, "bought": 60}
 
 
 class Two(nn.Module):
-    """Bags of users and sequences of items, each in its own module."""
-
     def __init__(self, cache: int | str = 12, store: str = "memory", **options: Any) -> None:
         super().__init__()
         second = store if store == "memory" else f"{store}-items"
@@ -150,7 +148,6 @@ def run(widths: int, batches: list[list[list[int]]], cache: int | str, **options
 
 
 def least(batches: list[list[list[int]]]) -> int:
-    """Return the smallest cache that holds every batch."""
     return max(1, max(sum(len(set(rows)) for rows in batch) for batch in batches))
 
 

@@ -47,7 +47,6 @@ STEPS = 40
 
 
 def example(replacements: dict[str, str]) -> str:
-    """Return the example with some values replaced."""
     code = FACE
     for old, new in replacements.items():
         assert code.count(old) == 1, f"{old} is not in the example"

@@ -72,7 +72,6 @@ TINY = f"--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --steps 8 {Q
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create the files that the mistakes are made with."""
     path = tmp_path_factory.mktemp("mistakes")
     for name, text in TEXTS.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)

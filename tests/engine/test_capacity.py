@@ -160,7 +160,6 @@ def capacity(cache: int | str, banks: int) -> Capacity:
 
 
 def refused(cache: int | str, banks: int, batches: list[list[int]]) -> int | str:
-    """Return the cache size that the error asks for."""
     error = capacity(cache, banks).refusal(batches, in_flight=8, number=0)
     found = re.search(r"set cache to (\d+) (bytes )?or more", str(error))
     assert found, error

@@ -25,13 +25,10 @@ def batches(number: int, samples: int = 8) -> list[KeyedJagged]:
 
 
 def first_rows(table: str) -> Tensor:
-    """Return the initial rows of a table, as skirl makes them."""
     return Tower().rows.rows(table, range(ROWS))
 
 
 class Tower(nn.Module):
-    """A loss over three features, with skirl's rows."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.rows = skirl.EmbeddingBagCollection(
@@ -60,13 +57,11 @@ class Plain(nn.Module):
 
 
 def top() -> nn.Linear:
-    """Return the dense part, always the same."""
     torch.manual_seed(0)
     return nn.Linear(DIM, 1, dtype=torch.float64)
 
 
 def loss_of(layer: nn.Linear, out: dict[str, Tensor]) -> Tensor:
-    """Return a loss to which each feature contributes."""
     return layer(out["user"] * (out["clicked"] - 2 * out["bought"])).square().sum() + out["clicked"].square().sum()
 
 
@@ -105,7 +100,6 @@ def train(
 
 
 def rows_of(model: Tower | Plain) -> dict[str, Tensor]:
-    """Return every row, by table."""
     if isinstance(model, Plain):
         return {name: table.weight.detach().clone() for name, table in model.rows.items()}  # type: ignore[union-attr]
     return {table.name: model.rows.rows(table.name, range(ROWS)) for table in TABLES}

@@ -162,12 +162,10 @@ def two_towers(model: Model, ids: KeyedJagged) -> Tensor:
 
 
 def twice(model: Model, ids: KeyedJagged) -> Tensor:
-    """Look up the whole batch, twice."""
     return model(ids) + 3 * model(ids)
 
 
 def overlapping(model: Model, ids: KeyedJagged) -> Tensor:
-    """Look up two parts that share a feature, and the whole."""
     one = model.look_up(ids.select(["user", "clicked"]))
     other = model.look_up(ids.select(["clicked", "bought"]))
     return model(ids) + (one["user"] * one["clicked"]).sum() - (other["clicked"] * other["bought"]).sum()

@@ -35,7 +35,6 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    """Return the result of the same run on a working disk."""
     return Train.of(**SMALL).run()
 
 

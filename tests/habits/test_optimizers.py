@@ -16,7 +16,6 @@ Loop = Callable[[Tower, Tensor], Any]
 
 
 def train(tower: nn.Module, step: Loop, number: int = 3) -> None:
-    """Call `step(tower, loss)` for each batch."""
     with skirl.lookahead(batches(number), tower, sparse=lambda ids: ids) as ahead:
         for ids in ahead:
             step(tower, tower(ids))  # type: ignore[arg-type]

@@ -45,8 +45,6 @@ def train(embeddings: Any, ids: skirl.KeyedJagged) -> None:
 
 
 class Plain:
-    """The same table in plain PyTorch."""
-
     def __init__(self, weight: Tensor = EIGHTHS) -> None:
         self.bag = nn.EmbeddingBag.from_pretrained(weight.clone(), freeze=False, mode="sum", include_last_offset=True)
         self.optimizer = torch.optim.SGD(self.bag.parameters(), lr=0.5)
@@ -223,7 +221,6 @@ def test_a_feature_is_not_taken_for_a_table() -> None:
 
 
 def written(path: Path, form: str) -> Any:
-    """Return the initial values in each form that they can be given in."""
     if form == "memmap":
         np.save(path / "item.npy", EIGHTHS.numpy())
         return np.load(path / "item.npy", mmap_mode="r")

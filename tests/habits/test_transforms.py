@@ -262,9 +262,6 @@ def test_values_may_be_a_list_an_array_a_tensor_or_arrow() -> None:
     assert torch.equal(item(np.array(["a", "b"])), item([b"a", b"b"])) and item(None) == item("") == price(None) == 0
 
 
-# Lists in a sample.
-
-
 def test_steps_after_each_other_in_a_dataset_give_a_batch_that_trains() -> None:
     item, cut, default = skirl.Hashed(100, "item"), skirl.Longest(2), skirl.Default(0)
     assert skirl.Longest(2, keep="first")(("a", "b", "c")) == ("a", "b") and cut(np.arange(5)).tolist() == [3, 4]
@@ -277,9 +274,6 @@ def test_steps_after_each_other_in_a_dataset_give_a_batch_that_trains() -> None:
     )
     embeddings(ids)["item"].sum().backward()
     assert embeddings.engine.counters.new == 4
-
-
-# Refusals.
 
 
 REFUSED: list[tuple[str, Callable[[], Any], str]] = [

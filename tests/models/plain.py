@@ -28,7 +28,6 @@ FEATURES = ("user", "clicked", "bought")
 
 
 def tables(dim: int) -> list[skirl.Table]:
-    """Return two tables with three features."""
     return [skirl.Table("user", 30, dim, pooling="mean"), skirl.Table("item", 20, dim, features=("clicked", "bought"))]
 
 

@@ -28,8 +28,6 @@ def loader(batches: int = 8) -> list[skirl.KeyedJagged]:
 
 
 class Profile(nn.Module):
-    """One module: bags."""
-
     def __init__(self, bags: nn.Module) -> None:
         super().__init__()
         self.bags = bags

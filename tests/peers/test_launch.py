@@ -60,7 +60,6 @@ def launched(python: Python, tmp_path: Path):
 
 
 def up(folder: Path) -> list[list[str]]:
-    """Wait until both trainers have written their files, and return the contents."""
     until = time.monotonic() + 100
     while not all((folder / name).is_file() for name in "01"):
         assert time.monotonic() < until

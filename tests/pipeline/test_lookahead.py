@@ -94,8 +94,6 @@ def test_a_batch_that_cannot_be_copied(data):
 
 
 class Reusing:
-    """A loader that refills the same buffers."""
-
     def __init__(self, batches, fresh):
         self.batches = batches
         self.yields_fresh = fresh

@@ -12,8 +12,6 @@ from tests.loops import Hang, ProbedStore, Replay, collection, endless, stream, 
 
 
 class Counting:
-    """A loader that counts how much was read from it."""
-
     def __init__(self, batches):
         self.batches = batches
         self.read = 0

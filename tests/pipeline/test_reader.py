@@ -26,8 +26,6 @@ def batches() -> list[skirl.KeyedJagged]:
 
 
 class Plain:
-    """Counts how much is read from it."""
-
     def __init__(self) -> None:
         self.read = 0
 

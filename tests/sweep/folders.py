@@ -63,7 +63,6 @@ def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Check that two sweeps left the same behind."""
     assert [name for name in theirs if ours[name] != theirs[name]] == []
 
 

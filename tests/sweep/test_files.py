@@ -53,7 +53,6 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 
 
 def files(folder: Path, kind: str, name: str = "") -> dict[str, Any]:
-    """Write a file of samples, and return the flags that name it."""
     draw = np.random.default_rng(3)
     columns = {
         "label": draw.integers(0, 2, ROWS), "user": draw.integers(0, 90, ROWS), "item": draw.integers(0, 90, ROWS),
@@ -175,7 +174,6 @@ def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
 
 
 def second(self: Sweep, name: str, *_: object) -> bool:
-    """Whether another variant has left before."""
     return len(self) < len(self.variants)
 
 

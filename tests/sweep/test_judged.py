@@ -79,7 +79,6 @@ def same_as_alone(name: str, of: Path, first: Path, into: Path) -> None:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another run, that the variants begin from."""
     save = tmp_path_factory.mktemp("first")
     assert Train.of(**FLAGS | {"steps": 8, "run": "none", "save": save}).run()["failed"] is None
     return save
