@@ -160,8 +160,8 @@ MISTAKES = mistakes()
 
 
 DO = re.compile(
-    r"\b(add|call|did you mean|fix|get|give|install|iterate|leave|make|map|mend|name|pass|run|set|take|tell|unpack|use|write"
-    r"|--help lists|must wrap)\b|for instance"
+    r"\b(add|call|convert|did you mean|fix|get|give|install|iterate|leave|make|map|mend|name|pass|put|run|set|take|tell"
+    r"|unpack|use|write|--help lists|must wrap)\b|for instance"
 )
 """Every sentence must contain one of these words, because it has to say what to do."""
 

@@ -142,9 +142,7 @@ def test_a_history_is_encoded_once() -> None:
     assert counted == [ours, 12, 12, 12]  # histories, then targets
 
 
-def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="width is 8 and heads is 3: set width to a multiple of 6"):
-        DCAT(collection(D, pooled=False), DENSE, lists=["user", "clicked"], width=8, heads=3)
+def test_weights_of_a_list_are_refused() -> None:
     data = batches(1, one=["bought"])[0]
     ids, offsets = data.sparse.values(), data.sparse.offsets()
     weighted = skirl.KeyedJagged(FEATURES, ids, offsets=offsets, weights=torch.ones(len(ids)))

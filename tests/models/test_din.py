@@ -71,7 +71,3 @@ def test_attention_over_a_history_agrees_with_its_formula() -> None:
 def test_embeddings_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="lists clicked id by id: set embeddings to an EmbeddingCollection"):
         DIN.tiny(collection(D), DENSE, lists=["clicked"])
-    with pytest.raises(ValueError, match="set embeddings to an EmbeddingBagCollection"):
-        DIN.tiny(collection(D, pooled=False), DENSE)
-    with pytest.raises(ValueError, match="no feature 'genre': set target to one of user, clicked, bought"):
-        DIN(collection(D), DENSE, target="genre")

@@ -102,13 +102,6 @@ def test_deep_and_cross_agrees_with_its_formula() -> None:
     agree(DeepCross(collection(D), DENSE, bottom=(9,), rank=3, top=(8, 5)), formula, batches())
 
 
-@pytest.mark.parametrize(("flags", "text"), [({"rank": 0}, "rank is 0: set it between 1 and 22"),
-                                              ({"structure": "beside"}, "set it to 'stacked' or 'parallel'")])  # fmt: skip
-def test_wrong_sizes_are_refused(flags, text) -> None:
-    with pytest.raises(ValueError, match=text):
-        DCNv2(collection(D), DENSE, **flags)
-
-
 ALL = [DLRM, WideDeep, DeepCross, DeepFM, DCNv2, DIN]
 
 
@@ -119,9 +112,3 @@ def test_no_dense_features_are_enough(kind: type[Model]) -> None:
     model = kind.tiny(collection(kind.row_dim(8)), dense_features=0)
     model.loss(data).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-@pytest.mark.parametrize("kind", [WideDeep, DeepFM])
-def test_rows_without_room_for_a_first_order_weight_are_refused(kind: type[Model]) -> None:
-    with pytest.raises(ValueError, match="tables have dim 1: set dim to 2 or more"):
-        kind.tiny(collection(1))
