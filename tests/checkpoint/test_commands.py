@@ -1,6 +1,5 @@
 """Rows are exported to plain PyTorch and imported from it, and predictions stay the same."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +91,12 @@ def test_an_imported_model_predicts_the_same_and_trains_on(tmp_path: Path) -> No
     assert torch.equal(again.eval()(batch(7, 3)), model.eval()(batch(7, 3)))
 
 
-def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, as_json: Any) -> None:
     plain = Model().eval()
     torch.save(plain.state_dict(), tmp_path / "in.pt")
-    flags = ["--prefix", "bags.", "--optimizer", "adagrad", "--json"]
-    assert main(["import", str(tmp_path / "in.pt"), "--out", str(tmp_path / "c"), *flags]) == 0
-    assert json.loads(capsys.readouterr().out)["tables"] == {"item": 200, "user": 300}
+    flags = ["--prefix", "bags.", "--optimizer", "adagrad"]
+    done = as_json("import", str(tmp_path / "in.pt"), "--out", str(tmp_path / "c"), *flags)
+    assert done["tables"] == {"item": 200, "user": 300}
     model = Model(made())
     assert skirl.import_rows(model, tmp_path / "c") == {"user": 300, "item": 200}
     model.top.load_state_dict(plain.top.state_dict())

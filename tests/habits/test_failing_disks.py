@@ -128,7 +128,7 @@ def test_a_full_disk_under_one_checkpoint(disk, undisturbed, monkeypatch, caplog
     assert resumed["begun_at"] == 24 and resumed["loss"] == Train.of(**{**SMALL, "steps": 30}).run()["loss"]
 
 
-def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stays(disk, monkeypatch, capsys):
+def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stays(disk, monkeypatch, capsys, as_json):
     saved = disk.path / "saved"
     with monkeypatch.context() as patch:
         at_steps(patch, {14: lambda: (written(), disk.fill())})
@@ -137,8 +137,7 @@ def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stay
     assert last.startswith(f"skirl train: step 24 is not saved: {saved} got no new checkpoint, the disk is full; ")
     assert last.endswith("and save again; the newest that is saved is step 8") and is_plain(last)
     disk.free()
-    assert main([*TRAIN, "--save", str(saved), "--resume", "--json"]) == 0
-    resumed = json.loads(capsys.readouterr().out)
+    resumed = as_json(*TRAIN, "--save", str(saved), "--resume")
     assert resumed["begun_at"] == 8 and resumed["loss"] == Train.of(**SMALL).run()["loss"]
 
 

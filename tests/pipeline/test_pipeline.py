@@ -7,8 +7,7 @@ import pytest
 
 import skirl
 from skirl.pipeline.pipeline import BACKLOG
-from tests.hooked import hooked
-from tests.loops import Hang, ProbedStore, Replay, collection, endless, stream, train
+from tests.loops import Hang, ProbedStore, Replay, collection, endless, hooked, stream, train
 
 
 class Counting:

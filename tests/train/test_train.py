@@ -1,7 +1,6 @@
 """The training loop: its results, golden traces of its losses, and runs repeated with --config from the files they left."""
 
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -122,25 +121,20 @@ def test_a_folder_of_another_version_is_not_begun_anew(tmp_path):
 
 
 FLAGS = "--data synthetic:tiny --model dcnv2-tiny --deep 9,5 --dim 4 --batch 32 --steps 12 --valid 25% --eval-every 5"
-SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet --json"
-
-
-def result(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
-    assert main(args) == 0
-    return json.loads(capsys.readouterr().out)
+SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet"
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, dict[str, Any]]:
+def run(tmp_path: Path, as_json: Any) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path / "first"
     writes = ["--run", str(folder), "--save", str(tmp_path / "saved"), "--save-every", "5"]
-    return folder, result(capsys, "train", *FLAGS.split(), *SEED.split(), *writes)
+    return folder, as_json("train", *FLAGS.split(), *SEED.split(), *writes)
 
 
-def test_a_run_and_its_repetition_have_the_same_bits(run, capsys):
+def test_a_run_and_its_repetition_have_the_same_bits(run, as_json):
     folder, first = run
     for path in (folder, folder / "config.json"):
-        again = result(capsys, "train", "--config", str(path), "--quiet", "--json")
+        again = as_json("train", "--config", str(path), "--quiet")
         for what in ("loss", "auc", "test_logloss", "counters", "rows"):
             assert again[what] == first[what]
         assert again["save"] is None and again["run"] is None  # tests set SKIRL_RUNS=none
