@@ -86,6 +86,18 @@ def forked_trainers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
     monkeypatch.setattr(verify_trainers, "subprocess", SimpleNamespace(PIPE=subprocess.PIPE, Popen=start))
 
 
+@pytest.fixture
+def as_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Return `as_json(*words)`, which runs a command with --json and returns what it printed."""
+    from skirl.cli import main
+
+    def run(*words: str) -> dict[str, Any]:
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """Return the folder of real data sets whose licences do not allow us to ship them. Skip the test if it is missing."""

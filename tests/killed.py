@@ -19,7 +19,6 @@ ENDLESS = Setup(batches=None, passes=1, depth=5)  # type: ignore[arg-type]
 
 
 def resumed(folder: Path) -> Run:
-    """Return a run that resumes from its last checkpoint, if there is one."""
     run = Run(ENDLESS)
     return run.load(folder) if numbers(folder) else run
 
@@ -47,7 +46,6 @@ def forked(child: Callable[[Callable[[], object]], None]) -> tuple[int, int]:
 
 
 def ended(pid: int, reading: int) -> int:
-    """Wait for a process to end and return its exit code."""
     os.close(reading)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

@@ -14,6 +14,7 @@ from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Bags, Reference
 from skirl.core.tables import Schema
 from skirl.engine.access import peek
+from skirl.pipeline.stages import StageHook
 from skirl.store import MemoryStore, Record
 
 TABLES = (
@@ -62,7 +63,6 @@ def train(embeddings: skirl.EmbeddingBagCollection, batch: Batch, factor: float 
 
 
 def loop(batches: Iterable[Batch], embeddings: skirl.EmbeddingBagCollection) -> int:
-    """Train on all batches and return their number."""
     steps = 0
     for batch in batches:
         train(embeddings, batch)
@@ -78,6 +78,13 @@ def every_row(embeddings: skirl.EmbeddingBagCollection) -> np.ndarray:
             keys = (np.int64(t) << 48) + np.arange(TABLES[t].rows, dtype=np.int64)
             parts.append(peek(embeddings.engine, keys, bank).reshape(-1))
     return np.concatenate(parts).view(np.uint8)
+
+
+def hooked(hook: StageHook | None, *args: Any, **options: Any) -> skirl.Lookahead:
+    """Return `skirl.lookahead` with a hook that its signature does not expose."""
+    ahead = skirl.lookahead(*args, **options)
+    ahead.hook = hook
+    return ahead
 
 
 class Replay:
@@ -99,7 +106,6 @@ class Replay:
         return self._states[steps]
 
     def check(self, embeddings: skirl.EmbeddingBagCollection, steps: int) -> None:
-        """Assert that the rows equal those after this many steps, bit for bit."""
         assert every_row(embeddings).tobytes() == self.after(steps).tobytes(), f"not the rows after {steps} steps"
 
     def find(self, embeddings: skirl.EmbeddingBagCollection, candidates: Iterable[int]) -> int:

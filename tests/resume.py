@@ -32,8 +32,6 @@ ROWS: list[RowOptimizer] = [
 
 @dataclass(frozen=True)
 class Setup:
-    """All the settings of a run."""
-
     rows: RowOptimizer = ROWS[3]
     dense: str = "adam"
     loader: str = "synthetic"
@@ -142,8 +140,8 @@ class Run:
     def parts(self) -> list[Any]:
         return [self.dense, *self.schedules]
 
-    def save(self, folder: Path) -> None:
-        skirl.save(folder, model=self.model, optimizers=self.parts, data=self.batches)
+    def save(self, folder: Path, **options: Any) -> skirl.Saving:
+        return skirl.save(folder, model=self.model, optimizers=self.parts, data=self.batches, **options)
 
     def load(self, folder: Path) -> "Run":
         skirl.load(folder, model=self.model, optimizers=self.parts, data=self.batches)
@@ -177,7 +175,6 @@ class Run:
                         return
 
     def bits(self) -> dict[str, Any]:
-        """Return everything that makes up a run's state at its end."""
         rows = self.model.rows
         rows.flush()
         found: dict[str, Any] = {"table_steps": rows.engine.packs[0].steps.tolist(), "lr": rows.optimizer.lr}

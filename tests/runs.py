@@ -21,7 +21,7 @@ from skirl.engine.window import FIRST_WINDOW
 from skirl.engine.work import Work
 from tests.engine.device.delayed import DelayedStreams
 from tests.engine.device.lazy import World
-from tests.hooked import hooked
+from tests.loops import hooked
 from tests.oracle.brute import Residents, window_ends
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
 

@@ -3,7 +3,7 @@
 import copy
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,21 @@ from skirl.core.tables import Schema
 from skirl.engine.access import peek
 from skirl.engine.engine import Engine
 from skirl.store import MemoryStore, Record
+
+
+def jagged(
+    rng: np.random.Generator,
+    rows: Mapping[str, int],
+    samples: int,
+    least: int = 0,
+    most: int = 3,
+    one: Sequence[str] = (),
+) -> KeyedJagged:
+    """Return `least` to `most` ids below its rows for each feature and sample, and exactly one for features in `one`."""
+    lengths = rng.integers(least, most + 1, (len(rows), samples))
+    lengths[[name in one for name in rows]] = 1
+    ids = rng.integers(0, np.repeat([*rows.values()], lengths.sum(1)))
+    return KeyedJagged(list(rows), torch.from_numpy(ids), lengths=torch.from_numpy(lengths.reshape(-1)))
 
 
 @dataclass

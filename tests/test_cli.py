@@ -1,4 +1,4 @@
-"""The command line as a user sees it: what it prints where, and its exit codes."""
+"""The command line as a user sees it: what it prints where, its exit codes, and flags from a file."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
@@ -21,7 +22,7 @@ from skirl.cli.plan import Size
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train, Verify
 from skirl.engine.engine import Damaged
-from skirl.tools.flags import flags_of, option
+from skirl.tools.flags import Flag, flags_of, option
 from tests.warm import COMMAND, PIPE, Python
 
 SOURCE = str(Path(cli.__file__).parents[2])
@@ -42,15 +43,11 @@ def environment() -> dict[str, str]:
 
 
 def exit_code(*args: str) -> int:
-    """Run skirl in this process and return its exit code."""
     return cli.main(args)
 
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-# Words.
 
 
 def test_version(capsys):
@@ -62,12 +59,6 @@ def test_python_m_is_the_command():
     """As torchrun starts it. The exit code is the command's."""
     done = skirl("trian")
     assert done.returncode == 2 and "did you mean 'train'?" in done.stderr
-
-
-def test_a_flag_for_a_command_is_exit_code_2(capsys):
-    assert exit_code("--steps", "3") == 2
-    caught = capsys.readouterr()
-    assert "'--steps' is not a command" in caught.err and not caught.out
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -116,20 +107,14 @@ def test_help_and_a_wrong_flag_need_no_torch():
     assert all(f"\n  {name} " in done.stdout for name in cli.COMMANDS)
 
 
-# Flags.
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
-        ("size --cache 5", "there is no flag --cache, which is one of skirl train: leave it out"),
-        ("train --learning-rate 1", "there is no flag --learning-rate: did you mean --lr?"),
         (
             "evaluate --config d.toml",
             "there is no flag --config: only skirl train, verify, size, place and sweep read flags from a file",
         ),
-        ("train --config a.toml --config=b.toml", "--config is given 2 times: put all flags into one file"),
         (f"train {' '.join(SMALL)} --cache touched:2%", "--cache 76 is 76 rows, batch 0 needs 219"),
     ],
 )
@@ -137,9 +122,6 @@ def test_an_error_names_what_was_written(capsys, args, said):
     """A flag that is missing is told only once all others are known."""
     assert exit_code(*args.split(), *(["--quiet"] if "--cache" in args else [])) in (1, 2)
     assert said in one_line(capsys.readouterr().err)
-
-
-# Running.
 
 
 def test_a_run_prints_plain_lines_and_a_summary(python: Python):
@@ -236,18 +218,12 @@ def test_nobody_reading_is_no_traceback():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-# Checkpoints.
-
-
 def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
     flags = [*SMALL, "--cache", "500", "--quiet", "--save", str(tmp_path)]
     assert exit_code("train", *flags) == 0
     capsys.readouterr()
     assert exit_code("train", *flags, "--resume") == 0
     assert "the run had ended at step 40: nothing was left to train" in capsys.readouterr().out
-
-
-# Any command.
 
 
 @dataclass
@@ -295,3 +271,63 @@ def test_errors_that_are_sentences_have_no_traceback_and_others_do(capsys, monke
     monkeypatch.setenv("SKIRL_TRACEBACK", "1")
     with pytest.raises(ValueError):
         exit_code("traffic", "--number", "-1")
+
+
+@dataclass
+class Flags:
+    batch: int = 1
+    rate: float | None = None
+    depth: int | Literal["auto", "epoch"] = "auto"
+    layers: tuple[int, ...] = ()
+    out: Path | None = None
+    quiet: bool = False
+    name_of_run: str = ""
+
+
+FLAGS = flags_of(Flags)
+TRAIN = {name: Flag(name, str, "", "", group) for name, group in (("lr", ""), ("from_", "save"), ("out", "save"))}
+
+
+def read(path: Path, text: str) -> dict[str, object]:
+    path.write_text(text)
+    return read_config(path, "train", FLAGS, TRAIN)
+
+
+def test_toml_and_json_give_the_same_flags(tmp_path):
+    toml = (
+        'batch = 8\nrate = 1\ndepth = "epoch"\nlayers = [4, 2]\nout = "x"\nquiet = true\nname-of-run = "a"\nlr = 3.0\n'
+    )
+    flags = {"batch": 8, "rate": 1, "depth": "epoch", "layers": [4, 2], "out": "x", "quiet": True}
+    flags |= {"name_of_run": "a", "lr": 3.0}
+    expected = {"batch": 8, "rate": 1.0, "depth": "epoch", "layers": (4, 2), "out": Path("x"), "quiet": True}
+    expected["name_of_run"] = "a"
+    assert read(tmp_path / "a.toml", toml) == read(tmp_path / "a.json", json.dumps(flags)) == expected
+
+
+def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_path):
+    of_run = json.dumps({"command": "train", "flags": {"batch": 8, "rate": None, "out": "x"}, "begun_at": 0})
+    assert read(tmp_path / "config.json", of_run) == {"batch": 8, "rate": None}
+    assert read_config(tmp_path, "train", FLAGS, TRAIN) == {"batch": 8, "rate": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("batch = 8.0", "batch is 8.0: set it to a whole number"),
+        ("batch = true", "batch is true: set it to a whole number"),
+        ('rate = "fast"', 'rate is "fast": set it to a number'),
+        ('depth = "all"', 'depth is "all": set it to a whole number, "auto" or "epoch"'),
+        ("layers = [4, 2.5]", "layers is [4, 2.5]: set it to a list, each a whole number"),
+        ("out = 3", "out is 3: set it to a path"),
+        ("quiet = 1", "quiet is 1: set it to true or false"),
+        ("name-of-run = 1000", 'name-of-run is 1000: set it to text, such as "1000"'),
+        ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
+        ("[model]\ndim = 8", "[model] is a table: write flags at the top of the file"),
+        ("batch 8", "this is not valid TOML (Expected '=' after a key"),
+    ],
+)
+def test_anything_else_is_refused_by_file_and_key(tmp_path, line, said):
+    with pytest.raises(ValueError) as error:
+        read(tmp_path / "run.toml", line)
+    assert str(error.value).startswith(f"{tmp_path / 'run.toml'}: {said}")
+    assert "\n" not in str(error.value)

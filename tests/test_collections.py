@@ -13,16 +13,14 @@ from torch import nn
 
 import skirl
 from tests.cases import cases
-from tests.streams import used_rows
+from tests.streams import jagged, used_rows
 
 USERS = [skirl.Table("user", 40, 4), skirl.Table("city", 9, 4, pooling="mean")]
 ITEMS = [skirl.Table("item", 60, 6, features=("clicked", "bought"))]
-FEATURES = ["user", "city", "clicked", "bought"]
+FEATURES = {"user": 40, "city": 9, "clicked": 60, "bought": 60}
 
 
 class Two(nn.Module):
-    """Bags of users and sequences of items, each in its own module."""
-
     def __init__(self, cache: int | str = 12, store: str = "memory", **options: Any) -> None:
         super().__init__()
         second = store if store == "memory" else f"{store}-items"
@@ -38,16 +36,8 @@ class Two(nn.Module):
 
 
 def loader(batches: int, seed: int = 0, samples: int = 3) -> list[skirl.KeyedJagged]:
-    rng, made = np.random.default_rng(seed), []
-    for _ in range(batches):
-        lengths = rng.integers(0, 3, len(FEATURES) * samples)
-        rows = np.repeat(np.repeat([40, 9, 60, 60], samples), lengths)
-        made.append(
-            skirl.KeyedJagged(
-                FEATURES, torch.from_numpy(rng.integers(0, rows)), lengths=torch.from_numpy(lengths.astype(np.int64))
-            )
-        )
-    return made
+    rng = np.random.default_rng(seed)
+    return [jagged(rng, FEATURES, samples, most=2) for _ in range(batches)]
 
 
 def train(
@@ -131,8 +121,6 @@ def test_rows_of_two_collections_go_out_and_in(tmp_path: Path):
             assert [trained.loss(one).item() for one in ids] == [other.loss(one).item() for one in ids]
 
 
-# Different widths.
-
 DIMS = (3, 5, 8)
 
 
@@ -144,7 +132,7 @@ def needs(draw: st.DrawFn) -> tuple[int, list[list[list[int]]]]:
     return widths, draw(st.lists(st.lists(rows, min_size=widths, max_size=widths), min_size=1, max_size=24))
 
 
-def jagged(batch: list[list[int]]) -> skirl.KeyedJagged:
+def of_lists(batch: list[list[int]]) -> skirl.KeyedJagged:
     ids = torch.tensor([row for rows in batch for row in rows], dtype=torch.int64)
     return skirl.KeyedJagged([f"f{i}" for i in range(len(batch))], ids, lengths=torch.tensor([len(r) for r in batch]))
 
@@ -152,7 +140,7 @@ def jagged(batch: list[list[int]]) -> skirl.KeyedJagged:
 def run(widths: int, batches: list[list[list[int]]], cache: int | str, **options: Any) -> tuple[Any, ...]:
     tables = [skirl.Table(f"f{i}", 20, dim) for i, dim in enumerate(DIMS[:widths])]
     rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.3), cache=cache, seed=1)
-    losses = train(rows, [jagged(batch) for batch in batches], **options)
+    losses = train(rows, [of_lists(batch) for batch in batches], **options)
     if isinstance(cache, int):
         unused = widths - 1  # a bank that no batch uses still has one slot
         assert rows.engine.capacity.split is None or sum(rows.engine.capacity.split.slots) <= cache + unused
@@ -160,7 +148,6 @@ def run(widths: int, batches: list[list[list[int]]], cache: int | str, **options
 
 
 def least(batches: list[list[list[int]]]) -> int:
-    """Return the smallest cache that holds every batch."""
     return max(1, max(sum(len(set(rows)) for rows in batch) for batch in batches))
 
 
@@ -178,7 +165,7 @@ def test_without_a_lookahead_the_cache_is_split_anew_as_well():
     def trained(cache: int | str) -> dict[int, bytes]:
         rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.3), cache=cache)
         for batch in batches:
-            loss_of(rows(jagged(batch)).values()).backward()
+            loss_of(rows(of_lists(batch)).values()).backward()
         return used_rows(rows.engine)
 
     assert trained(3) == trained("100%")
@@ -188,7 +175,7 @@ def test_a_run_goes_on_after_a_split_that_a_checkpoint_saw(tmp_path: Path):
     rng = np.random.default_rng(1)
     batches = [[list(rng.integers(0, 20, n)), list(rng.integers(0, 20, 6 - n))] for n in rng.integers(0, 7, 30)]
     tables = [skirl.Table("f0", 20, 3), skirl.Table("f1", 20, 5)]
-    data = [jagged(batch) for batch in batches]
+    data = [of_lists(batch) for batch in batches]
 
     def made() -> skirl.EmbeddingBagCollection:
         return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.3), cache=least(batches))

@@ -132,7 +132,6 @@ def cases_of(draw) -> Case:
 
 
 def count(tally: Counter[str], case: Case, report: Report) -> None:
-    """Count which situations a case covered."""
     tally["cases"] += 1
     tally["fetched again inside the prefetch distance"] += report.near > 0
     tally["smallest capacity"] += case.spare == SMALLEST and report.tight

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.test_groups import start
 from tests.warm import Python
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +73,7 @@ def test_two_trainers_end_with_the_weights_of_one(python: Python) -> None:
     *lines, total, weights = alone.stdout.splitlines()
     losses = [float(line.split()[-1]) for line in lines]
     assert len(losses) == 4 and losses[-1] < losses[0]
-    for rank, process in enumerate(start(python, 2, str(EXAMPLES), code=TRAINERS)):
+    for rank, process in enumerate(python.team(2, TRAINERS, str(EXAMPLES))):
         with process:
             out, err = process.communicate(120)
             assert process.returncode == 0, err

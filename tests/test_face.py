@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import skirl
+from tests.streams import jagged
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
 # fmt: off
@@ -45,7 +47,6 @@ STEPS = 40
 
 
 def example(replacements: dict[str, str]) -> str:
-    """Return the example with some values replaced."""
     code = FACE
     for old, new in replacements.items():
         assert code.count(old) == 1, f"{old} is not in the example"
@@ -74,20 +75,12 @@ class MyModel(nn.Module):
 
 def batches() -> list[skirl.Batch]:
     """Return batches of users and items from the whole tables, some of them frequent."""
-    chance = torch.Generator().manual_seed(0)
-    users = torch.randint(0, 10_000_000, (30,), generator=chance)
-    items = torch.randint(0, 50_000_000, (60,), generator=chance)
-    out = []
+    rng, out = np.random.default_rng(0), []
     for _ in range(STEPS):
-        lengths = torch.cat([torch.ones(8), torch.randint(0, 3, (16,), generator=chance)]).long()
-        ids = torch.cat(
-            [
-                users[torch.randint(0, 30, (8,), generator=chance)],
-                items[torch.randint(0, 60, (int(lengths[8:].sum()),), generator=chance)],
-            ]
-        )
-        sparse = skirl.KeyedJagged(["user", "clicked", "bought"], ids, lengths=lengths)
-        out.append(skirl.Batch(torch.empty(8, 0), sparse, (users[:8] % 2).float()))
+        sparse = jagged(rng, {"user": 30, "clicked": 60, "bought": 60}, 8, most=2, one=["user"])
+        labels = (sparse.values()[:8] % 2).float()
+        sparse.values()[:] *= 333_333
+        out.append(skirl.Batch(torch.empty(8, 0), sparse, labels))
     return out
 
 

@@ -23,8 +23,6 @@ from skirl.cli import main
 from skirl.data import DataFlags
 from skirl.train.recipe import Recipe
 
-# Files.
-
 SCHEMA = """
 [file]
 delimiter = ","
@@ -74,7 +72,6 @@ TINY = f"--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --steps 8 {Q
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create the files that the mistakes are made with."""
     path = tmp_path_factory.mktemp("mistakes")
     for name, text in TEXTS.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +96,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if file.is_file() and file.suffix != ".json":
             file.write_bytes(file.read_bytes()[:-1] + b"?")
     return path
-
-
-# Names that Python users have at hand.
 
 
 def has() -> dict[str, Any]:
@@ -166,8 +160,8 @@ MISTAKES = mistakes()
 
 
 DO = re.compile(
-    r"\b(add|call|did you mean|fix|get|give|install|iterate|leave|make|map|mend|name|pass|run|set|take|tell|unpack|use|write"
-    r"|--help lists|must wrap)\b|for instance"
+    r"\b(add|call|convert|did you mean|fix|get|give|install|iterate|leave|make|map|mend|name|pass|put|run|set|take|tell"
+    r"|unpack|use|write|--help lists|must wrap)\b|for instance"
 )
 """Every sentence must contain one of these words, because it has to say what to do."""
 

@@ -22,7 +22,6 @@ from skirl.engine.capacity import DoesNotFit
 from skirl.engine.engine import Damaged
 from skirl.engine.kernels import cpu
 from skirl.pipeline.stages import StageStuck
-from tests.hooked import hooked
 from tests.loops import (
     FEATURES,
     Broken,
@@ -31,6 +30,7 @@ from tests.loops import (
     Replay,
     collection,
     fail_at,
+    hooked,
     loop,
     our_threads,
     stream,

@@ -28,7 +28,6 @@ def section(name: str) -> str:
 
 
 def stops() -> list[tuple[str, str, str]]:
-    """Return the class, the function and the file of each stop."""
     found = re.findall(r"^\| (\d+) \| `(\w+)\.(\w+)` \| ([\w/.]+) \|", section("The way of a batch"), re.MULTILINE)
     assert [int(number) for number, *_ in found] == list(range(1, len(found) + 1))
     return [stop[1:] for stop in found]

@@ -42,8 +42,7 @@ def saves(run: Run, folder: Path, steps: list[int], **options: Any) -> list[skir
 
     def saved(step: int) -> None:
         if step in steps:
-            whole = {"model": run.model, "optimizers": run.parts, "data": run.batches, "wait": False}
-            found.append(skirl.save(folder, **whole, **options))
+            found.append(run.save(folder, wait=False, **options))
 
     run.train(saved=saved)
     found[-1].wait()
@@ -85,8 +84,7 @@ def held_up() -> None:
 
         def saved(step: int) -> None:
             if step == 7:
-                whole = {"model": run.model, "optimizers": run.parts, "data": run.batches}
-                begun.append(skirl.save(folder, **whole, wait=False))
+                begun.append(run.save(folder, wait=False))
             if step == 20:
                 assert not begun[0].done and not numbers(folder)
                 go.set()
@@ -205,7 +203,7 @@ def damage(store: str) -> None:
             run = Run(replace(setup, store=on(store, folder / "other"))).load(copy)
             assert run.begun == 4, name
             assert_same(run.train(), whole)
-            skirl.save(copy, model=run.model, optimizers=run.parts, data=run.batches, keep_last=2)
+            run.save(copy, keep_last=2)
             assert numbers(copy) == [2, 4], "the damaged one is no longer one to count on"
             run.model.rows.close()
             shutil.rmtree(copy)
@@ -216,12 +214,9 @@ def older_start() -> None:
     """A start that is no longer the newest adds and removes nothing, whenever it finds out."""
     setup, real = Setup(batches=6, passes=1), FrozenCollection.write
 
-    def save(run: Run, folder: Path) -> None:
-        skirl.save(folder, model=run.model, optimizers=run.parts, data=run.batches)
-
     with scratch() as folder, pytest.MonkeyPatch.context() as patch:
         older = Run(setup).train()
-        save(older, folder)
+        older.save(folder)
         theirs = folder / "dense-0123456789abcdef"  # written by a newer start, which has not named it yet
         draft = folder / "checkpoint-000002.json-0123456789abcdef.tmp"
         draft.touch()
@@ -235,10 +230,10 @@ def older_start() -> None:
         patch.setattr(FrozenCollection, "write", overtaken)
         for _ in range(2):  # first when it writes its header, then at once
             with pytest.raises(folders.Superseded, match="belongs to a newer start of the run, and this is start 1"):
-                save(older, folder)
+                older.save(folder)
             assert numbers(folder) == [1] and theirs.is_dir()
         newer = Run(setup).load(folder)
-        save(newer, folder)
+        newer.save(folder)
         assert [path.name for path in folder.glob("start-*")] == ["start-000003"] and not theirs.exists()
         assert folders.read(folders.header(folder, 2))["start"] == 3
 

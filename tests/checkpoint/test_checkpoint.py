@@ -129,7 +129,6 @@ def test_a_pass_begun_anew_in_a_resumed_run(tmp_path: Path) -> None:
 
 
 def test_without_a_lookahead(tmp_path: Path) -> None:
-    """A run without a position in the data."""
     setup = Setup()
     batches = list(setup.data)
 

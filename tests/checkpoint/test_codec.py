@@ -40,7 +40,6 @@ values = st.recursive(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values are equal in type and in every bit."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

@@ -1,6 +1,5 @@
 """Rows are exported to plain PyTorch and imported from it, and predictions stay the same."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import skirl
 from skirl.cli import main
 from skirl.cli.files import Import
 from skirl.engine.access import peek
+from tests.streams import jagged
 
 TABLES = [skirl.Table("user", 300, 8), skirl.Table("item", 200, 8, features=("clicked",), pooling="mean")]
 NAMES = ["user", "clicked"]
@@ -43,9 +43,7 @@ class Model(nn.Module):
 
 
 def batch(seed: int, longest: int) -> skirl.KeyedJagged:
-    draw = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, longest + 1, (2 * 32,), generator=draw)
-    return skirl.KeyedJagged(NAMES, torch.randint(0, 200, (int(lengths.sum()),), generator=draw), lengths=lengths)
+    return jagged(np.random.default_rng(seed), dict.fromkeys(NAMES, 200), 32, least=1, most=longest)
 
 
 def made(store: str = "memory") -> skirl.EmbeddingBagCollection:
@@ -93,12 +91,12 @@ def test_an_imported_model_predicts_the_same_and_trains_on(tmp_path: Path) -> No
     assert torch.equal(again.eval()(batch(7, 3)), model.eval()(batch(7, 3)))
 
 
-def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, as_json: Any) -> None:
     plain = Model().eval()
     torch.save(plain.state_dict(), tmp_path / "in.pt")
-    flags = ["--prefix", "bags.", "--optimizer", "adagrad", "--json"]
-    assert main(["import", str(tmp_path / "in.pt"), "--out", str(tmp_path / "c"), *flags]) == 0
-    assert json.loads(capsys.readouterr().out)["tables"] == {"item": 200, "user": 300}
+    flags = ["--prefix", "bags.", "--optimizer", "adagrad"]
+    done = as_json("import", str(tmp_path / "in.pt"), "--out", str(tmp_path / "c"), *flags)
+    assert done["tables"] == {"item": 200, "user": 300}
     model = Model(made())
     assert skirl.import_rows(model, tmp_path / "c") == {"user": 300, "item": 200}
     model.top.load_state_dict(plain.top.state_dict())

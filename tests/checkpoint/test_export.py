@@ -16,7 +16,7 @@ import skirl
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Reference
 from skirl.train.verify import _bags
-from tests.hooked import hooked
+from tests.loops import hooked
 from tests.resume import ROWS
 
 TABLES = [

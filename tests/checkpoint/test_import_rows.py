@@ -21,7 +21,6 @@ def made() -> skirl.EmbeddingBagCollection:
 
 
 def rows_of(embeddings: skirl.EmbeddingBagCollection) -> dict[str, torch.Tensor]:
-    """Return every row of tables a and b, as evaluation sees it."""
     ids = skirl.KeyedJagged.one_hot(["a", "b"], torch.arange(6)[:, None].expand(6, 2))
     out = embeddings.eval()(ids)
     return {name: out[name].detach().clone() for name in ("a", "b")}

@@ -79,15 +79,14 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(Setup()).train(until=3)
-    whole: dict[str, Any] = {"model": run.model, "optimizers": run.parts, "data": run.batches}
-    skirl.save(tmp_path, **whole)
+    run.save(tmp_path)
     monkeypatch.setattr(saving, "write_sealed", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
-    failing = skirl.save(tmp_path, **whole, wait=False)
+    failing = run.save(tmp_path, wait=False)
     with pytest.raises(OSError, match="got no new checkpoint, the disk is full"):
-        skirl.save(tmp_path, **whole)
+        run.save(tmp_path)
     monkeypatch.undo()
     assert failing.done and numbers(tmp_path) == [1]
-    assert skirl.save(tmp_path, **whole).number == 2
+    assert run.save(tmp_path).number == 2
     assert_same(Run(Setup()).load(tmp_path).train(), Run(Setup()).train())
 
 
@@ -112,13 +111,12 @@ def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
         raise OSError(28, "No space left")
 
     def saved(step: int) -> None:
-        whole: dict[str, Any] = {"model": run.model, "optimizers": run.parts, "data": run.batches}
         if step in (2, 8):
-            skirl.save(folder, **whole)
+            run.save(folder)
         elif step == 5:
             with monkeypatch.context() as patched, pytest.raises(NotWritten, match=sentence) as caught:
                 patched.setattr(*target, fail)
-                skirl.save(folder, **whole)
+                run.save(folder)
             assert caught.value.errno == 28 and numbers(folder) == [1]
 
     run.train(saved=saved)
@@ -141,7 +139,7 @@ def test_what_a_killed_export_has_left_goes_a_day_later(tmp_path: Path) -> None:
 
 def test_closing_waits_for_the_checkpoint(tmp_path: Path) -> None:
     run = Run(Setup()).train(until=3)
-    skirl.save(tmp_path, model=run.model, optimizers=run.parts, data=run.batches, wait=False)
+    run.save(tmp_path, wait=False)
     run.model.rows.close()
     assert numbers(tmp_path) == [1]
     assert_same(Run(Setup()).load(tmp_path).train(), Run(Setup()).train())

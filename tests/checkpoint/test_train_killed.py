@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from skirl.cli import main
 from tests.warm import COMMAND, PIPE, Python
 
 FLAGS = [
     "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "32", "--threads", "1", "--cache", "400",
-    "--quiet", "--json",
+    "--quiet",
 ]  # fmt: skip
 
 
@@ -39,10 +38,10 @@ def wait_for_a_checkpoint(saves, number: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 0), (signal.SIGINT, "Ctrl-C", 130)])
-def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(python: Python, tmp_path, capsys, number, name, code):
+def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(python: Python, tmp_path, as_json, number, name, code):
     saves = tmp_path / "saves"
     flags = ["--steps", "100000", "--save", str(saves), "--save-every", "10"]
-    with python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
+    with python.start(COMMAND, "train", *FLAGS, "--json", *flags, stdout=PIPE, stderr=PIPE) as run:
         wait_for_a_checkpoint(saves, 2)
         run.send_signal(number)
         out, err = run.communicate(timeout=120)
@@ -51,11 +50,9 @@ def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(python: Python, t
     assert stopped["checkpoints"]["stopped_by"] == name
     assert 10 <= stopped["steps"] < 100_000
     steps = str(stopped["steps"] + 5)
-    assert main(["train", *FLAGS, "--steps", steps, "--save", str(saves), "--resume"]) == 0
-    resumed = json.loads(capsys.readouterr().out)
+    resumed = as_json("train", *FLAGS, "--steps", steps, "--save", str(saves), "--resume")
     assert resumed["begun_at"] == stopped["steps"]  # not from an earlier interval
-    assert main(["train", *FLAGS, "--steps", steps]) == 0
-    whole = json.loads(capsys.readouterr().out)
+    whole = as_json("train", *FLAGS, "--steps", steps)
     for name in ("loss", "auc", "samples"):
         assert resumed[name] == whole[name], name
 

@@ -1,10 +1,10 @@
-"""Tables selected by patterns of their names."""
+"""Tables selected by patterns of their names, and the learning rates of their rows, set as torch does."""
 
 import numpy as np
 import pytest
 import torch
 
-from skirl.core.groups import Groups, Setting
+from skirl.core.groups import Groups, Setting, TorchHandle
 from skirl.core.optim import SGD, Adagrad, Adam, padded
 from skirl.core.tables import Table
 from skirl.engine.packs import Pack
@@ -19,18 +19,9 @@ def test_the_first_pattern_that_matches_counts():
     assert Groups(TABLES, SGD()).all == (("*", SGD(), (0, 1, 2, 3)),)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "error", "says"),
-    [
-        ({"user_*": SGD()}, ValueError, "optimizer has no pattern for table 'item': add its name, or '\\*' for all"),
-        ({"*": SGD(), "item": Adam()}, ValueError, "optimizer has 'item', which is not the first match of any table"),
-        ({}, ValueError, "no pattern for table 'user_id'"),
-        ({"*": torch.optim.Adam}, TypeError, r"optimizer\['\*'\] is the class torch.optim.adam.Adam: rows have their"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(optimizer, error, says):
-    with pytest.raises(error, match=says):
-        Groups(TABLES, optimizer)
+def test_a_pattern_that_comes_too_late_is_refused():
+    with pytest.raises(ValueError, match="optimizer has 'item', which is not the first match of any table"):
+        Groups(TABLES, {"*": SGD(), "item": Adam()})
 
 
 def test_scalars_are_those_of_each_tables_rule_and_settings():
@@ -54,3 +45,22 @@ def test_two_rules_of_one_name_do_not_share_rows():
 
     first, second = Pack(TABLES, {"item": Other(), "*": Adagrad()}, 0).kinds[:2]
     assert first != second
+
+
+def made(optimizer=None):
+    return TorchHandle(Groups([Table("user", 9, 4), Table("item", 9, 4)], optimizer or SGD(lr=1.0)))
+
+
+def test_each_group_has_its_settings():
+    handle = made({"user": Adam(lr=0.5, weight_decay=0.1), "*": SGD(lr=2.0)})
+    handle.param_groups[1]["lr"] = torch.tensor(0.25)
+    handle.param_groups[0]["weight_decay"] = 0.2
+    assert handle.settings() == [(0.5, 0.2), (0.25, 0.0)]
+    with pytest.raises(ValueError, match="tables have several learning rates"):
+        _ = handle.lr
+
+
+def test_the_state_of_other_groups_is_refused():
+    handle = made({"user": Adam(), "*": SGD()})
+    with pytest.raises(ValueError, match=r"has the groups \['\*'\] of tables .*, but this collection has \['user', "):
+        handle.load_state_dict(made().state_dict())

@@ -15,7 +15,6 @@ NUMBERS = st.integers(0, 3) | st.integers(0, 2**48 - 1)
 
 @st.composite
 def batches(draw) -> tuple[dict[str, list[list[int]]], int]:
-    """Draw bags of ids, by feature, and the number of samples."""
     samples = draw(st.integers(0, 4))
     bags = st.lists(st.lists(NUMBERS, max_size=4), min_size=samples, max_size=samples)
     return draw(st.dictionaries(st.sampled_from("abc"), bags, min_size=1)), samples

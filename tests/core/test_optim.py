@@ -207,21 +207,3 @@ def test_clip_scales_a_row_to_its_norm():
     grads = np.array([[3.0, 4.0, 0, 0, 0], [0.3, 0.4, 0, 0, 0]])
     update(SGD(lr=1.0, clip=1.0), cache, np.arange(2), [np.array([0]), np.array([1])], grads, 1)
     np.testing.assert_allclose(-cache, [[0.6, 0.8, 0, 0, 0], [0.3, 0.4, 0, 0, 0]])
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: Adagrad(initial_accumulator_value=-1), "Adagrad: initial_accumulator_value is -1, set it to"),
-        (lambda: RowwiseAdagrad(eps=math.nan), "RowwiseAdagrad: eps is nan, set it to"),
-        (lambda: Adam(clip=0.0), "Adam: clip is 0.0, set it to a norm above 0"),
-        (lambda: Adam(weight_decay=math.inf), "Adam: weight_decay is inf, set it to a finite number, 0 or more"),
-        (lambda: SGD(momentum=1.0), "SGD with momentum: momentum is 1.0, set it to 0 or more and below 1"),
-        (lambda: SGD(nesterov=True), "nesterov looks ahead along the momentum, and momentum is 0: set it above 0"),
-        (lambda: FTRL(lr=0.0), "FTRL: lr is 0, set it above 0; to keep rows as they are, freeze their table"),
-        (lambda: FTRL(beta=0.0), "FTRL: beta and l2 are 0, set one above 0"),
-    ],
-)
-def test_bad_parameters_are_refused(make, says):
-    with pytest.raises(ValueError, match=says):
-        make()

@@ -41,8 +41,6 @@ columns = ["y", "x", "item"]
 
 @dataclass
 class Case:
-    """One malformed file."""
-
     name: str
     make: Callable[[Path], Any]
     words: tuple[str, ...]
@@ -78,7 +76,6 @@ def raw(data: bytes) -> Callable[[Path], Any]:
 
 
 def line(number: int, data: bytes) -> Callable[[Path], Any]:
-    """Return a function that writes Criteo text with one changed line."""
     lines = text().splitlines(keepends=True)
     lines[number] = data
     return raw(b"".join(lines))
@@ -93,8 +90,6 @@ def parquet(**columns: Any) -> Callable[[Path], Any]:
 
 
 def cut(make: Callable[[Path], Any], keep: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
-    """Return a function that makes a file and then damages it."""
-
     def made(path: Path) -> None:
         make(path)
         path.write_bytes(keep(path.read_bytes()))

@@ -1,6 +1,5 @@
 """Each malformed file gives its own error: where, what was found, what was expected, what to do. Or its rows are skipped."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +81,12 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
 SMALL = "--model dlrm-tiny --dim 4 --batch 64 --rows 500 --cache 3000 --threads 1 --quiet".split()  # noqa: SIM905
 
 
-def test_skipped_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: Any) -> None:
     rows = logs.criteo_rows(200)
     rows[50][0] = "maybe"
     path = logs.write_tsv(tmp_path / "day_0", rows)
     train = ["train", "--data", f"criteo:{path}", *SMALL]
-    assert cli.main([*train, "--bad-rows", "skip", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = as_json(*train, "--bad-rows", "skip")
     assert (result["samples"], result["bad_rows_skipped"]) == (199, 1)
     assert result["first_bad_row"] == f"line 51 of {path}"
     rows[20][0] = "perhaps"

@@ -185,9 +185,6 @@ def test_workers_read_the_same_shards(folder: Path) -> None:
     assert list(map(samples_of, alone)) == list(map(samples_of, by_two))
 
 
-# The batch sampler
-
-
 class Backwards(Sampler[int]):
     """A user-defined sampler without a length."""
 

@@ -1,15 +1,16 @@
-"""The published counts of Criteo Kaggle, streams that resume bit for bit, and labels that can be learned."""
+"""The published counts of Criteo Kaggle, streams and sessions that resume bit for bit, and labels that can be learned."""
 
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from skirl.core.batch import Batch
+from skirl.core.batch import Batch, KeyedJagged
 from skirl.data import Synthetic
 from skirl.data.files.hashing import fold, named, unit
-from skirl.data.synthetic import _HEAT, EXPONENT, OFFSET, SHAPES, bits_for, mass_of, rank_at, scatter
+from skirl.data.synthetic import _HEAT, EXPONENT, OFFSET, SHAPES, Sessions, bits_for, mass_of, rank_at, scatter
 from skirl.tools.jit import kernel
 from tests.data.logs import plain
 
@@ -59,9 +60,6 @@ def test_counts_are_the_published_ones() -> None:
         if len(distinct) < 5:
             distinct.append(len(np.unique(ids)))
     assert hits == pytest.approx(0.92, abs=0.005) and np.mean(distinct) == pytest.approx(93_000, rel=0.03)
-
-
-# The stream
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -118,9 +116,6 @@ def test_ids_lie_in_their_tables_and_bags_have_random_lengths(pooling: int, size
         assert int(sparse.values()[first:end].max()) < rows
 
 
-# The power law
-
-
 def share(rows: int, below: np.ndarray) -> np.ndarray:
     """Return the share of accesses that go to ranks below some, from the integral of the density."""
 
@@ -139,3 +134,32 @@ def test_ranks_follow_the_density(rows: int) -> None:
     edges = np.unique(np.geomspace(1, rows, 12).astype(np.int64))
     measured = np.array([np.mean(ranks < edge) for edge in edges])
     assert np.abs(measured - share(rows, edges.astype(np.float64))).max() < 0.006  # Kolmogorov-Smirnov, 1 in 700
+
+
+def lists_of(ids: KeyedJagged) -> dict[str, list[tuple[int, ...]]]:
+    plain = ids.expanded()
+    bags = [tuple(bag.tolist()) for bag in plain.values().split(plain.lengths().tolist())]
+    return {name: bags[f * plain.stride() : (f + 1) * plain.stride()] for f, name in enumerate(plain.keys())}
+
+
+def test_a_sample_is_the_same_however_the_stream_is_cut():
+    def stream(batch: int, **options: int) -> Sessions:
+        return Sessions(batch_size=batch, seed=5, change=0.3, pooling_factor=4, **options)
+
+    whole, parts = stream(96).batch(1), list(stream(96, batches=2).sharded(0, 3, 3))[3:]
+    smaller = [stream(32).batch(i) for i in (3, 4, 5)]
+    for others in (parts, smaller):
+        found = [lists_of(part.sparse) for part in others]
+        joined = {name: list(chain.from_iterable(of[name] for of in found)) for name in found[0]}
+        assert joined == lists_of(whole.sparse)
+        assert torch.equal(torch.cat([part.labels for part in others]), whole.labels)
+        assert torch.equal(torch.cat([part.dense for part in others]), whole.dense)
+
+
+def test_lists_repeat_as_often_as_they_are_said_to():
+    for options, factor in (({}, 9.3), ({"change": 0.2}, 4.0)):
+        lists = lists_of(Sessions(batch_size=3000, pooling_factor=9, **options).batch(0).sparse)["seen_2"]
+        repeats = sum(a == b for a, b in pairwise(lists))
+        assert len(lists) / (len(lists) - repeats) == pytest.approx(factor, rel=0.15)
+    batch = Sessions(batch_size=512, once=False).batch(0)
+    assert not batch.sparse.groups and 0.1 < batch.labels.mean() < 0.5

@@ -115,16 +115,3 @@ def test_bytes_that_are_no_rows_have_no_verdict(tmp_path: Path) -> None:
     for kind in ("criteo", "avazu", "mind"):
         assert main(["analyze", f"{kind}:{tmp_path / 'day_0'}", "--user", "user", "--gap", "30m"]) == 1
         assert main(["analyze", f"{kind}:{tmp_path / 'day_0'}"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [({"session": "a", "user": "b"}, "both set"), ({"gap": "3s"}, "no user is named"), ({"user": "u"}, "and no gap"),
-     ({"user": "u", "gap": "soon"}, "gap is 'soon'"), ({"memory": "much"}, "memory is 'much'"),
-     ({"memory": "1KiB"}, "1MiB or more")],
-)  # fmt: skip
-def test_wrong_flags(flags: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Analyze("csv:nowhere", **flags)
-    with pytest.raises(ValueError, match="data is 'synthetic:tiny'"):
-        Analyze("synthetic:tiny")

@@ -142,7 +142,6 @@ def batches_of(folder: Path) -> list[Any]:
 
 
 def groups_in(folder: Path) -> list[list[int]]:
-    """Return the rows of each row group of each file."""
     metas = [pq.read_metadata(path) for path in sorted(folder.iterdir())]
     return [[meta.row_group(k).num_rows for k in range(meta.num_row_groups)] for meta in metas]
 

@@ -56,8 +56,6 @@ class Frame:
 
 
 class Session:
-    """The parts of a SparkSession that are used."""
-
     def __init__(self, seed: int) -> None:
         self.conf, self._draw = Conf({spark.AT_ONCE: "10000"}), random.Random(seed)
 
@@ -66,8 +64,6 @@ class Session:
 
 
 class Conf(dict[str, str]):
-    """Its settings."""
-
     set = dict.__setitem__
 
 

@@ -4,14 +4,12 @@ import tempfile
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import skirl
 from skirl.checkpoint import numbers
-from skirl.store import MemoryStore, Record
 from tests.cases import cases
 from tests.loops import CACHE, OPTIMIZER, TABLES, ProbedStore, collection, every_row, loop, stream, train
 
@@ -39,11 +37,6 @@ def test_counters_are_those_of_the_store():
     assert counters.written == moved["written"] > 0
     assert counters.new == len(embeddings.engine.seen)
     assert counters.bytes_written >= 24 * counters.written
-
-
-def test_a_store_of_other_records_is_refused():
-    with pytest.raises(ValueError, match="the store given has"):
-        collection(MemoryStore({0: Record(3), 1: Record(3), 2: Record(5)}))
 
 
 ACTS = st.one_of(

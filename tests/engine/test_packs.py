@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl import FTRL, SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdagrad, Table, Uniform
+from skirl import FTRL, SGD, Adagrad, Adam, Constant, Normal, RowwiseAdagrad, Table, Uniform
 from skirl.core.groups import Setting
 from skirl.engine.access import peek, put_rows
 from skirl.engine.engine import Engine
@@ -14,6 +14,7 @@ from skirl.engine.packs import Pack
 from skirl.engine.work import State
 from skirl.nn.current_step import StepByStep
 from tests.cases import cases
+from tests.streams import jagged
 
 ROWS = {"a": 40, "b": 60, "c": 50}
 RULES = [
@@ -46,15 +47,6 @@ def packs_of(draw, name):
     by_table = draw(st.booleans())
     optimizer = {"a": draw(st.sampled_from(RULES)), "*": rule} if by_table else rule
     return lambda: Pack(tables, optimizer, seed, name)
-
-
-def batches_of(rng, steps):
-    for _ in range(steps):
-        lengths = torch.from_numpy(rng.integers(0, 4, 4 * 4))
-        keys = ["a", "x", "y", "c"]
-        most = [40, 60, 60, 50]
-        ids = [rng.integers(0, most[n // 4], int(length)) for n, length in enumerate(lengths)]
-        yield KeyedJagged(keys, torch.from_numpy(np.concatenate(ids)), lengths=lengths)
 
 
 class Run:
@@ -100,7 +92,8 @@ def hash_of(*words) -> int:
 
 
 def compare(made, seed, steps=8, **options) -> None:
-    batches = list(batches_of(np.random.default_rng(seed), steps))
+    rng = np.random.default_rng(seed)
+    batches = [jagged(rng, {"a": 40, "x": 60, "y": 60, "c": 50}, 4) for _ in range(steps)]
     together = Run([make() for make in made], **options)
     alone = {pack.name: Run([pack]) for pack in (make() for make in made)}
     for run in (together, *alone.values()):

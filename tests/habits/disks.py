@@ -18,7 +18,6 @@ class Disk:
         self._filler = path / "filler"
 
     def fill(self) -> None:
-        """Fill the disk to the last byte."""
         with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(bytes(1 << 20)) == 1 << 20:
                 pass
@@ -26,11 +25,9 @@ class Disk:
                 pass
 
     def free(self) -> None:
-        """Make room again."""
         self._filler.unlink()
 
     def close(self) -> None:
-        """Unmount it, discarding all that it holds."""
         _run("umount", "-l", str(self.path))
 
 

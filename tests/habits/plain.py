@@ -4,11 +4,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import skirl
 from skirl import KeyedJagged, Table
+from tests.models.plain import Bags
+from tests.streams import jagged
 
 ROWS, DIM, RATE = 50, 3, 0.1
 FEATURES = {"user": "user", "clicked": "item", "bought": "item"}
@@ -17,23 +20,15 @@ TABLES = [Table("user", ROWS, DIM), Table("item", ROWS, DIM, features=("clicked"
 
 def batches(number: int, samples: int = 8) -> list[KeyedJagged]:
     """Return ids of one user and any number of items per sample."""
-    chance = torch.Generator().manual_seed(number)
-    out = []
-    for _ in range(number):
-        lengths = torch.cat([torch.ones(samples), torch.randint(0, 4, (2 * samples,), generator=chance)]).long()
-        ids = torch.randint(1, ROWS, (int(lengths.sum()),), generator=chance)
-        out.append(KeyedJagged(list(FEATURES), ids, lengths=lengths))
-    return out
+    rng = np.random.default_rng(number)
+    return [jagged(rng, dict.fromkeys(FEATURES, ROWS), samples, one=["user"]) for _ in range(number)]
 
 
 def first_rows(table: str) -> Tensor:
-    """Return the initial rows of a table, as skirl makes them."""
     return Tower().rows.rows(table, range(ROWS))
 
 
 class Tower(nn.Module):
-    """A loss over three features, with skirl's rows."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.rows = skirl.EmbeddingBagCollection(
@@ -53,31 +48,20 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = nn.ModuleDict(
-            {table.name: nn.EmbeddingBag.from_pretrained(first_rows(table.name), False, mode="sum") for table in TABLES}
-        )
+        self.look_up = Bags(Tower().rows)
+        self.rows = self.look_up.bags
         self.top = top()
-
-    def look_up(self, ids: KeyedJagged) -> dict[str, Tensor]:
-        out, batch = {}, ids.stride()
-        for i, feature in enumerate(ids.keys()):
-            offsets = ids.offsets()[i * batch : (i + 1) * batch + 1]
-            values = ids.values()[offsets[0] : offsets[-1]]
-            out[feature] = self.rows[FEATURES[feature]](values, offsets[:-1] - offsets[0])
-        return out
 
     def forward(self, ids: KeyedJagged) -> Tensor:
         return loss_of(self.top, self.look_up(ids))
 
 
 def top() -> nn.Linear:
-    """Return the dense part, always the same."""
     torch.manual_seed(0)
     return nn.Linear(DIM, 1, dtype=torch.float64)
 
 
 def loss_of(layer: nn.Linear, out: dict[str, Tensor]) -> Tensor:
-    """Return a loss to which each feature contributes."""
     return layer(out["user"] * (out["clicked"] - 2 * out["bought"])).square().sum() + out["clicked"].square().sum()
 
 
@@ -116,7 +100,6 @@ def train(
 
 
 def rows_of(model: Tower | Plain) -> dict[str, Tensor]:
-    """Return every row, by table."""
     if isinstance(model, Plain):
         return {name: table.weight.detach().clone() for name, table in model.rows.items()}  # type: ignore[union-attr]
     return {table.name: model.rows.rows(table.name, range(ROWS)) for table in TABLES}

@@ -23,8 +23,6 @@ def train(step: Callable[[int, Tensor], Any], tower: nn.Module, number: int = 6)
 
 
 class Two(Tower):
-    """Two dense parts, each with an optimizer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.other = nn.Linear(3, 1, dtype=torch.float64)

@@ -35,7 +35,6 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    """Return the result of the same run on a working disk."""
     return Train.of(**SMALL).run()
 
 
@@ -64,9 +63,6 @@ def written() -> None:
 
 def is_plain(*texts: str) -> bool:
     return not any(ugly in text for ugly in UGLY for text in texts)
-
-
-# Logs.
 
 
 def test_a_full_disk_under_the_run_folder(disk, undisturbed, monkeypatch, caplog, capfd):
@@ -115,9 +111,6 @@ def test_a_run_folder_that_was_removed(tmp_path, undisturbed, monkeypatch, caplo
     assert not folder.exists()
 
 
-# Checkpoints.
-
-
 def test_a_full_disk_under_one_checkpoint(disk, undisturbed, monkeypatch, caplog):
     at_steps(monkeypatch, {7: disk.fill, 13: lambda: (written(), disk.free())})
     result = Train.of(**SMALL, save=disk.path / "saved", save_every=8).run()
@@ -135,7 +128,7 @@ def test_a_full_disk_under_one_checkpoint(disk, undisturbed, monkeypatch, caplog
     assert resumed["begun_at"] == 24 and resumed["loss"] == Train.of(**{**SMALL, "steps": 30}).run()["loss"]
 
 
-def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stays(disk, monkeypatch, capsys):
+def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stays(disk, monkeypatch, capsys, as_json):
     saved = disk.path / "saved"
     with monkeypatch.context() as patch:
         at_steps(patch, {14: lambda: (written(), disk.fill())})
@@ -144,8 +137,7 @@ def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stay
     assert last.startswith(f"skirl train: step 24 is not saved: {saved} got no new checkpoint, the disk is full; ")
     assert last.endswith("and save again; the newest that is saved is step 8") and is_plain(last)
     disk.free()
-    assert main([*TRAIN, "--save", str(saved), "--resume", "--json"]) == 0
-    resumed = json.loads(capsys.readouterr().out)
+    resumed = as_json(*TRAIN, "--save", str(saved), "--resume")
     assert resumed["begun_at"] == 8 and resumed["loss"] == Train.of(**SMALL).run()["loss"]
 
 
@@ -158,9 +150,6 @@ def test_a_folder_of_checkpoints_that_was_removed_gets_whole_ones_again(tmp_path
     assert "has lost files that its last checkpoint wrote: all rows are written again" in warnings_of(caplog)[0]
     resumed = Train.of(**{**SMALL, "steps": 30}, save=tmp_path / "saved", resume=True).run()
     assert resumed["begun_at"] == 24 and resumed["loss"] == Train.of(**{**SMALL, "steps": 30}).run()["loss"]
-
-
-# Rows.
 
 
 def test_a_full_store_ends_training_for_its_rows_would_be_lost(disk, monkeypatch, capsys):
@@ -185,9 +174,6 @@ def test_a_full_temporary_folder_under_the_whole_epoch(monkeypatch, capsys):
         and "set TMPDIR to a folder with room, or use depth='auto'" in line
     )
     assert is_plain(line)
-
-
-# Other commands.
 
 
 @pytest.mark.parametrize("command", ["vocab", "convert", "export"])

@@ -28,14 +28,11 @@ EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}
 
 
 def sparse_of(batch: list[Tensor]) -> skirl.KeyedJagged:
-    """Return two ids per sample, out of 60."""
     ids = batch[0]
     return skirl.KeyedJagged(["a"], ids.reshape(-1), lengths=torch.full((len(ids),), 2))
 
 
 class Bag(nn.Module):
-    """The usual way, with nn.EmbeddingBag."""
-
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.bag = nn.EmbeddingBag.from_pretrained(weight.clone(), freeze=False, mode="sum")
@@ -119,7 +116,6 @@ def shuffled() -> DataLoader:
 
 
 def both(*callbacks: Any, loader: Any = shuffled, held_out: bool = False, **options: Any) -> tuple[Model, Model]:
-    """Train the same run twice, plain and ours."""
     plain, ours, rows = made(ours=False), made(ours=True), Rows(sparse=sparse_of)
     after = DataLoader(HELD_OUT, batch_size=4) if held_out else None
     torch.manual_seed(5)
@@ -182,8 +178,6 @@ def test_a_data_module_that_makes_its_loader_anew_each_epoch():
 
 
 class Endless(IterableDataset):
-    """A loader without a length."""
-
     def __iter__(self):
         yield from (TRAINED[n] for n in range(len(TRAINED)))
 

@@ -16,7 +16,6 @@ Loop = Callable[[Tower, Tensor], Any]
 
 
 def train(tower: nn.Module, step: Loop, number: int = 3) -> None:
-    """Call `step(tower, loss)` for each batch."""
     with skirl.lookahead(batches(number), tower, sparse=lambda ids: ids) as ahead:
         for ids in ahead:
             step(tower, tower(ids))  # type: ignore[arg-type]
@@ -24,9 +23,6 @@ def train(tower: nn.Module, step: Loop, number: int = 3) -> None:
 
 def items(tower: Tower) -> Tensor:
     return tower.rows.rows("item", range(ROWS))
-
-
-# A torch optimizer over rows.
 
 
 def test_a_group_of_embeddings_alone_is_told_once(caplog: pytest.LogCaptureFixture):
@@ -68,9 +64,6 @@ def test_an_optimizer_for_each_parameter_in_backward_is_fine():
     torch.testing.assert_close(items(tower), plain.rows["item"].weight.detach(), rtol=1e-12, atol=1e-14)
 
 
-# Gradients without backward().
-
-
 @pytest.mark.parametrize("frozen_before", [False, True])
 def test_autograd_grad_of_all_parameters(frozen_before: bool):
     """Rows are updated as by backward; the parameter that stands for them gets an empty gradient."""
@@ -105,9 +98,6 @@ def test_the_parameter_of_rows_never_has_a_gradient():
     train(tower, step)
 
 
-# Clipping.
-
-
 def clipped(tower: Tower, caplog: pytest.LogCaptureFixture, clip: Callable[[Tower], Any]) -> list[str]:
     with caplog.at_level(logging.WARNING, "skirl"):
         train(tower, lambda tower, loss: (loss.backward(), clip(tower), tower.zero_grad()))
@@ -138,9 +128,6 @@ def test_clipping_says_nothing_where_rows_are_clipped_frozen_or_not_meant(caplog
     assert not clipped(frozen, caplog, of_all)
     one = Tower(optimizer={"user": skirl.SGD(lr=RATE, clip=1.0), "*": skirl.SGD(lr=RATE)})
     assert len(clipped(one, caplog, of_all)) == 1
-
-
-# Mixed precision.
 
 
 def scaled(parameters: Callable[[Tower], Any], more: Any, scaler: Any) -> Tower:

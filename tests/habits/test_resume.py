@@ -34,7 +34,6 @@ JUDGED: dict[str, Any] = {**SMALL, "valid": "20%", "eval_every": 4}
 
 @pytest.fixture(scope="module")
 def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the checkpoints of a run of 10 steps."""
     saved = tmp_path_factory.mktemp("halfway") / "saved"
     Train.of(**{**SMALL, "steps": 10}, save=saved).run()
     return saved
@@ -42,7 +41,6 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def saved(halfway: Path, tmp_path: Path) -> Path:
-    """Return a private copy of them."""
     return Path(shutil.copytree(halfway, tmp_path / "saved"))
 
 

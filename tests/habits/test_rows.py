@@ -5,7 +5,6 @@ All numbers are small multiples of 1/8 and the rate is 1/2, so that sums are exa
 """
 
 import pickle
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import skirl
+from tests.streams import jagged
 
 ROWS, DIM = 20, 4
 EIGHTHS = torch.randint(-40, 40, (ROWS, DIM), generator=torch.Generator().manual_seed(1)) / 8
 
 
 def batches(count: int = 12, seed: int = 0) -> list[skirl.KeyedJagged]:
-    """Return batches of two samples with zero, one or two ids each."""
-    draw = torch.Generator().manual_seed(seed)
-    made = []
-    for _ in range(count):
-        lengths = torch.randint(0, 3, (2,), generator=draw)
-        ids = torch.randint(0, ROWS, (int(lengths.sum()),), generator=draw)
-        made.append(skirl.KeyedJagged(["item"], ids, lengths=lengths))
-    return made
+    rng = np.random.default_rng(seed)
+    return [jagged(rng, {"item": ROWS}, 2, most=2) for _ in range(count)]
 
 
 def collection(
@@ -50,8 +44,6 @@ def train(embeddings: Any, ids: skirl.KeyedJagged) -> None:
 
 
 class Plain:
-    """The same table in plain PyTorch."""
-
     def __init__(self, weight: Tensor = EIGHTHS) -> None:
         self.bag = nn.EmbeddingBag.from_pretrained(weight.clone(), freeze=False, mode="sum", include_last_offset=True)
         self.optimizer = torch.optim.SGD(self.bag.parameters(), lr=0.5)
@@ -187,48 +179,23 @@ def test_writing_weights_while_a_lookahead_iterates_is_refused(tmp_path: Path) -
                 embeddings.set_rows("item", [1], EIGHTHS[:1])
 
 
-REFUSED: list[tuple[str, Callable[[Any], Any], str]] = [
-    ("an unknown table", lambda e: e.rows("items", [1]), "no table 'items': there are 'item'"),
-    ("an id below", lambda e: e.rows("item", [0, -1]), "ids of table 'item' have -1 at place 1: it has rows 0 to 19"),
-    ("an id beyond", lambda e: e.rows("item", [20]), "ids of table 'item' have 20 at place 0: it has rows 0 to 19"),
-    ("a mask", lambda e: e.rows("item", torch.tensor([True])),
-     "ids of table 'item' are bool of shape [1]: give whole numbers in one dimension"),
-    ("two dimensions", lambda e: e.rows("item", [[1, 2]]),
-     "ids of table 'item' are int64 of shape [1, 2]: give whole numbers in one dimension"),
-    ("a row twice", lambda e: e.set_rows("item", [4, 1, 4], EIGHTHS[:3]),
-     "ids of table 'item' have 4 twice: give each row once, with one value"),
-    ("another shape", lambda e: e.set_rows("item", [4], EIGHTHS[:2]),
-     "values are [2, 4], for 1 rows of table 'item': give [1, 4]"),
-    ("another dtype", lambda e: e.set_rows("item", [4], EIGHTHS[:1].double()),
-     "values are float64, rows of table 'item' are float32: convert them to float32"),
-    ("another state", lambda e: e.set_rows("item", [4], EIGHTHS[:1], state="new"),
-     "state is 'new': set it to 'keep' or 'reset'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "sentence"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
-def test_a_wrong_id_or_value_is_refused_in_one_sentence(
-    call: Callable[[Any], Any], sentence: str, tmp_path: Path
-) -> None:
-    embeddings = collection(tmp_path)
-    with pytest.raises((ValueError, TypeError, IndexError), match=f"^{re.escape(sentence)}$"):
-        call(embeddings)
-    assert len(embeddings.engine.store) == 0
-
-
-def test_a_feature_is_not_taken_for_a_table() -> None:
-    embeddings = skirl.EmbeddingBagCollection(
-        [skirl.Table("item", 5, 2, features=("seen", "bought"))], optimizer=skirl.SGD(), cache=5
-    )
-    with pytest.raises(ValueError, match=r"^'seen' is a feature of table 'item': name the table$"):
-        embeddings.rows("seen", [1])
+@pytest.mark.parametrize(
+    ("table", "ids", "sentence"),
+    [
+        ("items", [1], "no table 'items': there are 'item'"),
+        ("item", [0, -1], "ids of table 'item' have -1 at place 1: it has rows 0 to 19"),
+        ("item", [20], "ids of table 'item' have 20 at place 0: it has rows 0 to 19"),
+    ],
+)
+def test_rows_that_are_not_there(table: str, ids: list[int], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, IndexError), match=f"^{sentence}$"):
+        collection(tmp_path).rows(table, ids)
 
 
 # from_pretrained
 
 
 def written(path: Path, form: str) -> Any:
-    """Return the initial values in each form that they can be given in."""
     if form == "memmap":
         np.save(path / "item.npy", EIGHTHS.numpy())
         return np.load(path / "item.npy", mmap_mode="r")
@@ -343,22 +310,6 @@ def test_a_file_that_was_changed_is_refused_where_it_would_be_read(tmp_path: Pat
     ):
         for batch in loop:
             train(embeddings, batch)
-
-
-WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
-    ("shape", lambda p: EIGHTHS[:3], r"table 'item': init has shape \[3, 4\] in the array, but the table is \[20, 4\]"),
-    ("one dimension", lambda p: EIGHTHS[0], r"table 'item': init is an array of shape \[4\]: give \[rows, dim\]"),
-    ("a list", lambda p: [1.0], "init is a list, set it to a skirl Uniform, Normal or Constant, or to an array"),
-    ("a path", lambda p: p / "item.npy", 'a file is mapped by numpy.load'),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("init", "sentence"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
-def test_first_values_that_do_not_fit_are_refused_when_the_table_is_made(
-    init: Callable[[Path], Any], sentence: str, tmp_path: Path
-) -> None:
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        skirl.Table("item", ROWS, DIM, init=init(tmp_path))
 
 
 def test_first_values_that_would_be_rounded_are_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import csv
 import pickle
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -262,9 +262,6 @@ def test_values_may_be_a_list_an_array_a_tensor_or_arrow() -> None:
     assert torch.equal(item(np.array(["a", "b"])), item([b"a", b"b"])) and item(None) == item("") == price(None) == 0
 
 
-# Lists in a sample.
-
-
 def test_steps_after_each_other_in_a_dataset_give_a_batch_that_trains() -> None:
     item, cut, default = skirl.Hashed(100, "item"), skirl.Longest(2), skirl.Default(0)
     assert skirl.Longest(2, keep="first")(("a", "b", "c")) == ("a", "b") and cut(np.arange(5)).tolist() == [3, 4]
@@ -277,45 +274,6 @@ def test_steps_after_each_other_in_a_dataset_give_a_batch_that_trains() -> None:
     )
     embeddings(ids)["item"].sum().backward()
     assert embeddings.engine.counters.new == 4
-
-
-# Refusals.
-
-
-REFUSED: list[tuple[str, Callable[[], Any], str]] = [
-    ("numbers as texts", lambda: skirl.Hashed(9, "item")([1, 2]),
-     "item: values are int64, and its type is string: give texts, or set type to int"),
-    ("no number", lambda: skirl.Hashed(9, "price", type="int")(["1", "x"]),
-     "price: value 1 is 'x', expected a whole number of at most 64 bits, or nothing: fix it, or leave it out"),
-    ("NaN among texts", lambda: skirl.Hashed(9, "item")(["a", float("nan")]),
-     "item: a value is NaN, as pandas writes missing values: set nan_is_missing=True, or fill it"),
-    ("mixed", lambda: skirl.Hashed(9, "item")(["a", 1]), "item: values are not of one kind (*"),
-    ("lists of lists", lambda: skirl.Hashed(9, "item")([["a"], ["b"]]),
-     "item: values are lists: give those of one sample at a time"),
-    ("a list for a text", lambda: skirl.Hashed(9, "item", separator="|")([["a"]]),
-     "item: a list is a list: give a text, in which '|' separates"),
-    ("a type", lambda: skirl.Hashed(9, "item", type="text"),  # pyright: ignore[reportArgumentType]
-     "item: type is 'text', set it to 'string', 'hex', 'int' or 'float'"),
-    ("no length", lambda: skirl.Longest(0), "length is 0: set it to a whole number, 1 or more"),
-    ("no end", lambda: skirl.Longest(2, keep="end"),  # pyright: ignore[reportArgumentType]
-     "keep is 'end': set it to 'first' or 'last'"),
-    ("never admitted", lambda: skirl.Grown(9, "item", admit=0), "admit is 0: set it to 1 or more"),
-    ("open for all", lambda: encodings_of("criteo", vocab="open"),
-     "a vocabulary that grows is of one table: make a skirl.Grown for each"),
-    ("samples", lambda: skirl.KeyedJagged.of_bags({"a": [1], "b": [1, 2]}),
-     "features have different numbers of samples ('a': 1, 'b': 2): give an entry for each sample"),
-    ("float ids", lambda: skirl.KeyedJagged.of_bags({"a": [1, 0.5]}),
-     "feature 'a', sample 1: ids are float32 of shape []: give int64, in one dimension at most"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "sentence"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
-def test_a_wrong_value_or_argument_is_refused_in_one_sentence(call: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises((ValueError, TypeError)) as refused:
-        call()
-    found = str(refused.value)
-    assert found.startswith(sentence[:-1]) if sentence.endswith("*") else found == sentence
-    assert "\n" not in found
 
 
 def test_a_table_that_a_vocabulary_has_not_is_refused(folder: Path) -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import skirl
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.models import Model
+from tests.streams import jagged
 
 
 class Rows(dict[str, Tensor]):
@@ -26,7 +28,6 @@ FEATURES = ("user", "clicked", "bought")
 
 
 def tables(dim: int) -> list[skirl.Table]:
-    """Return two tables with three features."""
     return [skirl.Table("user", 30, dim, pooling="mean"), skirl.Table("item", 20, dim, features=("clicked", "bought"))]
 
 
@@ -34,14 +35,13 @@ def batches(number: int = 3, samples: int = 16, longest: int = 3, one: Sequence[
     """Return batches with bags of 0 to `longest` ids, and exactly one id in the features named by `one`."""
     made = []
     for seed in range(number):
-        draw = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(0, longest + 1, (len(FEATURES), samples), generator=draw)
-        for f, name in enumerate(FEATURES):
-            lengths[f] = 1 if name in one else lengths[f]
-        values = torch.randint(0, 20, (int(lengths.sum()),), generator=draw)
-        labels = torch.randint(0, 2, (samples,), generator=draw).float()
-        dense = torch.randn(samples, DENSE, generator=draw)
-        made.append(Batch(dense, KeyedJagged(FEATURES, values, lengths=lengths.flatten()), labels))
+        rng = np.random.default_rng(seed)
+        sparse = jagged(rng, dict.fromkeys(FEATURES, 20), samples, most=longest, one=one)
+        dense, labels = (
+            rng.standard_normal((samples, DENSE), np.float32),
+            rng.integers(0, 2, samples).astype(np.float32),
+        )
+        made.append(Batch(torch.from_numpy(dense), sparse, torch.from_numpy(labels)))
     return made
 
 
@@ -56,14 +56,16 @@ class Bags(nn.Module):
 
     def __init__(self, rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection) -> None:
         super().__init__()
-        self.bags = nn.ModuleList(
-            nn.EmbeddingBag.from_pretrained(rows.rows(t.name, range(t.rows)), freeze=False, mode=t.pooling)
-            for t in rows.tables
+        self.bags = nn.ModuleDict(
+            {
+                t.name: nn.EmbeddingBag.from_pretrained(rows.rows(t.name, range(t.rows)), freeze=False, mode=t.pooling)
+                for t in rows.tables
+            }
         )
-        self.owner = {name: i for i, table in enumerate(rows.tables) for name in table.features}
+        self.owner = {name: table.name for table in rows.tables for name in table.features}
 
     def forward(self, sparse: KeyedJagged) -> Rows:
-        out, samples = Rows(sparse, [bag.weight for bag in self.bags]), sparse.stride()
+        out, samples = Rows(sparse, [bag.weight for bag in self.bags.values()]), sparse.stride()
         for f, name in enumerate(sparse.keys()):
             bounds = sparse.offsets()[f * samples : (f + 1) * samples + 1]
             values = sparse.values()[bounds[0] : bounds[-1]]
@@ -98,7 +100,7 @@ def agree(model: Model, formula: Formula, data: Sequence[Batch]) -> None:
     with torch.no_grad():
         logits = formula(plain, data[0].dense, bags(data[0].sparse))
         torch.testing.assert_close(model(data[0]), logits, rtol=1e-5, atol=1e-5)
-    for table, bag in zip(rows.tables, bags.bags, strict=True):
+    for table, bag in zip(rows.tables, bags.bags.values(), strict=True):
         torch.testing.assert_close(rows.rows(table.name, range(table.rows)), bag.weight.detach(), rtol=1e-5, atol=1e-5)
 
 

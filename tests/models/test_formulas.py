@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from skirl.models import DLRM, DCNv2, DeepCross, DeepFM, WideDeep
+from skirl.models import DIN, DLRM, DCNv2, DeepCross, DeepFM, Model, WideDeep
 from skirl.models.dcnv2 import Structure
 from tests.models.plain import DENSE, Rows, agree, batches, collection, mlp
 
@@ -102,8 +102,13 @@ def test_deep_and_cross_agrees_with_its_formula() -> None:
     agree(DeepCross(collection(D), DENSE, bottom=(9,), rank=3, top=(8, 5)), formula, batches())
 
 
-@pytest.mark.parametrize(("flags", "text"), [({"rank": 0}, "rank is 0: set it between 1 and 22"),
-                                              ({"structure": "beside"}, "set it to 'stacked' or 'parallel'")])  # fmt: skip
-def test_wrong_sizes_are_refused(flags, text) -> None:
-    with pytest.raises(ValueError, match=text):
-        DCNv2(collection(D), DENSE, **flags)
+ALL = [DLRM, WideDeep, DeepCross, DeepFM, DCNv2, DIN]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_no_dense_features_are_enough(kind: type[Model]) -> None:
+    data = batches(1)[0]
+    data.dense = data.dense[:, :0]
+    model = kind.tiny(collection(kind.row_dim(8)), dense_features=0)
+    model.loss(data).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

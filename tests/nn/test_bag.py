@@ -58,16 +58,3 @@ def test_under_a_lookahead() -> None:
                 out.square().sum().backward()
             dense.step(), dense.zero_grad()
     assert ours.rows.engine.counters.fetched
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        ({"input": IDS}, "pass .bags, ids., or one dimension and offsets"),
-        ({"input": IDS, "offsets": torch.tensor([1])}, "ascend from 0"),
-    ],
-)
-def test_calls_that_torch_refuses(call: dict[str, Any], words: str) -> None:
-    _, ours = both()
-    with pytest.raises(ValueError, match=words):
-        ours(**call)

@@ -3,14 +3,14 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from skirl import SGD, Adam, Constant, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table, lookahead
-from tests.streams import stored_rows
+import skirl
+from skirl import SGD, Constant, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table, lookahead
 
 A = Table("a", 100, 2, features=("x", "y"), init=Constant(1.0))
 B = Table("b", 100, 2, init=Constant(1.0))
@@ -113,39 +113,6 @@ class TestAsAModule:
 
 
 class TestTraining:
-    def test_amp_skips_what_gradscaler_skips(self):
-        """Scaled losses train rows as plain ones do, bit for bit. An overflow skips the step, for rows too."""
-        plain, scaled = made(optimizer=Adam(lr=0.1)), made(optimizer=Adam(lr=0.1))
-        tops = [nn.Linear(2, 1), nn.Linear(2, 1)]
-        tops[1].load_state_dict(tops[0].state_dict())
-        dense = [torch.optim.SGD(top.parameters(), lr=0.1) for top in tops]
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-        scaled.grad_scaler = scaler
-        for step in range(4):
-            ids = one_hot((1, 2, step))
-            if step == 2:  # overflows: both skip it, the plain run by hand
-                before = tops[1].weight.clone(), weight(scaled, 1)
-                scaler.scale(tops[1](scaled(ids)["x"]).sum() * torch.inf).backward()
-                scaler.step(dense[1])
-                scaler.update()
-                assert torch.equal(tops[1].weight, before[0]) and weight(scaled, 1) == before[1]
-                assert scaler.get_scale() == 512.0
-                plain(ids)
-            else:
-                tops[0](plain(ids)["x"]).sum().backward()
-                dense[0].step()
-                scaler.scale(tops[1](scaled(ids)["x"]).sum()).backward()
-                scaler.step(dense[1])
-                scaler.update()
-            for optimizer in dense:
-                optimizer.zero_grad()
-        assert scaled.engine.packs[0].steps.tolist() == plain.engine.packs[0].steps.tolist() == [3, 0]
-        plain.flush(), scaled.flush()
-        ours, expected = stored_rows(scaled.engine), stored_rows(plain.engine)
-        assert ours.keys() == expected.keys()
-        for key in expected:
-            np.testing.assert_array_equal(ours[key], expected[key])
-
     def test_amp_needs_every_gradient_of_a_step_to_be_finite(self):
         """If one bank overflows, the other's rows are not updated either."""
         embeddings = made(A, WIDE, grad_scaler=torch.amp.GradScaler("cpu", init_scale=1.0))
@@ -208,3 +175,42 @@ def test_a_ctrl_c_as_backward_ends_finds_the_step_done(monkeypatch):
     with lookahead([], embeddings.train(), sparse=lambda batch: batch):
         pass
     assert torch.equal(embeddings.eval()(ids).stacked(), after)
+
+
+IDS = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1], [2]]))
+
+
+def with_top() -> nn.ModuleDict:
+    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
+    return nn.ModuleDict({"rows": rows, "top": nn.Linear(2, 1)})
+
+
+def step(model: nn.ModuleDict) -> None:
+    model["top"](model["rows"](IDS)["a"]).sum().backward()
+
+
+def test_rows_of_another_store_snapshot_or_step_are_refused(tmp_path: Path) -> None:
+    model = with_top()
+    step(model)
+    state = model.state_dict()
+    with pytest.raises(RuntimeError, match=r"another store's rows: its identity is .* skirl\.save and skirl\.load"):
+        with_top().load_state_dict(state)
+    step(model)
+    with pytest.raises(RuntimeError, match="rows of another step: its steps is 1, here it is 2"):
+        model.load_state_dict(state)
+    state = model.state_dict()
+    skirl.save(tmp_path, model=model)
+    with pytest.raises(RuntimeError, match="rows of another moment: its generation is 0, here it is 1"):
+        model.load_state_dict(state)
+    del state["rows._extra_state"]
+    model.load_state_dict(state, strict=False)
+
+
+def test_a_state_dict_fits_the_checkpoint_saved_with_it(tmp_path: Path) -> None:
+    model = with_top()
+    step(model)
+    skirl.save(tmp_path, model=model)
+    other = with_top()
+    skirl.load(tmp_path, model=other)
+    other.load_state_dict(model.state_dict())
+    model.load_state_dict(other.state_dict())

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 import skirl
 from skirl.models import DLRM
+from tests.streams import jagged
 
-ROWS, DIM, FEATURES = 30, 4, ["user", "bought", "seen"]
+ROWS, DIM = 30, 4
+FEATURES = {"user": 9, "bought": ROWS, "seen": ROWS}
 
 
 def collection(optimizer: Any = None, **options: Any) -> skirl.EmbeddingCollection:
@@ -20,19 +22,12 @@ def collection(optimizer: Any = None, **options: Any) -> skirl.EmbeddingCollecti
     return skirl.EmbeddingCollection(tables, optimizer=optimizer or skirl.Adagrad(lr=0.3), **options)
 
 
-def loader(batches: int = 8, samples: int = 3, seed: int = 0) -> list[skirl.KeyedJagged]:
-    rng, made = np.random.default_rng(seed), []
-    for _ in range(batches):
-        lengths = np.concatenate([np.ones(samples, np.int64), rng.integers(0, 4, 2 * samples)])
-        rows = np.repeat(np.repeat([9, ROWS, ROWS], samples), lengths)
-        ids = torch.from_numpy(rng.integers(0, rows))
-        made.append(skirl.KeyedJagged(FEATURES, ids, lengths=torch.from_numpy(lengths)))
-    return made
+def loader(batches: int = 8) -> list[skirl.KeyedJagged]:
+    rng = np.random.default_rng(0)
+    return [jagged(rng, FEATURES, 3, one=["user"]) for _ in range(batches)]
 
 
 class Profile(nn.Module):
-    """One module: bags."""
-
     def __init__(self, bags: nn.Module) -> None:
         super().__init__()
         self.bags = bags

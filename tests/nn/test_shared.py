@@ -89,24 +89,6 @@ def test_whole_runs_are_equal_where_sums_are_exact(kind):
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
-def test_one_step_from_equal_state(kind, weights):
-    ids = shared(3, samples=40, weights=weights)
-    assert len(ids.values()) < len(ids.expanded().values()) * 0.7
-    took, outs = [], []
-    for of in (ids, ids.expanded()):
-        embeddings = collection(SGD(lr=1.0), kind)
-        before = rows_of(embeddings)
-        out = embeddings(of)
-        outs.append([out[name].detach().clone() for name in NAMES])
-        bent(out).backward()
-        took.append([a - b for a, b in zip(before, rows_of(embeddings), strict=True)])
-    assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
-    for a, b in zip(*took, strict=True):
-        assert (a - b).abs().max() <= 1e-6 * b.abs().max() + 1e-7  # the difference of rows is rounded too
-
-
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
 def test_bags_are_given_out_once(kind):
     ids, embeddings = shared(1), collection(SGD(lr=1.0), kind)

@@ -12,11 +12,12 @@ from skirl.core.placement import Placement
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.route import BATCH, Asking, Letter, Requests, joined
 from skirl.oracle.seen import Seen
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.execute import Cache
-from tests.oracle.trainers import BANKS, SCHEMA, Run, Trainers, key_of, positions, runs
+from tests.oracle.trainers import BANKS, SCHEMA, Run, Trainers, asked, key_of, positions, random_ids, runs
 
 DEPTHS = st.sampled_from([1, 2, 5, 30, "auto", "auto"])
 
@@ -35,14 +36,14 @@ def execute(run: Run, plan: Plan) -> None:
         assert [end for *_, end in planned] == [wanted_ends[number]] * run.ranks
         for bank in range(len(BANKS)):
             served = []
-            for owner, (_, joined, steps, _) in enumerate(planned):
+            for owner, (_, own, steps, _) in enumerate(planned):
                 wanted, cache = run.asked[owner][bank][number], caches[owner][bank]
-                assert joined.banks[bank].keys().tolist() == wanted
+                assert own.banks[bank].keys().tolist() == wanted
                 cache.run(steps[bank], np.array(wanted, np.int64))
                 # The value of a row is how often it was used before this step; by now it is one higher.
                 served.append([(key, used - 1) for key, used in (cache.slots[s] for s in steps[bank].slots.tolist())])
-            for rank, (_, joined, _, _) in enumerate(planned):
-                reads = joined.reads[bank]
+            for rank, (_, own, _, _) in enumerate(planned):
+                reads = own.reads[bank]
                 buffer = []
                 for owner, (_, theirs, _, _) in enumerate(planned):
                     begin, end = theirs.serve[bank][rank : rank + 2]
@@ -100,10 +101,10 @@ def test_both_halves_of_one_trainer_are_the_step_of_a_run_alone(run, depth, ramp
     for batch, size in zip(run.batches, run.nbytes[0], strict=True):
         alone.add(None, [positions(part) for part in batch[0]], size)
     alone.end()
-    for [(_, joined, steps, _)] in Trainers(run.placement, run.capacities, plan).run(run.batches, run.nbytes):
+    for [(_, own, steps, _)] in Trainers(run.placement, run.capacities, plan).run(run.batches, run.nbytes):
         planned = alone.next()
         assert planned is not None
-        for reads, step, wanted in zip(joined.reads, steps, planned[1], strict=True):
+        for reads, step, wanted in zip(own.reads, steps, planned[1], strict=True):
             slots = step.slots[reads.place]
             both = replace(step, slots=slots, group_start=reads.group_start, group_pos=reads.group_pos)
             for name in wanted.__slots__:
@@ -138,3 +139,29 @@ def test_ranks_that_are_not_in_step_are_found_out():
     given = trainers.swap([one_row(1), one_row(2)])
     with pytest.raises(AssertionError, match="rank 1 is at batch 1, rank 0 at 0"):
         trainers.owners[0].together.answer(given[0])
+
+
+@cases(50)
+@given(seed=st.integers(0, 1 << 30), ranks=st.integers(1, 5), owner=st.integers(0, 2))
+def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
+    rng = np.random.default_rng(seed)
+    batch = [random_ids(rng) for _ in range(ranks)]
+    placement = Placement.even(3)
+    received = []
+    for part in batch:
+        halves = [Asking(SCHEMA, bank, placement).of(positions(part[bank])) for bank in range(len(BANKS))]
+        sent = Letter(BATCH, 7, Vote(3, 1 << 40), [given_to[owner] for _, given_to in halves])
+        received.append(Letter.unpacked(sent.packed(), len(BANKS)))
+        assert (received[-1].kind, received[-1].number, received[-1].vote) == (BATCH, 7, (3, 1 << 40))
+    for bank, tables in enumerate(BANKS):
+        together, serve = joined(np.array(tables), [letter.banks[bank] for letter in received])
+        wanted = [asked(part[bank], owner, placement) for part in batch]
+        assert together.keys().tolist() == [key for of in wanted for key in of]
+        assert serve.tolist() == np.cumsum([0, *map(len, wanted)]).tolist() and serve.dtype == np.int32
+        assert together.values.dtype == (np.int32 if tables == (0, 2, 3) else np.int64)
+
+
+def test_rows_at_the_edges_of_their_numbers():
+    rows = np.array([0, 2**31, 2**32 - 1, 2**32, 2**48 - 1, 2**31 - 1, 2**31, 2**31 - 1])
+    (part,) = Letter.unpacked(Letter(BATCH, 0, Vote(0, 0), [Requests(rows, np.array([5, 1, 2]))]).packed(), 1).banks
+    assert part.rows.tolist() == rows.tolist() and part.counts.tolist() == [5, 1, 2]

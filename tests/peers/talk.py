@@ -17,7 +17,6 @@ def drawn(size: int, seed: int, call: int) -> np.ndarray:
 
 
 def part(seed: int, call: int, sender: int, receiver: int, length: int, kind: str = "<f4") -> np.ndarray:
-    """Return what one rank sends to another."""
     return np.random.default_rng((seed, call, sender, receiver)).integers(0, 100, length).astype(kind)
 
 

@@ -1,13 +1,11 @@
 """Real processes: data arrives as it was sent, and a rank that is killed, hangs or fails ends the others within seconds."""
 
 import json
-import os
-import socket
 
 import pytest
 
 from tests.peers.talk import expected
-from tests.warm import PIPE, Python
+from tests.warm import Python
 
 TALK = """
 import json, os, sys, time
@@ -34,23 +32,8 @@ with join(timeout=float(sys.argv[2])) as peers:
 """
 
 
-def start(python: Python, size: int, how: str, timeout: float = 20.0, which: int = 1, code: str = TALK):
-    """Start the processes of a job, one of which misbehaves."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    names = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        python.start(
-            code, how, str(timeout), str(which), stdout=PIPE, stderr=PIPE,
-            env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-
-
 def test_two_processes_get_what_two_threads_get(python: Python):
-    ranks = start(python, 2, "goes on")
+    ranks = python.team(2, TALK, "goes on", "20", "1")
     for rank, process in enumerate(ranks):
         with process:
             out, err = process.communicate(60)
@@ -78,7 +61,7 @@ def test_two_processes_get_what_two_threads_get(python: Python):
     ],
 )
 def test_a_lost_rank_ends_the_other_with_a_sentence(python: Python, how, timeout, said):
-    first, second = start(python, 2, how, timeout)
+    first, second = python.team(2, TALK, how, str(timeout), "1")
     with first, second:
         err = first.communicate(60)[1]
         assert first.returncode == 1 and said in err.splitlines()[-1], err
@@ -87,7 +70,7 @@ def test_a_lost_rank_ends_the_other_with_a_sentence(python: Python, how, timeout
 
 @pytest.mark.parametrize(("size", "which"), [(2, 1), (3, 0)])
 def test_a_stopped_rank_is_named_even_if_it_serves_the_store_and_nobody_waits_longer(python: Python, size, which):
-    ranks = start(python, size, "stops", 1.0, which)
+    ranks = python.team(size, TALK, "stops", "1", str(which))
     try:
         for rank, process in enumerate(ranks):
             if rank != which:

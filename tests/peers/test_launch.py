@@ -60,7 +60,6 @@ def launched(python: Python, tmp_path: Path):
 
 
 def up(folder: Path) -> list[list[str]]:
-    """Wait until both trainers have written their files, and return the contents."""
     until = time.monotonic() + 100
     while not all((folder / name).is_file() for name in "01"):
         assert time.monotonic() < until
@@ -120,7 +119,6 @@ def test_trainers_end_with_the_launcher(launched, tmp_path, number, code):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "nothing is launched: write a command after --"),
         (["--", "trian"], "'trian' cannot be launched"),
         (["--", "launch", "--", "train"], "'launch' cannot be launched"),
         (["--", "gone.py"], "gone.py does not exist"),

@@ -14,16 +14,26 @@ from skirl.peers.job import using
 from tests.threads_as_trainers import InProcess
 
 
+def collection(peers, rows=99):
+    with using(peers):
+        return skirl.EmbeddingBagCollection([skirl.Table("a", rows, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
+
+
+def loader_of(batches, seed, rows=99, samples=8):
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        skirl.KeyedJagged.one_hot(["a"], torch.randint(0, rows, (samples, 1), generator=draw)) for _ in range(batches)
+    ]
+
+
 def train(peers, *, same_data, dense=lambda rank: 0.5, rows=1000):
     """Train six steps of one trainer."""
-    with using(peers):
-        embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", rows, 4)], optimizer=skirl.SGD(lr=0.1), cache=400)
+    embeddings = collection(peers, rows)
     model = torch.nn.ModuleDict({"rows": embeddings, "top": torch.nn.Linear(4, 1)})
     with torch.no_grad():
         model["top"].weight.fill_(dense(peers.rank))
         model["top"].bias.fill_(0)
-    draw = torch.Generator().manual_seed(0 if same_data else peers.rank)
-    loader = [skirl.KeyedJagged.one_hot(["a"], torch.randint(0, rows, (32, 1), generator=draw)) for _ in range(6)]
+    loader = loader_of(6, 0 if same_data else peers.rank, rows, samples=32)
     with skirl.lookahead(loader, model, sparse=lambda ids: ids, depth=3) as batches:
         for ids in batches:
             model["top"](embeddings(ids)["a"]).sum().backward()
@@ -46,13 +56,10 @@ def test_dense_weights_that_differ_are_refused_by_name():
 @pytest.mark.parametrize("depth", [1, 20])
 def test_a_loop_that_all_leave_early_ends_and_may_begin_again(depth):
     def work(peers):
-        with using(peers):
-            embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
+        embeddings = collection(peers)
         steps = []
         for stop in (3, 7):
-            draw = torch.Generator().manual_seed(peers.rank)
-            loader = [skirl.KeyedJagged.one_hot(["a"], torch.randint(0, 99, (8, 1), generator=draw)) for _ in range(30)]
-            with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, depth=depth) as batches:
+            with skirl.lookahead(loader_of(30, peers.rank), embeddings, sparse=lambda ids: ids, depth=depth) as batches:
                 for ids in batches:
                     time.sleep(0.003 * peers.rank)
                     embeddings(ids)["a"].sum().backward()
@@ -64,14 +71,11 @@ def test_a_loop_that_all_leave_early_ends_and_may_begin_again(depth):
     assert InProcess.run(3, work) == [[3, 7]] * 3
 
 
-def left(peers, where, shards=4):
+def left(peers, where):
     """Run a trainer that leaves its loop where it is told to, and return what it hears of that."""
-    with using(peers):
-        embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
-    draw = torch.Generator().manual_seed(peers.rank)
-    loader = [skirl.KeyedJagged.one_hot(["a"], torch.randint(0, 99, (8, 1), generator=draw)) for _ in range(40)]
+    embeddings = collection(peers)
     try:
-        with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, shards=shards) as batches:
+        with skirl.lookahead(loader_of(40, peers.rank), embeddings, sparse=lambda ids: ids, shards=4) as batches:
             for number, ids in enumerate(batches):
                 embeddings(ids)["a"].sum().backward()
                 if number == where.get(peers.rank):
@@ -93,8 +97,7 @@ def test_an_error_that_all_raise_on_purpose_ends_the_job_and_says_what_to_do_ins
     there = threading.Barrier(2)
 
     def work(peers):
-        with using(peers):
-            embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
+        embeddings = collection(peers)
         loader = [skirl.KeyedJagged.one_hot(["a"], torch.arange(8).reshape(8, 1) + i) for i in range(9)]
         with suppress(StopIteration), skirl.lookahead(loader, embeddings, sparse=lambda ids: ids) as batches:
             for ids in batches:
@@ -110,21 +113,3 @@ def test_an_error_that_all_raise_on_purpose_ends_the_job_and_says_what_to_do_ins
     for said in InProcess.run(2, work):
         assert "ended the job: StopIteration('enough') (in step 3)" in said
         assert "to end a loop on purpose, break where batches.ends_step is true, after the same step on all" in said
-
-
-def test_an_error_in_one_loop_ends_all():
-    def work(peers):
-        with using(peers):
-            embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
-        loader = [skirl.KeyedJagged.one_hot(["a"], torch.arange(8).reshape(8, 1) + i) for i in range(30)]
-        try:
-            with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, depth=20) as batches:
-                for ids in batches:
-                    embeddings(ids)["a"].sum().backward()
-                    if batches.step == 4 and peers.rank == 1:
-                        raise ValueError("no such user")
-        except (ValueError, RuntimeError) as error:
-            return str(error)
-
-    said = InProcess.run(2, work)
-    assert said[1] == "no such user" and "rank 1 ended the job: no such user (in step 4)" in said[0]

@@ -37,7 +37,6 @@ def loop(store: str, call: str, fails: int = 0) -> str:
 
 
 def rows_in(folder: Path) -> dict[int, bytes]:
-    """Return the records in a store's folder: weights and state."""
     with DiskStore(folder, {0: skirl.store.Record(5)}) as store:
         out = {}
         for keys in store.held():
@@ -76,8 +75,6 @@ def test_an_error_in_the_loop_leaves_the_rows_of_the_last_whole_step(python: Pyt
 
 
 class Two(torch.nn.Module):
-    """Two collections, each with rows on disk."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__()
         made = {"optimizer": skirl.SGD(lr=0.1), "cache": 50}
@@ -170,7 +167,6 @@ def interrupted(folder: Path, then: Callable[[skirl.EmbeddingBagCollection], Non
 
 
 def before(owner: object, name: str, patch: pytest.MonkeyPatch) -> None:
-    """Let Ctrl-C come before a method."""
     method = getattr(owner, name)
     patch.setattr(owner, name, lambda *given: (interrupt(), method(*given))[1])
 

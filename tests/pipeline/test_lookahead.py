@@ -30,14 +30,6 @@ def data():
     return stream(STEPS)
 
 
-def test_a_used_up_iterator_is_refused(data):
-    embeddings = collection()
-    with skirl.lookahead(iter(data[0]), embeddings) as batches:
-        assert loop(batches, embeddings) == STEPS
-        with pytest.raises(RuntimeError, match=r"the loader is an iterator: .* pass a list or a DataLoader"):
-            iter(batches)
-
-
 def test_a_lookahead_can_be_opened_again(data):
     embeddings = collection()
     batches = skirl.lookahead(data[0], embeddings)
@@ -56,14 +48,6 @@ def accumulate(embeddings, data, k, stop=None, fail=None):
             if number == stop:
                 break
     return batches.step
-
-
-def test_accumulating_more_than_there_is_makes_one_step(data):
-    first, second = collection(cache="100%"), collection(cache="100%")
-    assert accumulate(first, data, 1000) == 1
-    assert accumulate(second, data, STEPS) == 1
-    assert (every_row(first) == every_row(second)).all()
-    assert first.engine.packs[0].steps.tolist() == [1, 1, 1]
 
 
 def test_a_break_applies_the_micro_batches_that_came_back(data):
@@ -110,8 +94,6 @@ def test_a_batch_that_cannot_be_copied(data):
 
 
 class Reusing:
-    """A loader that refills the same buffers."""
-
     def __init__(self, batches, fresh):
         self.batches = batches
         self.yields_fresh = fresh

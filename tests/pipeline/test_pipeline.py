@@ -7,13 +7,10 @@ import pytest
 
 import skirl
 from skirl.pipeline.pipeline import BACKLOG
-from tests.hooked import hooked
-from tests.loops import Hang, ProbedStore, Replay, collection, endless, stream, train
+from tests.loops import Hang, ProbedStore, Replay, collection, endless, hooked, stream, train
 
 
 class Counting:
-    """A loader that counts how much was read from it."""
-
     def __init__(self, batches):
         self.batches = batches
         self.read = 0

@@ -13,8 +13,7 @@ import torch
 import skirl
 from skirl.cli.train import Train
 from skirl.pipeline.timeline import FLUSH_BYTES, LANES, Timeline
-from tests.hooked import hooked
-from tests.loops import wait_for
+from tests.loops import hooked, wait_for
 from tests.warm import COMMAND
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "cache": "600"}

@@ -32,7 +32,7 @@ def written(tmp_path, tables, **head):
     return path
 
 
-def test_a_plan_is_printed_and_written(tmp_path, capsys):
+def test_a_plan_is_printed_and_written(tmp_path, capsys, as_json):
     path, out = written(tmp_path, [{**TABLE, "name": f"t{n}", "dim": 4 * n} for n in range(1, 9)]), tmp_path / "p.json"
     flags = ["--ranks", "3", "--memory", "250KB", "--link", "1Gbit", "--out", str(out), "--no-measure"]
     assert main(["place", "--tables", str(path), *flags]) == 0
@@ -44,8 +44,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     plan.check(read_specs(path))
     assert main(["place", "--tables", str(path), *flags]) == 2
     assert f"--out is {out}, which already exists: name another file, or add --force" in capsys.readouterr().err
-    assert main(["place", "--tables", str(path), *flags, "--force", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = as_json("place", "--tables", str(path), *flags, "--force")
     assert sum(rank["bytes"] for rank in found["ranks"]) == sum(1000 * (4 * n + 1) * 4 for n in range(1, 9))
     parts = [rank["compute_ms"] + rank["exchange_ms"] for rank in found["ranks"]]
     assert max(parts) == pytest.approx(found["busiest_ms"]) and found["check"] is None
@@ -123,9 +122,6 @@ def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
     assert len(TablePlan.load(out).tables) == len(found) and "perfect balance" in capsys.readouterr().out
 
 
-# Files by hand
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -160,7 +156,7 @@ def test_a_plan_that_does_not_cover_is_refused(pieces, says):
         TablePlan.parsed(json.dumps({**PLAN_HEAD, "tables": [{**ROWS_OF, "pieces": said}]}))
 
 
-def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys):
+def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys, as_json):
     often = [0.0] * BINS
     often[6] = 1.0  # each row is looked up 64 times
     tables = [
@@ -170,15 +166,14 @@ def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys):
     ]
     path, out = written(tmp_path, tables), tmp_path / "p.json"
     words = ["place", "--tables", str(path), "--trainers", "2", "--link", "1Mbit", "--no-measure", "--out", str(out)]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = as_json(*words)
     assert found["ways"]["bags"]["whole"] < found["ways"]["bags"]["rows"] / 2
     assert found["ways"]["few"]["rows"] == pytest.approx((8 * 64 + 4) * 2 * 10 / 2)  # both trainers look all of them up
     chosen = read(out, [skirl.Table(one["name"], one["rows"], one["dim"]) for one in tables], 2)
     assert "bags" in chosen and "few" not in chosen
     assert {name: of["trainer"] for name, of in found["ways"].items() if of["trainer"] is not None} == chosen
     assert main([*words, "--force"]) == 0 and "whole at" in capsys.readouterr().out
-    assert main(["info", str(out), "--json"]) == 0 and json.loads(capsys.readouterr().out)["trainers"] == 2
+    assert as_json("info", str(out))["trainers"] == 2
     with pytest.raises(ValueError, match="a plan for skirl's trainers: make one for TorchRec by skirl place --ranks"):
         TablePlan.load(out)
     assert main([*words, "--force", "--columns", "always"]) == 2
@@ -204,11 +199,10 @@ def test_columns_send_their_share_of_vectors_and_all_ids():
     assert costs.exchange(spec, 40, 8) == pytest.approx(1e3 * spec.sent(4).whole / 1e6)
 
 
-def test_the_bytes_of_data_are_those_of_its_trainers(tmp_path, capsys):
+def test_the_bytes_of_data_are_those_of_its_trainers(tmp_path, as_json):
     """A session's samples come to one trainer, so its rows go to fewer of them than if samples were spread."""
     data = ["synthetic:sessions", "--model", "dlrm-tiny", "--dim", "8", "--batch", "256", "--steps", "4"]
-    assert main(["place", *data, "--trainers", "4", "--no-measure", "--out", str(tmp_path / "p.json"), "--json"]) == 0
-    ways = json.loads(capsys.readouterr().out)["ways"]
+    ways = as_json("place", *data, "--trainers", "4", "--no-measure", "--out", str(tmp_path / "p.json"))["ways"]
     recipe = Recipe.of(data="synthetic:sessions", model="dlrm-tiny", dim=8, batch=256, steps=4)
     counted = count((batch.sparse for batch in recipe.stream()), recipe.tables(), 4)
     assert {name: (of["rows"], of["whole"], of["ids"]) for name, of in ways.items()} == {

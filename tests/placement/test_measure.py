@@ -83,8 +83,6 @@ def test_costs_are_measured_and_written(small, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
 
 
-# The best few plans
-
 SPECS = [TableSpec(f"t{n}", 400 * n + 60, 16, 32, 32.0 * n + 32, 9.0 * n + 9, optimizer="sgd") for n in range(4)]
 
 

@@ -93,9 +93,6 @@ def test_a_net_learns_what_a_sum_cannot_say(monkeypatch):
     assert off(train_net(known(40, 2), 0, made)) < 0.04  # training continues rather than starting over
 
 
-# The file
-
-
 def test_costs_come_back(tmp_path):
     made = replace(costs(2), machine={"processor": "Z80", "device": "cpu"})
     save_costs(made, tmp_path / "c.json")
@@ -122,16 +119,6 @@ def test_costs_of_another_skirl_are_refused(tmp_path, monkeypatch):
         save_costs(costs(2), path)
     with pytest.raises(ValueError, match="its net has other features"):
         load_costs(path, link=1e8, ranks=2)
-
-
-def test_costs_that_were_changed_or_cut_are_refused(tmp_path):
-    path = tmp_path / "c.json"
-    save_costs(costs(2), path)
-    text = path.read_text()
-    for wrong in (text.replace('"drawn"', '"changed"'), text[:-900], "[]", ""):
-        path.write_text(wrong)
-        with pytest.raises(ValueError, match=r"c\.json is damaged, or not a file of costs of skirl: use another"):
-            load_costs(path, link=1e8, ranks=2)
 
 
 def test_costs_of_one_kernel_are_not_taken_for_anothers(tmp_path):

@@ -155,9 +155,6 @@ def test_what_may_not_be_cut_stays():
     assert len(pieces[0]) == 1 and {p.dim for p in pieces[2]} == {32} and {p.rows for p in pieces[1]} == {4000}
 
 
-# Pieces and the plan's file
-
-
 def test_a_plan_file_comes_back_and_knows_its_tables(tmp_path):
     specs, caps = task(1, 0.6)
     plan = plan_tables(specs, caps, costs(3), columns="always")[0]

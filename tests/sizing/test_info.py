@@ -1,9 +1,7 @@
 """What `skirl info` says about things it does not know, and of when; tests/habits/test_commands.py covers the rest."""
 
-import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,19 +31,17 @@ def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str
     assert line.startswith("skirl info: ") and said in line
 
 
-def test_costs_name_their_kernel(capsys):
-    costs = files("skirl.placement") / "costs_cpu.json"
-    assert cli.main(["info", str(costs), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kernel"] == "skirl-cpu"
+def test_costs_name_their_kernel(as_json):
+    assert as_json("info", str(files("skirl.placement") / "costs_cpu.json"))["kernel"] == "skirl-cpu"
 
 
-def test_text_is_told_by_its_first_line(tmp_path: Path, capsys):
+def test_text_is_told_by_its_first_line(tmp_path: Path, as_json):
     (tmp_path / "clicks.csv").write_text("click,user\n0,1\n")
-    assert told(tmp_path / "clicks.csv", capsys)["begins"] == "click,user"
+    assert as_json("info", str(tmp_path / "clicks.csv"))["begins"] == "click,user"
 
 
 @pytest.mark.parametrize("layout", ["rows", "once"])
-def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, capsys):
+def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, capsys, as_json):
     rows: list[Row] = [
         {"click": i % 2, "price": 1.0, "item": i, "seen": list(range(i // 2, i // 2 + 30)), "bought": [9], "visit": i // 20,
          "when": i}
@@ -55,27 +51,22 @@ def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, caps
     words = ["--by", "session", "--layout", layout, "--schema", schema(tmp_path)]
     assert cli.main(["convert", "--data", data, "--out", str(tmp_path / "out"), *words, "--quiet"]) == 0
     capsys.readouterr()
-    assert told(tmp_path / "out", capsys)["layout"] == layout
+    assert as_json("info", str(tmp_path / "out"))["layout"] == layout
 
 
-def told(path: Path, capsys, *words: str, code: int = 0) -> dict[str, Any]:
-    assert cli.main(["info", str(path), "--json", *words]) == code
-    return json.loads(capsys.readouterr().out)
-
-
-def test_checkpoints_of_a_sweep_are_those_of_its_variants(tmp_path: Path, capsys):
+def test_checkpoints_of_a_sweep_are_those_of_its_variants(tmp_path: Path, as_json):
     flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 6, "cache": "300"}
     where = {"run": str(tmp_path / "run"), "save": tmp_path / "saved"}
     SweepCommand.of(**flags, quiet=True, vary=("lr=0.1,0.2",), **where).run()
     for path in (tmp_path / "saved", tmp_path / "saved" / "sweep-checkpoint.json"):
-        found = told(path, capsys)
+        found = as_json("info", str(path))
         assert (found["kind"], found["variants"]) == ("checkpoints of a sweep", ["lr=0.1", "lr=0.2"])
-    assert told(tmp_path / "saved" / "lr=0.2", capsys, "--check")["whole"]
-    found = told(tmp_path / "run", capsys)  # which is left to its report
+    assert as_json("info", str(tmp_path / "saved" / "lr=0.2"), "--check")["whole"]
+    found = as_json("info", str(tmp_path / "run"))  # which is left to its report
     assert (found["kind"], found["shown_by"]) == ("folder of a sweep", f"skirl report {tmp_path / 'run'}")
 
 
-def test_rows_of_several_trainers_are_told_as_one(tmp_path: Path, capsys):
+def test_rows_of_several_trainers_are_told_as_one(tmp_path: Path, as_json):
     for rank, ids in enumerate(([1, 2, 3], [4])):
         rows = skirl.EmbeddingBagCollection(
             [skirl.Table("item", 10, 2)], optimizer=skirl.SGD(), cache=8, store=f"disk:{tmp_path}/rank-{rank}/rows-0"
@@ -83,7 +74,7 @@ def test_rows_of_several_trainers_are_told_as_one(tmp_path: Path, capsys):
         rows(skirl.KeyedJagged.one_hot(["item"], torch.tensor(ids)[:, None]))["item"].sum().backward()
         rows.close()
     for path, held in ((tmp_path, 4), (tmp_path / "rank-0", 3)):
-        found = told(path, capsys)
+        found = as_json("info", str(path))
         assert (found["kind"], [table["held"] for table in found["tables"]]) == ("rows of trainers", [held])
-    found = told(Path(f"disk:{tmp_path}/rank-1/rows-0"), capsys)
+    found = as_json("info", f"disk:{tmp_path}/rank-1/rows-0")
     assert (found["kind"], found["tables"][0]["held"]) == ("disk store", 1)

@@ -1,7 +1,5 @@
 """`skirl size`: its text and its JSON."""
 
-import json
-
 import pytest
 
 import skirl
@@ -11,31 +9,26 @@ from skirl.data import Synthetic
 FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
 
 
-def test_one_line_of_json(capsys):
-    assert main(["size", *FLAGS, "--json", "--quiet", "--link", "1Gbit,100us", "--step-ms", "5"]) == 0
-    result = json.loads(capsys.readouterr().out)
+def test_one_line_of_json(as_json):
+    result = as_json("size", *FLAGS, "--quiet", "--link", "1Gbit,100us", "--step-ms", "5")
     assert result["bytes"]["touched"] == result["touched"] * 4 * (8 + 1)
     advice = result["advice"]
     assert result["sentence"].startswith(f"Use --cache {advice['cache']} --depth {advice['depth']}: ")
     assert result["step_ms_that_hides"] > 0
 
 
-def test_what_it_advises_can_be_run_and_moves_what_it_says(capsys):
-    assert main(["size", *FLAGS, "--json", "--quiet"]) == 0
-    advice = json.loads(capsys.readouterr().out)
+def test_what_it_advises_can_be_run_and_moves_what_it_says(as_json):
+    advice = as_json("size", *FLAGS, "--quiet")
     cache, depth = str(advice["advice"]["cache"]), str(advice["advice"]["depth"])
-    flags = ["--data", *FLAGS, "--cache", cache, "--depth", depth, "--json", "--quiet"]
-    assert main(["train", *flags]) == 0
-    ran = json.loads(capsys.readouterr().out)
+    ran = as_json("train", "--data", *FLAGS, "--cache", cache, "--depth", depth, "--quiet")
     counted = next(p for p in advice["curves"][f"depth {depth}"] if p["cache"] == int(cache))
     assert ran["counters"]["fetched"] == counted["moved"] > 0
     assert ran["counters"]["new"] == advice["touched"]
 
 
-def test_the_least_cache_runs_and_one_row_less_does_not(capsys):
+def test_the_least_cache_runs_and_one_row_less_does_not(capsys, as_json):
     flags = [*FLAGS[:-4], "--steps", "8", "--seed", "3"]
-    assert main(["size", *flags, "--json", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = as_json("size", *flags, "--quiet")
     train = ["train", "--data", *flags, "--quiet", "--depth", "epoch", "--cache"]
     assert main([*train, str(found["least_cache"])]) == main([*train, f"{found['least_cache_bytes']}B"]) == 0
     capsys.readouterr()

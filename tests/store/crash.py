@@ -49,7 +49,6 @@ class Recorder(OsFiles):
         self.ops.append(tuple(part.relative_to(self.root) if isinstance(part, Path) else part for part in op))
 
     def path_of(self, file: int) -> str:
-        """Return the name of a file."""
         return next(path.name for path, inode in self.inodes.items() if inode == self.files[file])
 
     def make_one_folder(self, path: Path) -> None:

@@ -25,7 +25,6 @@ def facts_in(folder: Path) -> Facts:
 
 
 def files_of(facts: Facts) -> set[str]:
-    """Return the names of the files of a frozen state."""
     return {f"{text.split(' ')[0]}.{suffix}" for text in facts["segments"] for suffix in ("rows", "keys")}
 
 
@@ -34,7 +33,6 @@ def put(folder: Path, facts: Facts) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the files that the header does not name."""
     known = {HEADER} | (files_of(facts_in(folder)) if (folder / HEADER).exists() else set())
     for path in folder.iterdir():
         if path.name not in known:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from skirl.checkpoint.folder import BEST, headers_with_steps
 from skirl.cli.files import Export
 
 TIMES = ("seconds", "begun_at")
@@ -29,24 +31,38 @@ def rows_of(checkpoint: Path) -> pa.Table:
     return pq.read_table(out).sort_by([("table", "ascending"), ("row", "ascending")])
 
 
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    """The evaluations of a run, without times. Other lines count from the last one of the same start."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    kept = re.compile("kind|step|best_step|loss|(test_)?(auc|logloss|ne|samples)")
+    lines = (line for line in lines if line["kind"] == "eval")
+    return [{name: value for name, value in line.items() if kept.fullmatch(name)} for line in lines]
+
+
 def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return what does not depend on where and when: race, losses, scores, rows of those that did not diverge."""
     stayed = [name for name, of in result["by_variant"].items() if "diverged" not in (of["left"] or "")]
     own = {name: json.loads((folder / "run" / name / "result.json").read_text()) for name in result["by_variant"]}
     names = ("winner", "standing", "variant_steps", "cost", "seed_noise", "steps", "failed")
+    best = {}
+    for name, of in result["by_variant"].items():
+        if of["best"] is not None:
+            kept = folder / "saved" / name / BEST
+            [(step, header)] = headers_with_steps(kept)
+            assert of["best"]["folder"] == str(kept) and of["best"]["step"] == step
+            best[name] = step, rows_of(header)
     return {
         "race": race_lines(folder / "run"),
-        "by_variant": {
-            n: of | {"run": None, "best": (of["best"] or {}).get("step")} for n, of in result["by_variant"].items()
-        },
+        "by_variant": {n: of | {"run": None, "best": None} for n, of in result["by_variant"].items()},
         "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
+        "evaluations": {name: evaluations(folder / "run" / name) for name in own},
         "rows": {name: rows_of(folder / "saved" / name) for name in stayed},
+        "best": best,
         **{name: result[name] for name in names},
     }
 
 
 def same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Check that two sweeps left the same behind."""
     assert [name for name in theirs if ours[name] != theirs[name]] == []
 
 

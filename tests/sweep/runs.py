@@ -137,8 +137,6 @@ def make(variant: Any, embeddings: Any = None) -> tuple[Any, torch.optim.Optimiz
 
 @dataclass
 class Left:
-    """The results that a training run leaves."""
-
     losses: list[float] = field(default_factory=list)
     dense: list[bytes] = field(default_factory=list)
     """Dense state after each batch."""
@@ -281,7 +279,6 @@ def _killed(
 
 
 def _step(case: Case) -> int:
-    """The step of the checkpoint that counts."""
     return json.loads((case.folder / "saved" / HEADER).read_bytes())["step"]
 
 

@@ -1,6 +1,9 @@
-"""A sweep over files, whose end nobody knows before it is read: evaluated, saved and drawn to its last step, as runs are."""
+"""A sweep over files, whose end nobody knows before it is read, and of several epochs, ranked by samples held out."""
 
 import json
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from skirl.checkpoint.folder import headers_with_steps
+from skirl.cli.report import report_of_sweep
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER
-from tests.sweep.folders import race_lines
+from skirl.sweep.entrant import Entrant
+from skirl.sweep.sweep import Sweep
+from tests.killed import ended, forked
+from tests.sweep.folders import kill_before, race_lines
 
 ROWS, BATCH = 150, 16
 SCHEMA = """
@@ -46,7 +53,6 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 
 
 def files(folder: Path, kind: str, name: str = "") -> dict[str, Any]:
-    """Write a file of samples, and return the flags that name it."""
     draw = np.random.default_rng(3)
     columns = {
         "label": draw.integers(0, 2, ROWS), "user": draw.integers(0, 90, ROWS), "item": draw.integers(0, 90, ROWS),
@@ -105,3 +111,118 @@ def test_rungs_in_shares_are_of_all_steps_of_a_file_and_a_resume_leaves_the_resu
     again = SweepCommand.of(**flags, resume=True)
     assert "nothing was left to train" in again.summary(again.run())["ended"]
     assert (tmp_path / "run" / "result.json").read_text() == text
+
+
+EPOCHS, FIRST = 10, 8
+"""Epochs, and the steps of the first."""
+VARY = ("lr=0.005,0.02,0.1,0.5",)
+
+
+def command(folder: Path, **more: Any) -> SweepCommand:
+    flags = FLAGS | files(folder, "csv") | {"epochs": EPOCHS, "valid": LATE, "vary": VARY, "eval_every": FIRST}
+    return SweepCommand.of(**flags | {"run": str(folder / "run"), "log_every": 1, **more})
+
+
+def lowest(folder: Path) -> dict[str, float]:
+    """The lowest log loss on the samples held out, by variant, out of the folder of its run."""
+    found = {}
+    for path in (folder / "run").glob("*/metrics.jsonl"):
+        lines = map(json.loads, path.read_text().splitlines())
+        found[path.parent.name] = min(line["test_logloss"] for line in lines if line["kind"] == "eval")
+    return found
+
+
+def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
+    """Who has learnt the samples by heart does not win."""
+    made = command(folder, **more)
+    result = made.run()
+    losses = lowest(folder)
+    by_heart = min(result["by_variant"], key=lambda name: result["by_variant"][name]["loss"]["last"])
+    assert (result["failed"], result["steps"], result["measure"]) == (None, EPOCHS * FIRST, "held out")
+    assert result["winner"] == min(losses, key=lambda name: losses[name]) != by_heart
+    assert {place["variant"]: place["held_out"] for place in result["standing"]} == losses
+    assert [place["held_out"] for place in result["standing"]] == sorted(losses.values())
+    assert result["best"]["variant"] == result["winner"] and result["best"]["test_logloss"] == min(losses.values())
+    assert not race_lines(folder / "run", "left")
+    standings = race_lines(folder / "run", "standing")
+    assert [line["measure"] for line in standings[: FIRST - 1]] == ["training"] * (FIRST - 1)
+    assert {line["measure"] for line in standings[FIRST - 1 :]} == {"held out"}
+    assert all(place["auc"] is None for line in standings for place in line["places"])
+    best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
+    assert made.summary(result)["winner"].startswith(best)
+    text = Path(report_of_sweep(folder / "run", folder / "page.html")["page"]).read_text()
+    assert f"The best of 4 variants is {best}" in text
+    return result
+
+
+def test_who_learns_the_samples_by_heart_does_not_win(tmp_path: Path):
+    check_ranked(tmp_path)
+
+
+def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
+    """They wait for an evaluation, and drop those with the highest held-out losses."""
+    result = command(tmp_path, rungs="20,42").run()
+    left = [(line["step"], line["variant"], line["kind"]) for line in race_lines(tmp_path / "run", "left")]
+    assert [(step, kind) for step, _, kind in left] == [(24, "dropped"), (24, "dropped"), (48, "dropped")]
+    for step, names in ((24, 2), (48, 1)):
+        [places] = (line["places"] for line in race_lines(tmp_path / "run", "standing") if line["step"] == step)
+        ranks = {place["variant"]: place["held_out"] for place in places}
+        gone = {name for at, name, _ in left if at == step}
+        stay = {place["variant"] for place in places if place["state"] in ("leads", "races")}
+        assert len(gone) == names and max(ranks[name] for name in stay) < min(ranks[name] for name in gone)
+    assert result["winner"] == min(lowest(tmp_path), key=lambda name: lowest(tmp_path)[name])
+
+
+def second(self: Sweep, name: str, *_: object) -> bool:
+    return len(self) < len(self.variants)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when"),
+    [
+        (Sweep, "drop", second),
+        pytest.param(Entrant, "after_step", lambda self, batches: batches.step == 9, marks=pytest.mark.slow),
+    ],
+    ids=["in a rung", "as an epoch ends"],
+)
+def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when: Callable[..., bool], tmp_path: Path):
+    def rungs(of: str, **more: Any) -> SweepCommand:
+        saves = {"save": tmp_path / of, "save_every": 7}
+        return command(tmp_path, epochs=6, rungs="20,36", run=str(tmp_path / "run"), **saves, **more)
+
+    whole, lines = rungs("whole").run(), race_lines(tmp_path / "run", "standing")
+    shutil.rmtree(tmp_path / "run")
+
+    def child(begins: Callable[[], object]) -> None:
+        kill_before(owner, name, when)
+        begins()
+        rungs("part").run()
+
+    assert ended(*forked(child)) == -signal.SIGKILL
+    part = rungs("part", resume=True).run()
+    for name in ("winner", "standing", "measure", "variant_steps", "seed_noise", "steps"):
+        assert part[name] == whole[name], name
+    for ours, theirs in zip(race_lines(tmp_path / "run", "standing"), lines, strict=True):
+        assert all(ours[name] == theirs[name] for name in ("step", "measure", "places"))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (
+            {"valid": None, "eval_every": None},
+            "epochs is 10, and losses from the second on are of samples trained on before: set valid",
+        ),
+        ({"rungs": "5%", "steps": 60, "eval_every": None}, "rungs is '5%' and epochs is 10, .*: set eval_every"),
+    ],
+)
+def test_what_could_not_be_ranked_is_refused(more: dict[str, Any], says: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=says):
+        command(tmp_path, **more)
+
+
+def test_a_variant_that_is_dropped_at_its_best_step_keeps_it(tmp_path: Path):
+    more = {"save": tmp_path / "saved", "keep_best": True, "eval_every": FIRST, "rungs": "16"}
+    result = command(tmp_path, epochs=3, **more).run()
+    best = {name: of["best"]["step"] for name, of in result["by_variant"].items() if of["left"] is not None}
+    assert [*best.values()] == [16, 16]

@@ -1,7 +1,6 @@
 """Evaluations, best checkpoints and another run's rows in a sweep: to the bit those of each variant's lone run."""
 
 import json
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from skirl.sweep.race import Race
 from skirl.sweep.run import SweepRun
 from skirl.tools.sealed_json import CheckpointError
 from tests.killed import ended, forked
-from tests.sweep.folders import kill_before, race_lines, rows_of
+from tests.sweep.folders import evaluations, kill_before, left_behind, race_lines, rows_of, same
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "cache": "300", "valid": "5%", "quiet": True,
@@ -35,14 +34,6 @@ NAMES = ("lr=0.02,dense_lr=0.003", "lr=0.02,dense_lr=0.1", "lr=0.5,dense_lr=0.00
 def command(of: Path, first: Path, **more: Any) -> SweepCommand:
     where = {"run": str(of / "run"), "save": of / "saved", "from_": first, "keep_best": True, "save_every": 6}
     return SweepCommand.of(**FLAGS | JUDGED | {"vary": VARY, **where, **more})
-
-
-def evaluations(run: Path) -> list[dict[str, Any]]:
-    """The evaluations of a run, without times. Other lines count from the last one of the same start."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    kept = re.compile("kind|step|best_step|loss|(test_)?(auc|logloss|ne|samples)")
-    lines = (line for line in lines if line["kind"] == "eval")
-    return [{name: value for name, value in line.items() if kept.fullmatch(name)} for line in lines]
 
 
 def same_dense(ours: Path, theirs: Path) -> None:
@@ -88,7 +79,6 @@ def same_as_alone(name: str, of: Path, first: Path, into: Path) -> None:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another run, that the variants begin from."""
     save = tmp_path_factory.mktemp("first")
     assert Train.of(**FLAGS | {"steps": 8, "run": "none", "save": save}).run()["failed"] is None
     return save
@@ -108,26 +98,6 @@ def test_a_variant_is_evaluated_and_saved_as_alone(name: str, whole: tuple, firs
     assert own["from_"] == str(first) and own["eval_every"] == 4
     found = json.loads((of / "run" / name / "result.json").read_text())
     assert result["by_variant"][name]["best"] == found["best"] and result["from"] == found["from"]
-
-
-def left_behind(of: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """All that a sweep leaves behind that does not depend on where and when."""
-    told: dict[str, Any] = {"race": race_lines(of / "run")}
-    for name, own in result["by_variant"].items():
-        kept = of / "saved" / name / folder.BEST
-        [(step, header)] = folder.headers_with_steps(kept)
-        assert own["best"]["folder"] == str(kept) and own["best"]["step"] == step
-        told[name] = {
-            "result": {n: value for n, value in own.items() if n not in ("run", "best")},
-            "lines": evaluations(of / "run" / name), "best": rows_of(header), "rows": rows_of(of / "saved" / name),
-        }  # fmt: skip
-    return told | {name: result[name] for name in ("steps", "winner", "variant_steps", "failed", "standing")}
-
-
-def same(of: Path, result: dict[str, Any], whole: tuple[Path, dict[str, Any]]) -> None:
-    ours, theirs = left_behind(of, result), left_behind(*whole)
-    for name, value in theirs.items():
-        assert ours[name] == value, name
 
 
 def killed(of: Path, first: Path) -> None:
@@ -153,7 +123,7 @@ def killed(of: Path, first: Path) -> None:
 def test_killed_and_gone_on_with(whole: tuple, first: Path, tmp_path: Path):
     killed(tmp_path, first)
     assert min(of["best"]["step"] for of in whole[1]["by_variant"].values()) == 4, "the second kill shows nothing"
-    same(tmp_path, command(tmp_path, first, resume=True, from_=None).run(), whole)
+    same(left_behind(tmp_path, command(tmp_path, first, resume=True, from_=None).run()), left_behind(*whole))
 
 
 def test_the_last_state_of_a_variant_that_is_dropped_outlives_the_save_before(first: Path, tmp_path: Path):

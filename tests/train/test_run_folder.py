@@ -100,7 +100,7 @@ def test_numbers_are_those_of_the_result(run, tmp_path):
     assert not result.keys() - found.keys() and found["test_auc"] == result["test_auc"]
 
 
-def test_a_run_that_was_killed(run, tmp_path, capsys):
+def test_a_run_that_was_killed(run, tmp_path, capsys, as_json):
     killed = tmp_path / "killed"
     killed.mkdir()
     (killed / "config.json").write_text((run / "config.json").read_text())
@@ -109,8 +109,7 @@ def test_a_run_that_was_killed(run, tmp_path, capsys):
     assert main(["report", str(killed)]) == 0
     assert "still going on, killed, or failed" in capsys.readouterr().out
     (killed / "metrics.jsonl").write_text("")
-    assert main(["report", str(killed), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 0
+    assert as_json("report", str(killed))["steps"] == 0
     assert main(["report", str(killed)]) == 0
     assert "none yet" in capsys.readouterr().out
 

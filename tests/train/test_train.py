@@ -1,7 +1,6 @@
 """The training loop: its results, golden traces of its losses, and runs repeated with --config from the files they left."""
 
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -101,19 +100,6 @@ def test_data_that_ends_before_the_steps_asked_for_is_said(tmp_path, capsys):
     assert "; the data has no more for --steps 9" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_with_its_shards(tmp_path):
-    """It has the bits of a run that never stopped. Another number of shards is refused before anything is read."""
-    run = {**SHARDED, "run": "none", "shards": 2, "cache": "touched:50%"}
-    whole = Train.of(**run, steps=6).run()
-    first = Train.of(**run, steps=3, save=tmp_path).run()
-    assert (first["steps"], first["checkpoints"]["newest"], first["failed"]) == (3, 3, None)
-    then = Train.of(**run, steps=6, save=tmp_path, resume=True).run()
-    assert then["loss"]["digest"] == whole["loss"]["digest"] and then["checkpoints"]["newest"] == 6
-    assert whole["samples"] == 6 * 32
-    with pytest.raises(ValueError, match="--shards is 4, the run was saved with 2"):
-        Train.of(**(run | {"shards": 4}), steps=8, save=tmp_path, resume=True).run()
-
-
 def test_threads_are_the_machines_and_a_resumed_run_keeps_those_it_began_with(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {"SKIRL_RUNS": "none"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
@@ -135,41 +121,20 @@ def test_a_folder_of_another_version_is_not_begun_anew(tmp_path):
 
 
 FLAGS = "--data synthetic:tiny --model dcnv2-tiny --deep 9,5 --dim 4 --batch 32 --steps 12 --valid 25% --eval-every 5"
-SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet --json"
-
-
-def result(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
-    assert main(args) == 0
-    return json.loads(capsys.readouterr().out)
+SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet"
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, dict[str, Any]]:
+def run(tmp_path: Path, as_json: Any) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path / "first"
     writes = ["--run", str(folder), "--save", str(tmp_path / "saved"), "--save-every", "5"]
-    return folder, result(capsys, "train", *FLAGS.split(), *SEED.split(), *writes)
+    return folder, as_json("train", *FLAGS.split(), *SEED.split(), *writes)
 
 
-def test_a_run_and_its_repetition_have_the_same_bits(run, capsys):
+def test_a_run_and_its_repetition_have_the_same_bits(run, as_json):
     folder, first = run
     for path in (folder, folder / "config.json"):
-        again = result(capsys, "train", "--config", str(path), "--quiet", "--json")
+        again = as_json("train", "--config", str(path), "--quiet")
         for what in ("loss", "auc", "test_logloss", "counters", "rows"):
             assert again[what] == first[what]
         assert again["save"] is None and again["run"] is None  # tests set SKIRL_RUNS=none
-
-
-def test_toml_is_read_and_verify_and_size_pass_over_flags_of_training_alone(run, tmp_path, capsys):
-    _, first = run
-    file = tmp_path / "run.toml"
-    file.write_text(
-        'data = "synthetic:tiny"\nmodel = "dcnv2-tiny"\ndeep = [9, 5]\ndim = 4\nbatch = 32\nsteps = 12\nvalid = "25%"\n'
-        'eval-every = 5\nseed = 3\nlr = 0.1\ncache = "touched:50%"\noptimizer = "adam"\nschedule = "linear"\nthreads = 1\n'
-        "quiet = true\n"
-    )
-    told = ["--config", str(file), "--quiet", "--json"]
-    assert result(capsys, "train", *told)["loss"] == first["loss"]
-    verified = result(capsys, "verify", *told, "--steps", "30", "--cache", "touched:25%")
-    assert (verified["dim"], verified["runs"][0]["losses"], verified["failed"]) == (4, 30, None)
-    sized = result(capsys, "size", *told)
-    assert (sized["dim"], sized["steps"], sized["touched"]) == (4, 12, first["rows"]["touched"])

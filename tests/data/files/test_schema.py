@@ -1,6 +1,5 @@
 """Schema files: which are refused, what survives a round trip through a file, and what a schema says about its tables."""
 
-import re
 from typing import Any
 
 import pytest
@@ -70,20 +69,6 @@ def test_the_flag_wins_over_the_schema_except_for_ids_that_are_rows() -> None:
     )
     assert schema.rows_of("c=90") == {"a": 7, "b": 50, "c": 90}
     assert schema.rows_of("c=90,100") == schema.rows_of("100,c=90") == {"a": 100, "b": 50, "c": 90}
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ("many", "set it to a number from 2"),
-        ("1", "set it to a number from 2"),
-        ("b=70", "ids of table 'b' are rows already (encode is row): set rows in the schema"),
-    ],
-)
-def test_rows_that_cannot_be_are_refused(rows: str, said: str) -> None:
-    schema = FileSchema((Label("y"),), (), (Id("a"), Id("b", type="int", encode="row", rows=50)))
-    with pytest.raises(ValueError, match=re.escape(said)):
-        schema.rows_of(rows)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -1,7 +1,6 @@
 """An open vocabulary compared with a dict. Its state resumes at any batch, and evaluation sees it as it was."""
 
 import copy
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -98,15 +97,11 @@ def test_held_out_is_seen_as_it_was(tsv: Path) -> None:
     assert not torch.equal(seen[10][0], seen[90][0])
 
 
-def test_training_is_the_same_whatever_is_read_ahead(
-    tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_is_the_same_whatever_is_read_ahead(tsv: Path, tmp_path: Path, as_json: Any) -> None:
     flags = "--model dlrm-tiny --dim 4 --batch 32 --rows 2000 --vocab open --admit 2 --stale 30 --valid 20% --threads 1"
 
     def run(*more: str) -> dict[str, Any]:
-        words = ["train", "--data", f"criteo:{tsv}", *flags.split(), "--eval-every", "20", "--quiet", "--json", *more]
-        assert cli.main(words) == 0
-        return json.loads(capsys.readouterr().out)
+        return as_json("train", "--data", f"criteo:{tsv}", *flags.split(), "--eval-every", "20", "--quiet", *more)
 
     whole, short = run("--cache", "5000"), run("--cache", "100%", "--depth", "1")
     saved = ["--save", str(tmp_path / "saved"), "--cache", "5000"]

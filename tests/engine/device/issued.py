@@ -23,7 +23,6 @@ class Issued:
             self.of.get(threading.get_ident(), self.elsewhere).append(doing)
 
     def check(self) -> None:
-        """Check that all trainers issue the same calls in the same order."""
         first, *others = self.of.values()
         assert others and first and all(each == first for each in others), self.of
         assert not self.elsewhere

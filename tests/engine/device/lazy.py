@@ -28,8 +28,6 @@ class LazyEvent:
 
 
 class LazyStream:
-    """A queue of work, of events to pass, and of events to wait for."""
-
     def __init__(self, world: "World") -> None:
         self.world = world
         self.queue: deque[Callable[[], None] | tuple[str, LazyEvent]] = deque()
@@ -62,7 +60,6 @@ class LazyStream:
             self.world.stir()
 
     def advance(self, event: LazyEvent) -> None:
-        """Run up to an event of this stream."""
         while not event.passed:
             self.step()
 
@@ -88,8 +85,6 @@ class LazyStream:
 
 
 class World:
-    """Some streams, and a random generator."""
-
     def __init__(self, seed: int, eager: float) -> None:
         """eager: the chance that some stream advances whenever something new is queued; 0: everything runs as late as
         possible.
@@ -102,7 +97,6 @@ class World:
         self._stirring = False
 
     def streams(self) -> Streams:
-        """Return the streams as a Gpu takes them."""
         return Streams(*self.all)
 
     def stir(self) -> None:

@@ -42,7 +42,6 @@ LOGS: dict[str, str] = {}
 
 
 def usage(ptx: str) -> dict[str, int]:
-    """Return the number of registers and of spilled bytes."""
     numbers = {"registers": r"Used (\d+) registers", "spilled": r"(\d+) bytes spill stores"}
     found = {name: re.search(number, LOGS[ptx]) for name, number in numbers.items()}
     assert found["registers"], f"ptxas says nothing of registers: {LOGS[ptx]!r}"

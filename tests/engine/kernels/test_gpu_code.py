@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[3]
 
 
 def compiled(tmp_path, capability, *wanted):
-    """Return what compiled.py prints for each kernel."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {
         "TRITON_CACHE_DIR": str(tmp_path),

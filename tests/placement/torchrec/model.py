@@ -19,7 +19,6 @@ Batch = tuple[Any, Tensor, Tensor]
 
 
 def sharder(optimizer: str) -> Any:
-    """Return TorchRec's sharder, with the fused optimizer."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 

@@ -167,9 +167,6 @@ def test_a_plan_for_another_model_is_refused():
     assert plan_of(plan, model_of((50, 8, 1))).plan["inner.ebc"]["t0"].ranks == [1]
     with pytest.raises(ValueError, match="table 't0' has rows 50 in the plan and 51 now"):
         plan_of(plan, model_of((51, 8, 1)))
-    uneven = TablePlan(2, plan.tables, (((Piece(0, 0, 30, 0, 8), 0), (Piece(0, 30, 50, 0, 8), 1)),))
-    with pytest.raises(ValueError, match="is cut by rows unevenly"):
-        plan_of(uneven, model_of((50, 8, 1)))
 
 
 def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):

@@ -47,9 +47,6 @@ def test_a_crash_at_each_call_of_a_script(script, kind, tmp_path, monkeypatch, c
     assert crash_everywhere(tmp_path, campaign_seed, times=1, scripts=[script], kinds=[kind]) > 100
 
 
-# A failed sync
-
-
 class FailsOnce(Hooked):
     """A sync fails, and the system forgets the data to be written, as Linux does: the next sync succeeds."""
 

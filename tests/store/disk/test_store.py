@@ -37,8 +37,6 @@ _FSYNC = os.fsync
 
 
 class Quick(OsFiles):
-    """Skips all syncs, unless a test has replaced fsync."""
-
     def sync(self, file):
         if os.fsync is not _FSYNC:
             super().sync(file)

@@ -47,7 +47,6 @@ class Nodes:
             self.errors.append(error)
 
     def pids(self, owner: int = 0) -> list[int]:
-        """Return the process ids of an owner's parts."""
         return [node.served[owner].process.pid for node in self.nodes]
 
     def stop(self) -> None:

@@ -1,5 +1,7 @@
-"""What can go wrong between an owner and its nodes: killed, stopped, replaced, late, twice, too large, another layout."""
+"""Rows on memory nodes keep all promises of a store, on one node and divided between two; and what can go wrong: a node
+that is killed, stopped, replaced or late, calls that come twice or are too large, another layout."""
 
+import json
 import os
 import signal
 import time
@@ -15,8 +17,9 @@ from skirl.store.base import Facts, FrozenPart, SavedRows
 from skirl.store.remote import rpc
 from skirl.store.remote.meeting import NodeError
 from tests.store import frozen
-from tests.store.conformance import LAYOUT, contents, filled
-from tests.store.remote.nodes import Nodes, in_process, leave, served
+from tests.store.conformance import LAYOUT, StoreConformance, contents, filled
+from tests.store.remote.nodes import Nodes, Patch, free_ports, in_process, leave, served
+from tests.warm import COMMAND, PIPE, Python
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +36,6 @@ def one_row(store: Store) -> np.ndarray:
     out = np.zeros((1, 4), np.float32)
     assert store.read(np.array([97]), out).all()
     return out
-
-
-# Nodes that fail
 
 
 def test_a_killed_node_is_named_and_rows_come_back_from_the_frozen_state(nodes: Nodes, tmp_path: Path):
@@ -88,9 +88,6 @@ def test_no_node_at_all(monkeypatch):
         open_store("rpc://127.0.0.1:9", LAYOUT)
 
 
-# Calls
-
-
 def test_a_node_calls_no_function_that_is_not_the_stores_and_returns_no_more_than_a_call_carries(nodes: Nodes):
     store = filled_on(nodes)
     node = store.stores[0]._node
@@ -102,9 +99,6 @@ def test_a_node_calls_no_function_that_is_not_the_stores_and_returns_no_more_tha
         node.call("get", store.stores[0]._number, 1, torch.zeros(20_000_000, dtype=torch.int64))
     assert one_row(store).shape == (1, 4), "it lives"
     store.close()
-
-
-# Ownership of rows
 
 
 def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: Nodes):
@@ -121,9 +115,6 @@ def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: No
 def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
     for _ in range(2):
         assert in_process(nodes, "killed", "/rank-2") == "killed"
-
-
-# Frozen rows of nodes are like those of any store
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
@@ -186,3 +177,50 @@ def test_rows_on_disk_outlive_their_owner_and_other_records_are_refused(tmp_path
         again.close()
         with pytest.raises(DiskError, match=r"has records .* open it with the tables"):
             open_store(nodes.spec, Layout({0: Record(7)}))
+
+
+class TestOnNode(StoreConformance):
+    syncs = ("fsync",)
+
+    @pytest.fixture(autouse=True)
+    def on(self, nodes: Nodes):
+        self.nodes = nodes
+
+    @pytest.fixture
+    def monkeypatch(self):
+        return Patch()
+
+    def make(self, layout: Layout) -> Store:
+        return open_store(f"rpc://{self.nodes.addresses[0]}", layout)
+
+
+@pytest.mark.slow  # TestShardedStore has lists of stores, and test_node.py two nodes
+class TestOnTwoNodes(TestOnNode):
+    def make(self, layout: Layout) -> Store:
+        return open_store(self.nodes.spec, layout)
+
+
+TRAIN = "train --data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --cache 200 --threads 1 --quiet --json"
+
+
+def train(python: Python, folder: Path, *more: str) -> dict[str, object]:
+    """Return what a training run reports about its model."""
+    done = python.run(COMMAND, *TRAIN.split(), "--save", str(folder), *more)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {name: found[name] for name in ("loss", "auc", "logloss", "ne", "calibration")}
+
+
+def test_a_trainer_on_a_node_has_the_bits_of_a_local_store_also_when_it_goes_on(python: Python, tmp_path: Path):
+    [port] = free_ports(1)
+    store = "--store", f"rpc://127.0.0.1:{port}"
+    with python.start(COMMAND, "serve", f"127.0.0.1:{port}", stdout=PIPE, stderr=PIPE) as node:
+        try:
+            local = train(python, tmp_path / "local", "--steps", "12")
+            train(python, tmp_path / "remote", *store, "--steps", "6")
+            assert train(python, tmp_path / "remote", *store, "--steps", "12", "--resume") == local
+        finally:
+            node.send_signal(signal.SIGTERM)
+            out, err = node.communicate(60)
+    assert node.returncode == 0 and "SIGTERM" in out, err
+    assert f"127.0.0.1:{port} keeps rows in memory, only this machine reaches it" in err

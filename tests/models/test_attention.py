@@ -1,4 +1,5 @@
-"""DCAT compared with an ordinary causal transformer over [history, target], run for each sample by itself."""
+"""DIN against its formula, sample by sample and id by id, and DCAT against an ordinary causal transformer over
+[history, target], run for each sample by itself."""
 
 from dataclasses import replace
 
@@ -12,10 +13,71 @@ from skirl.core.find import find
 from skirl.models import DCAT, DIN, base, dcat, din
 from skirl.models.base import Model
 from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp
-from tests.models.test_din import history_of
 
 D, WIDTH, HEADS, LAYERS, NEWEST = 6, 8, 2, 2, 3
 SIZES = {"width": WIDTH, "heads": HEADS, "layers": LAYERS, "newest": NEWEST}
+
+
+def prelu(x: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(x > 0, x, slope * x)
+
+
+def deep(p: dict[str, Tensor], x: Tensor) -> Tensor:
+    for at in (0, 2):
+        x = prelu(x @ p[f"deep.{at}.weight"].T + p[f"deep.{at}.bias"], p[f"deep.{at + 1}.weight"])
+    return x @ p["head.weight"][0] + p["head.bias"]
+
+
+def unit(p: dict[str, Tensor], name: str, h: Tensor, t: Tensor) -> Tensor:
+    """Apply the paper's layer to one behaviour and one target, over the concatenated vectors."""
+    parts = [p[f"{name}.{part}.weight"] for part in ("of_behaviour", "of_target", "of_product")]
+    hidden = torch.hstack(parts) @ torch.cat([h, t, h * t]) + p[f"{name}.of_behaviour.bias"]
+    return p[f"{name}.rest.1.weight"][0] @ prelu(hidden, p[f"{name}.rest.0.weight"]) + p[f"{name}.rest.1.bias"]
+
+
+def test_attention_over_features_agrees_with_its_formula() -> None:
+    def formula(p: dict[str, Tensor], dense: Tensor, rows: Rows) -> Tensor:
+        logits = []
+        for b in range(len(dense)):
+            own = {name: row[b] for name, row in rows.items()}
+            t = own["bought"]
+            interest = sum(unit(p, "units.0", h, t) * h for name, h in own.items() if name != "bought")
+            logits.append(deep(p, torch.cat([dense[b], *own.values(), interest])))
+        return torch.stack(logits)[:, 0]
+
+    torch.manual_seed(0)
+    model = DIN(collection(D), DENSE, target="bought", activation=7, deep=(9, 5))
+    agree(model, formula, batches())
+    assert DIN.tiny(collection(D), DENSE).target == FEATURES.index("user")  # the table with most rows
+
+
+def history_of(sparse: skirl.KeyedJagged, feature: str, b: int) -> Tensor:
+    at = FEATURES.index(feature) * sparse.stride() + b
+    return sparse.values()[sparse.offsets()[at] : sparse.offsets()[at + 1]]
+
+
+def test_attention_over_a_history_agrees_with_its_formula() -> None:
+    """The bought item is the target, the clicked ones the behaviour; the user has lists and no target."""
+    data = batches(one=["bought"])
+    torch.manual_seed(0)
+    model = DIN(collection(D, pooled=False), DENSE, lists=["user", "clicked"], activation=7, deep=(9, 5))
+    assert model.history == {"clicked": "bought"}
+
+    def formula(p: dict[str, Tensor], dense: Tensor, rows: Rows) -> Tensor:
+        items, logits = rows.tables[1], []
+        for b in range(len(dense)):
+            t = rows["bought"][b]
+            behaviour = items[history_of(rows.sparse, "clicked", b)]
+            interest = sum((unit(p, "units.0", h, t) * h for h in behaviour), torch.zeros(D))
+            logits.append(deep(p, torch.cat([dense[b], rows["user"][b], t, interest])))
+        return torch.stack(logits)[:, 0]
+
+    agree(model, formula, data)
+
+
+def test_embeddings_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="lists clicked id by id: set embeddings to an EmbeddingCollection"):
+        DIN.tiny(collection(D), DENSE, lists=["clicked"])
 
 
 def linear(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -142,9 +204,7 @@ def test_a_history_is_encoded_once() -> None:
     assert counted == [ours, 12, 12, 12]  # histories, then targets
 
 
-def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="width is 8 and heads is 3: set width to a multiple of 6"):
-        DCAT(collection(D, pooled=False), DENSE, lists=["user", "clicked"], width=8, heads=3)
+def test_weights_of_a_list_are_refused() -> None:
     data = batches(1, one=["bought"])[0]
     ids, offsets = data.sparse.values(), data.sparse.offsets()
     weighted = skirl.KeyedJagged(FEATURES, ids, offsets=offsets, weights=torch.ones(len(ids)))
