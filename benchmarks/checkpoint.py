@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from common import main, result
+from common import Bench, main, result
 from skirl.checkpoint import Saving, save
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
@@ -26,7 +26,7 @@ FLAGS = "touched dim cache store batch features seconds checkpoints"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Bench):
     """The pause of training for a checkpoint, and its bytes."""
 
     touched: int = 10_000_000

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from common import Stopwatch, main, result, seconds
+from common import Bench, Stopwatch, main, result, seconds
 from skirl.store import DiskStore, Record
 from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.store.disk.records import READERS, fill
@@ -25,7 +25,7 @@ _KEEP = 7  # the store holds every 7th row of the table: ids of real tables are 
 
 
 @dataclass(frozen=True)
-class Disk:
+class Disk(Bench):
     """Rates of reading and writing rows through the disk store, against the device's own rates."""
 
     folder: Path = Path("skirl-bench-disk")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import main, result, seconds
+from common import Bench, main, result, seconds
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import open_device
 from skirl.engine.kernels.tree import stretches_of
@@ -21,7 +21,7 @@ SLEEP = 2_000_000
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(Bench):
     """Share of a copy's bandwidth that pooling and the fused backward reach on a GPU."""
 
     device: str = "cuda"

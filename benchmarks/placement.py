@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common import main, result
+from common import Bench, main, result
 from skirl.placement.calibrate import measure_machine
 from skirl.placement.costs import Kernel
 from skirl.placement.measure import arena_of, computing_ms, exchange_of
@@ -173,8 +173,8 @@ def plans(tasks: int, kernel: Kernel, with_torchrec: bool, home: bool) -> dict[s
     }  # fmt: skip
 
 
-@dataclass
-class Placement:
+@dataclass(frozen=True)
+class Placement(Bench):
     """Measured plans of tables against greedy rules and against plans of TorchRec's planner."""
 
     part: Literal["torchrec", "home"] = "torchrec"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import Stopwatch, main, result
+from common import Bench, Stopwatch, main, result
 from skirl.cli.files import Convert
 from skirl.data.flags import DataFlags
 from skirl.data.synthetic import Synthetic
@@ -25,8 +25,8 @@ from skirl.data.synthetic import Synthetic
 OTHERS = ("torchrec", "iopath")
 
 
-@dataclass
-class Readers:
+@dataclass(frozen=True)
+class Readers(Bench):
     """Rows per second from files to batches, and memory over a long stream."""
 
     samples: int = 300_000

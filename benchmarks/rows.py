@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common import FbgemmTables, Stopwatch, TorchTables, has_fbgemm, main, result, seconds
+from common import Bench, FbgemmTables, Stopwatch, TorchTables, has_fbgemm, main, result, seconds
 from skirl.core.batch import KeyedJagged
 from skirl.core.id_hash import hashes_of
 from skirl.core.ids import Ids, Resolver
@@ -106,7 +106,7 @@ def sides_of(tables: list[Table], optimizer: RowOptimizer) -> dict[str, Side]:
 
 
 @dataclass(frozen=True)
-class RowsSpeed:
+class RowsSpeed(Bench):
     """Time of the embedding step against FBGEMM's CPU operator and nn.EmbeddingBag, with all rows resident."""
 
     batch: tuple[int, ...] = (2048, 8192)

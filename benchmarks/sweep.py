@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common import Stopwatch, main, result
+from common import Bench, Stopwatch, main, result
 from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
@@ -52,7 +52,7 @@ RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Bench):
     """Time variants on one stream against the same runs alone, and count what a race of variants costs."""
 
     part: Literal["race", "speed", "forms", "memory", "overlap", "exact"] = "race"

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from common import main, result
+from common import Bench, main, result
 from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
@@ -38,7 +38,7 @@ class Totals(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Traffic:
+class Traffic(Bench):
     """Rows that a cache fetches again on a trace of ids, against MIN, LRU, LFU and BagPipe's rule."""
 
     trace: str
