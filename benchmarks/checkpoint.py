@@ -22,7 +22,6 @@ from skirl.nn.collection import EmbeddingBagCollection
 from skirl.pipeline.lookahead import lookahead
 
 _PIECE = 1 << 18
-FLAGS = "touched dim cache store batch features seconds checkpoints"
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,8 @@ class Checkpoint(Bench):
             self._fill(rows)
             found = self._train(rows, torch.nn.Linear(self.features * self.dim, 1), Path(folder, "checkpoint"))
             rows.close()
-        return result("checkpoint", self, FLAGS, **found)
+        flags = "touched dim cache store batch features seconds checkpoints"
+        return result("checkpoint", self, flags, **found)
 
     def _fill(self, rows: EmbeddingBagCollection) -> None:
         engine = rows.engine

@@ -189,21 +189,6 @@ def has_fbgemm() -> bool:
     return find_spec("fbgemm_gpu") is not None
 
 
-def fbgemm(tables: Sequence[Table], *, lr: float, rowwise: bool = False, eps: float = 0.0) -> Any:
-    """Return FBGEMM's operator on the CPU with all tables, whose backward applies SGD or row-wise Adagrad."""
-    optimizers = import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType
-    common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
-    training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
-    return training.SplitTableBatchedEmbeddingBagsCodegen(
-        [(table.rows, table.dim, *place) for table in tables],
-        optimizer=optimizers.EXACT_ROWWISE_ADAGRAD if rowwise else optimizers.EXACT_SGD,
-        learning_rate=lr,
-        eps=eps,
-        bounds_check_mode=common.BoundsCheckMode.NONE,
-    )
-
-
 class TorchTables(nn.Module):
     """All rows in one nn.EmbeddingBag per table, with sparse gradients."""
 
@@ -230,17 +215,35 @@ class TorchTables(nn.Module):
 
 
 class FbgemmTables(nn.Module):
-    """All rows in FBGEMM's table-batched operator, whose backward applies the row optimizer."""
+    """All rows in FBGEMM's table-batched operator on the CPU, whose backward applies SGD or row-wise Adagrad."""
 
-    def __init__(self, tables: Sequence[Table], weights: Iterable[torch.Tensor], **optimizer: Any) -> None:
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        weights: Iterable[torch.Tensor],
+        *,
+        lr: float,
+        rowwise: bool = False,
+        eps: float = 0.0,
+    ) -> None:
         super().__init__()
         self.tables = tables
-        self.rows = fbgemm(tables, **optimizer)
+        optimizers = import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType
+        common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+        training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+        place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+        self.rows = training.SplitTableBatchedEmbeddingBagsCodegen(
+            [(table.rows, table.dim, *place) for table in tables],
+            optimizer=optimizers.EXACT_ROWWISE_ADAGRAD if rowwise else optimizers.EXACT_SGD,
+            learning_rate=lr,
+            eps=eps,
+            bounds_check_mode=common.BoundsCheckMode.NONE,
+        )
         for table, rows in zip(self.rows.split_embedding_weights(), weights):
             table.copy_(rows)
 
     def forward(self, sparse: Any) -> Any:
-        flat = self.rows(sparse.values(), sparse.offsets())
+        flat = self.rows(sparse.values(), sparse.offsets().long())
         return SimpleNamespace(stacked=lambda: flat.view(len(flat), len(self.tables), -1))
 
     def weights(self) -> torch.Tensor:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from common import Bench, fbgemm, has_fbgemm, in_turns, main, measured, ratio, result
+from common import Bench, FbgemmTables, has_fbgemm, in_turns, main, measured, ratio, result
 from skirl.core.batch import KeyedJagged
 from skirl.core.find import find
 from skirl.core.optim import RowwiseAdagrad
@@ -107,7 +107,7 @@ class Step:
         self.once = [find(ids) for ids in self.plain]
         cache = sum(table.rows for table in self.tables)
         self.ours = [EmbeddingBagCollection(self.tables, optimizer=RowwiseAdagrad(lr=0.01), cache=cache) for _ in "ab"]
-        self.other = fbgemm(self.tables, lr=0.01, rowwise=True, eps=1e-8) if has_fbgemm() else None
+        self.other = FbgemmTables(self.tables, (), lr=0.01, rowwise=True, eps=1e-8) if has_fbgemm() else None
         draw = torch.Generator().manual_seed(0)
         self.grad = torch.empty(bench.batch, len(self.tables), bench.dim).uniform_(-1, 1, generator=draw)
 
@@ -123,9 +123,8 @@ class Step:
         return {"x": over[0], "vs_fbgemm": over[2] if self.other else None}
 
     def _step(self, side: Any, ids: KeyedJagged) -> torch.Tensor:
-        ours = isinstance(side, EmbeddingBagCollection)
-        out = side(ids).stacked() if ours else side(ids.values(), ids.offsets().long())
-        out.backward(self.grad if ours else self.grad.flatten(1))
+        out = side(ids).stacked()
+        out.backward(self.grad)
         return out.detach()
 
 

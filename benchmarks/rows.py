@@ -31,7 +31,6 @@ from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
-OTHERS = ("fbgemm", "embeddingbag")
 
 
 @dataclass
@@ -130,7 +129,7 @@ class _Case:
         self._compare("rows", {name: side.weights() for name, side in self.sides.items()})
         both = [step + group for step, group in zip(took["skirl"], took["group"], strict=True)]
         facts = {**self.named, "ms": {name: 1e3 * median(of) for name, of in took.items()}}
-        for other in OTHERS:
+        for other in ("fbgemm", "embeddingbag"):
             facts[f"vs_{other}"] = ratio(took.get(other), both)
             facts[f"kernels_vs_{other}"] = ratio(took.get(other), took["skirl"])
         return facts

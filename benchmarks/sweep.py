@@ -88,16 +88,12 @@ class Sweep(Bench):
         }
         return result("sweep", self, "part data rows model dim batch", **parts[self.part]())
 
-    @property
-    def _synthetic(self) -> bool:
-        return self.data.startswith("synthetic:")
-
     def _flags(self, steps: int | None, **more: Any) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "batch")}
         return own | {"cache": "100%", "threads": 1, "steps": steps, **more}
 
     def _race(self) -> dict[str, Any]:
-        recipe = Recipe.of(**self._flags(self.steps if self._synthetic else None))
+        recipe = Recipe.of(**self._flags(self.steps if self.data.startswith("synthetic:") else None))
         variants = {variant.name: variant for variant in grid(recipe, 32)}
         losses = truth(recipe, list(variants.values()))
         figures: dict[str, Any] = {}
@@ -112,7 +108,8 @@ class Sweep(Bench):
 
     def _speed(self) -> dict[str, Any]:
         at_once, count = cores(), self.together
-        flags = self._flags(ENDLESS, **({} if self._synthetic else {"epochs": ENDLESS // 1000}))
+        epochs = {} if self.data.startswith("synthetic:") else {"epochs": ENDLESS // 1000}
+        flags = self._flags(ENDLESS, **epochs)
         with ExitStack() as stack:
 
             def begun(*runs: dict[str, Any], variants: int = 0) -> Turns:

@@ -39,21 +39,30 @@ AGREE = 1e-3
 """Relative difference of losses allowed for other orders of summation; it was 1.4e-4 after 500 steps of 64 samples."""
 
 
-@dataclass(frozen=True)
-class ModeSettings:
+class Setting:
     """What all modes share."""
 
-    flags: "TrainSpeed"
-    tables: Sequence[Table]
-    dense_features: int
-    batches: Sequence[Batch]
-    cache: int
-    """Cache size in rows, in modes that have a cache."""
-    touched: int
-    """Rows that all batches use together."""
-    largest: int
-    """The most rows that any one batch uses."""
-    link: Link
+    def __init__(self, flags: "TrainSpeed") -> None:
+        # The window must stay full to the end: planning without entering batches would flatter the last rounds.
+        count = flags.warm + flags.slice * flags.rounds + flags.depth + 10
+        recipe = Recipe.of(
+            data=flags.data, model="dlrm-tiny", optimizer="sgd", lr=LR, dim=flags.dim, batch=flags.batch, steps=count,
+            cache=flags.cache, depth=flags.depth, store=flags.store,
+            threads=flags.threads, device=flags.device, rows_scale=flags.rows_scale,
+        )  # fmt: skip
+        recipe.use_threads()
+        stream = recipe.stream()
+        self.flags, self.tables, self.dense_features = flags, recipe.tables(), stream.dense_features
+        self.batches = RepeatedBatches(list(stream))
+        schema = Schema.of(self.tables)
+        distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in self.batches]
+        self.touched = len(np.unique(np.concatenate(distinct)))
+        """Rows that all batches use together."""
+        self.largest = max(map(len, distinct))
+        """The most rows that any one batch uses."""
+        self.cache = int(recipe.cache_size(self.touched))
+        """Cache size in rows, in modes that have a cache."""
+        self.link = Link.parse(flags.link) if flags.link else Link()
 
 
 @dataclass
@@ -64,9 +73,8 @@ class Slice:
     cpu: float
     """CPU seconds of all threads together."""
     received: int
-    """Bytes read from the store."""
+    """Bytes from the store."""
     sent: int
-    """Bytes written to the store."""
     losses: list[float]
 
 
@@ -75,7 +83,7 @@ class Mode:
 
     store: LinkStore | None = None
 
-    def __init__(self, setting: ModeSettings, embeddings: Embeddings) -> None:
+    def __init__(self, setting: Setting, embeddings: Embeddings) -> None:
         torch.manual_seed(0)
         self.model = DLRM.tiny(embeddings, dense_features=setting.dense_features).to(setting.flags.device)
         self.setting = setting
@@ -84,7 +92,7 @@ class Mode:
 
     def batches(self) -> Iterable[Batch]:
         """Return the batches that the loop runs over."""
-        return RepeatedBatches(self.setting.batches)
+        return self.setting.batches
 
     def slice(self, count: int) -> Slice:
         """Run the next `count` steps of the loop. The clock stops once everything that they started is done."""
@@ -114,7 +122,7 @@ class Mode:
 class WithStore(Mode):
     """Rows in a store, looked up without a lookahead, through an LRU cache. If all are resident, it is never asked."""
 
-    def __init__(self, setting: ModeSettings, name: str) -> None:
+    def __init__(self, setting: Setting, name: str) -> None:
         spec = setting.flags.store if name != "resident" else "memory"
         records = {t: Record(table.dim) for t, table in enumerate(setting.tables)}
         self.store = LinkStore(open_store(spec if spec == "memory" else f"{spec}/{name}", records), setting.link)
@@ -146,7 +154,7 @@ class WithLookahead(WithStore):
     serial: fetch rows only when the loop asks for them, and wait until evicted rows are written.
     """
 
-    def __init__(self, setting: ModeSettings, name: str) -> None:
+    def __init__(self, setting: Setting, name: str) -> None:
         super().__init__(setting, name)
         self.serial = name == "serial"
         self.ahead = lookahead(
@@ -213,7 +221,7 @@ class TrainSpeed(Bench):
 
     def run(self) -> dict[str, Any]:
         """Run all modes in turns and return their figures and ratios."""
-        setting = self._setting()
+        setting = Setting(self)
         made: dict[str, Mode] = {}
         try:
             for name in self.modes.split(","):
@@ -233,26 +241,7 @@ class TrainSpeed(Bench):
                     shutil.rmtree(Path(self.store.removeprefix("disk:")) / name, ignore_errors=True)
         return self._figures(setting, slices, losses)
 
-    def _setting(self) -> ModeSettings:
-        # The window must stay full to the end: planning without entering batches would flatter the last rounds.
-        count = self.warm + self.slice * self.rounds + self.depth + 10
-        recipe = Recipe.of(
-            data=self.data, model="dlrm-tiny", optimizer="sgd", lr=LR, dim=self.dim, batch=self.batch, steps=count,
-            cache=self.cache, depth=self.depth, store=self.store,
-            threads=self.threads, device=self.device, rows_scale=self.rows_scale,
-        )  # fmt: skip
-        recipe.use_threads()
-        stream = recipe.stream()
-        batches, schema = list(stream), Schema.of(recipe.tables())
-        distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in batches]
-        touched = len(np.unique(np.concatenate(distinct)))
-        return ModeSettings(
-            flags=self, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches,
-            cache=int(recipe.cache_size(touched)), touched=touched, largest=max(map(len, distinct)),
-            link=Link.parse(self.link) if self.link else Link(),
-        )  # fmt: skip
-
-    def _make(self, name: str, setting: ModeSettings) -> Mode:
+    def _make(self, name: str, setting: Setting) -> Mode:
         match name:
             case "torch":
                 return Mode(setting, TorchTables(setting.tables, first_weights(setting.tables)))
@@ -266,7 +255,7 @@ class TrainSpeed(Bench):
                 return WithLookahead(setting, name)
 
     def _figures(
-        self, setting: ModeSettings, slices: dict[str, list[Slice]], losses: dict[str, list[float]]
+        self, setting: Setting, slices: dict[str, list[Slice]], losses: dict[str, list[float]]
     ) -> dict[str, Any]:
         seconds = {name: [s.seconds for s in turns] for name, turns in slices.items()}
         moved = {name: sum(s.received + s.sent for s in turns) for name, turns in slices.items()}
