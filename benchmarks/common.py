@@ -121,7 +121,7 @@ def in_turns(sides: Mapping[T, Callable[[], Any]], rounds: int, untimed: int = 1
     return took
 
 
-def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> float | None:
+def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> Any:
     """Return the median over rounds of the ratio above / below; None if a side is missing."""
     if not above or not below:
         return None

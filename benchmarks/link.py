@@ -221,14 +221,12 @@ def of_rank(kind: str, dense: Sequence[int], batch: int, dim: int, steps: int, r
             job = Job(tables, parts, hidden, stack)
             if kind == "production":  # two streams cannot read ahead over one channel: each way has its own
                 of_table = count(whole, tables, peers.size)
+                whole_tables = dealt({name: load for name, (_, load) in of_table.items()}, peers.size)
                 one, other = (stack.enter_context(join()) for _ in range(2))
                 ways = {
                     "hash": (job.skirl(one, {}), one),
                     "placed": (job.skirl(other, placed(of_table, peers.size)), other),
-                    "torchrec": (
-                        job.torchrec(dealt({n: load for n, (_, load) in of_table.items()}, peers.size)),
-                        peers,
-                    ),
+                    "torchrec": (job.torchrec(whole_tables), peers),
                 }
             else:
                 ways = {"local": (job.skirl(Alone(), {}), peers), "together": (job.skirl(peers, {}), peers)}

@@ -122,12 +122,11 @@ class Sweep(Bench):
                 for one in (*alone.values(), side, own):
                     one.take()
         best = min(alone.values(), key=lambda one: median(one.seconds))
-        over = {name: ratio(one.seconds, own.seconds) or 0.0 for name, one in (("lone", best), ("side", side))}
         return {
             "together": count, "timed": self.timed, "repeats": self.repeats,
-            "vs_lone": count * over["lone"],
-            "vs_side_by_side": count / at_once * over["side"],
-            "cpu_vs_lone": count * (ratio(alone[1].cpu, own.cpu) or 0.0),
+            "vs_lone": count * ratio(best.seconds, own.seconds),
+            "vs_side_by_side": count / at_once * ratio(side.seconds, own.seconds),
+            "cpu_vs_lone": count * ratio(alone[1].cpu, own.cpu),
             "fused": own.fused,
         }  # fmt: skip
 
