@@ -21,7 +21,6 @@ from torch import nn
 
 from common import Bench, RepeatedBatches, Stopwatch, main, result, trainers_of
 from network import batches_of, parts_of, placed, sent
-from placement import collection
 from skirl.core.jagged import KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
@@ -187,7 +186,9 @@ class Job:
         from skirl.torchrec import plan
 
         tables = self.tables
-        model = TwoLayers(collection(tables), tables, self.hidden, lambda out: out.to_dict())
+        configs = [torchrec.EmbeddingBagConfig(t.rows, t.dim, name=t.name, feature_names=[t.name]) for t in tables]
+        rows = torchrec.EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+        model = TwoLayers(rows, tables, self.hidden, lambda out: out.to_dict())
         fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": LR, "eps": EPS}
         sharders: Any = [EmbeddingBagCollectionSharder(fused_params=fused)]
         pieces = tuple(((Piece(n, 0, t.rows, 0, t.dim), owners[t.name]),) for n, t in enumerate(tables))
