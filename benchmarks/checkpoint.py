@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from common import main, result
+from common import Bench, main, result
 from skirl.checkpoint import Saving, save
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
@@ -22,11 +22,10 @@ from skirl.nn.collection import EmbeddingBagCollection
 from skirl.pipeline.lookahead import lookahead
 
 _PIECE = 1 << 18
-FLAGS = "touched dim cache store batch features seconds checkpoints"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Bench):
     """The pause of training for a checkpoint, and its bytes."""
 
     touched: int = 10_000_000
@@ -60,7 +59,8 @@ class Checkpoint:
             self._fill(rows)
             found = self._train(rows, torch.nn.Linear(self.features * self.dim, 1), Path(folder, "checkpoint"))
             rows.close()
-        return result("checkpoint", self, FLAGS, **found)
+        flags = "touched dim cache store batch features seconds checkpoints"
+        return result("checkpoint", self, flags, **found)
 
     def _fill(self, rows: EmbeddingBagCollection) -> None:
         engine = rows.engine

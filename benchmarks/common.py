@@ -4,16 +4,17 @@ import datetime
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import make_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -22,34 +23,46 @@ from skirl.core.tables import Table
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import writing
 
+T = TypeVar("T")
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for what benchmarks share with tests
 
 
-def main(command: type) -> None:
-    """Read a dataclass of flags from the command line, run it, and print the figures by name, or as JSON with --json."""
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """The flags that every benchmark has."""
+
+    json: bool = False
+    """Print one line of JSON."""
+    record: Path | None = None
+    """Write the result, with date and commit, to this JSON file too."""
+
+    def run(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+def main(bench: type[Bench], child: Callable[..., Any] = print) -> None:
+    """Read flags from the command line, run the benchmark, and print its figures by name, or as JSON with --json.
+
+    In a process that `measured` or `trainers_of` started, call `child` with what they gave it, and print what it returns.
+    """
     import tyro
 
-    name = Path(sys.argv[0]).name
-    record = Annotated[
-        Path | None, tyro.conf.arg(help="Write the result, with date and commit, to this JSON file too.")
-    ]
-    frozen = command.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    json_flag = Annotated[bool, tyro.conf.arg(help="Print one line of JSON.")]
-    more = [("json", json_flag, False), ("record", record, None)]
-    flags = make_dataclass(command.__name__, more, bases=(command,), kw_only=True, frozen=frozen)
-    flags.__module__ = command.__module__
+    if sys.argv[1:2] == ["child"]:
+        print(json.dumps(child(*json.loads(sys.argv[2]))))
+        return
+    name, config = Path(sys.argv[0]).name, (tyro.conf.FlagCreatePairsOff,)
     try:
-        run: Any = tyro.cli(
-            flags, prog=f"python benchmarks/{name}", description=command.__doc__, config=(tyro.conf.FlagCreatePairsOff,)
-        )
-        result = run.run()
+        flags = tyro.cli(bench, prog=f"python benchmarks/{name}", description=bench.__doc__, config=config)
+        result = flags.run()
     except (ValueError, OSError) as error:
         sys.exit(f"{name}: {error}")
-    if run.record is not None:
-        with writing(run.record):
-            run.record.parent.mkdir(parents=True, exist_ok=True)
-            run.record.write_text(json.dumps({"date": str(datetime.date.today()), "commit": commit()} | result) + "\n")
-    print(json.dumps(result, indent=None if run.json else 1))
+    if flags.record is not None:
+        with writing(flags.record):
+            flags.record.parent.mkdir(parents=True, exist_ok=True)
+            flags.record.write_text(
+                json.dumps({"date": str(datetime.date.today()), "commit": commit()} | result) + "\n"
+            )
+    print(json.dumps(result, indent=None if flags.json else 1))
     if result.get("failed"):
         sys.exit(f"{name}: {result['failed']}")
 
@@ -73,11 +86,11 @@ def result(bench: str, flags: Any, names: str, **figures: Any) -> dict[str, Any]
 
 
 class Stopwatch:
-    """A stopwatch for a block."""
+    """A stopwatch for a block, or for several, whose times add up."""
 
-    seconds: float
+    seconds = 0.0
     """Wall clock time."""
-    cpu: float
+    cpu = 0.0
     """CPU time, over all threads of this process."""
 
     def __enter__(self) -> Self:
@@ -85,7 +98,8 @@ class Stopwatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seconds, self.cpu = time.perf_counter() - self._began, time.process_time() - self._used
+        self.seconds += time.perf_counter() - self._began
+        self.cpu += time.process_time() - self._used
 
 
 def seconds(call: Callable[..., Any], *args: Any) -> float:
@@ -95,58 +109,84 @@ def seconds(call: Callable[..., Any], *args: Any) -> float:
     return watch.seconds
 
 
-def processes(
-    count: int, arguments: Sequence[str], namespaces: Sequence[str] = (), host: str = "127.0.0.1"
+def in_turns(sides: Mapping[T, Callable[[], Any]], rounds: int, untimed: int = 1) -> dict[T, list[Stopwatch]]:
+    """Call each side in each round, in alternating order. The first rounds, which compile, are not among the times."""
+    took: dict[T, list[Stopwatch]] = {name: [] for name in sides}
+    for number in range(untimed + rounds):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            with Stopwatch() as watch:
+                out = sides[name]()
+            del out  # freed outside of the time
+            took[name] += [watch] if number >= untimed else []
+    return took
+
+
+def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> Any:
+    """Return the median over rounds of the ratio above / below; None if a side is missing."""
+    if not above or not below:
+        return None
+    return round(statistics.median(a / b for a, b in zip(above, below, strict=True)), 4)
+
+
+class RepeatedBatches:
+    """A stream that yields the same, unchanged batches on every pass."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def started(
+    words: Sequence[str], env: Mapping[str, Any] = {}, within: Sequence[str] = (), **more: Any
+) -> "subprocess.Popen[str]":
+    """Start another Python process, whose output comes here; `within`: the words that run it."""
+    environment = os.environ | {name: str(value) for name, value in env.items()}
+    words = [*within, sys.executable, *words]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True, **more)
+
+
+def printed(process: "subprocess.Popen[str]") -> Any:
+    """Return the last line that a process prints, parsed as JSON, once it has ended."""
+    said = process.communicate()[0]
+    if process.returncode:
+        raise RuntimeError(f"a measuring process ended with exit code {process.returncode}; it said why above")
+    return json.loads(said.splitlines()[-1])
+
+
+def measured(script: str, given: Sequence[Any], env: Mapping[str, Any] = {}) -> Any:
+    """Return what the child of a script returns in a process of its own."""
+    return printed(started([script, "child", json.dumps(given)], env))
+
+
+def trainers_of(
+    count: int, script: str, given: Sequence[Any], namespaces: Sequence[str] = (), host: str = "127.0.0.1"
 ) -> list[Any]:
-    """Run the trainers of one job, a Python process each, and return the last line that each prints, parsed as JSON.
+    """Run the trainers of one job, a process of this script each, and return what the child of each returns.
 
     With network namespaces, one each, they meet at `host`.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    job: dict[str, Any] = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": host, "MASTER_PORT": port}
-    if namespaces:
-        job |= {"LOCAL_WORLD_SIZE": 1, "GLOO_SOCKET_IFNAME": "wire"}
+    job = {"WORLD_SIZE": count, "MASTER_ADDR": host, "MASTER_PORT": free_port()}
+    job |= {"LOCAL_WORLD_SIZE": 1, "GLOO_SOCKET_IFNAME": "wire"} if namespaces else {"LOCAL_WORLD_SIZE": count}
     ranks = []
     for rank in range(count):
         within = ["ip", "netns", "exec", namespaces[rank]] if namespaces else []
         names = job | {"RANK": rank, "LOCAL_RANK": 0 if namespaces else rank}
-        env = os.environ | {name: str(value) for name, value in names.items()}
-        ranks.append(
-            subprocess.Popen([*within, sys.executable, *arguments], env=env, stdout=subprocess.PIPE, text=True)
-        )
-    said = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"one of {count} measuring processes failed; it said why above")
-    return [json.loads(lines.splitlines()[-1]) for lines in said]
-
-
-def child(arguments: Sequence[str], env: Mapping[str, str] = {}) -> Any:
-    """Run another Python process and return the last line that it prints, parsed as JSON."""
-    ran = subprocess.run([sys.executable, *arguments], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
-    if ran.returncode:
-        raise RuntimeError(f"the measuring process ended with exit code {ran.returncode}; it said why above")
-    return json.loads(ran.stdout.splitlines()[-1])
+        ranks.append(started([script, "child", json.dumps(given)], names, within))
+    return [printed(rank) for rank in ranks]
 
 
 def has_fbgemm() -> bool:
     """Return whether FBGEMM is installed: `pip install --no-deps -r constraints/others.txt`."""
     return find_spec("fbgemm_gpu") is not None
-
-
-def fbgemm(tables: Sequence[Table], *, lr: float, rowwise: bool = False, eps: float = 0.0) -> Any:
-    """Return FBGEMM's operator on the CPU with all tables, whose backward applies SGD or row-wise Adagrad."""
-    optimizers = import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType
-    common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
-    training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
-    return training.SplitTableBatchedEmbeddingBagsCodegen(
-        [(table.rows, table.dim, *place) for table in tables],
-        optimizer=optimizers.EXACT_ROWWISE_ADAGRAD if rowwise else optimizers.EXACT_SGD,
-        learning_rate=lr,
-        eps=eps,
-        bounds_check_mode=common.BoundsCheckMode.NONE,
-    )
 
 
 class TorchTables(nn.Module):
@@ -175,17 +215,35 @@ class TorchTables(nn.Module):
 
 
 class FbgemmTables(nn.Module):
-    """All rows in FBGEMM's table-batched operator, whose backward applies the row optimizer."""
+    """All rows in FBGEMM's table-batched operator on the CPU, whose backward applies SGD or row-wise Adagrad."""
 
-    def __init__(self, tables: Sequence[Table], weights: Iterable[torch.Tensor], **optimizer: Any) -> None:
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        weights: Iterable[torch.Tensor],
+        *,
+        lr: float,
+        rowwise: bool = False,
+        eps: float = 0.0,
+    ) -> None:
         super().__init__()
         self.tables = tables
-        self.rows = fbgemm(tables, **optimizer)
+        optimizers = import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType
+        common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+        training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+        place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+        self.rows = training.SplitTableBatchedEmbeddingBagsCodegen(
+            [(table.rows, table.dim, *place) for table in tables],
+            optimizer=optimizers.EXACT_ROWWISE_ADAGRAD if rowwise else optimizers.EXACT_SGD,
+            learning_rate=lr,
+            eps=eps,
+            bounds_check_mode=common.BoundsCheckMode.NONE,
+        )
         for table, rows in zip(self.rows.split_embedding_weights(), weights):
             table.copy_(rows)
 
     def forward(self, sparse: Any) -> Any:
-        flat = self.rows(sparse.values(), sparse.offsets())
+        flat = self.rows(sparse.values(), sparse.offsets().long())
         return SimpleNamespace(stacked=lambda: flat.view(len(flat), len(self.tables), -1))
 
     def weights(self) -> torch.Tensor:

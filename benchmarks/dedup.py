@@ -6,14 +6,11 @@ lists. `reader`: from the file to batches with hashed ids. Ratios are of CPU tim
 the sides take turns; above 1, lists once are faster.
 """
 
-import json
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from common import Stopwatch, child, fbgemm, has_fbgemm, main, result
+from common import Bench, FbgemmTables, has_fbgemm, in_turns, main, measured, ratio, result
 from skirl.core.batch import KeyedJagged
 from skirl.core.find import find
 from skirl.core.optim import RowwiseAdagrad
@@ -42,7 +39,7 @@ MODELS = {"dcat": ("dcat", 3, 1), "dlrm": ("dlrm-tiny", 6, 5), "din": ("din", 3,
 
 
 @dataclass(frozen=True)
-class Dedup:
+class Dedup(Bench):
     """Measures the gain from storing repeated lists once."""
 
     part: tuple[Part, ...] = ("lookup", "train", "reader")
@@ -66,27 +63,28 @@ class Dedup:
 
     def run(self) -> dict[str, Any]:
         """Measure each part, each model in a process of its own."""
-        flags = {field.name: getattr(self, field.name) for field in fields(Dedup)}
+        names = [field.name for field in fields(Dedup) if field.name not in ("json", "record")]
+        flags = {name: getattr(self, name) for name in names}
         found: dict[str, Any] = {}
         for part in self.part:
             models = MODELS if part == "train" else (None,)
-            each = {model: child([__file__, "--child", json.dumps([flags, part, model])]) for model in models}
+            each = {model: measured(__file__, [flags, part, model]) for model in models}
             found[part] = each if part == "train" else each[None]
         return result("dedup", self, " ".join(flags), **found, fbgemm=has_fbgemm())
 
-    def measure(self, part: Part, model: str | None) -> dict[str, Any]:
-        """Measure a part in this process. Return figures by name and factor."""
-        torch.set_num_threads(1)
-        factors = (4.0, 9.0) if part == "reader" else self.factor
-        found = {}
-        for factor in factors:
-            if part == "lookup":
-                facts = Step(self, factor).measure()
-            else:
-                facts = read(self, factor) if model is None else trained(self, factor, *MODELS[model])
-            found[f"{factor:g}"] = facts
-        names = next(iter(found.values()))
-        return {name: {factor: facts[name] for factor, facts in found.items()} for name in names}
+
+def of_part(flags: dict[str, Any], part: Part, model: str | None) -> dict[str, Any]:
+    """Measure a part in this process. Return figures by name and factor."""
+    torch.set_num_threads(1)
+    bench, found = Dedup(**flags), dict[str, dict[str, Any]]()
+    for factor in (4.0, 9.0) if part == "reader" else bench.factor:
+        if part == "lookup":
+            facts = Step(bench, factor).measure()
+        else:
+            facts = read(bench, factor) if model is None else trained(bench, factor, *MODELS[model])
+        for name, value in facts.items():
+            found.setdefault(name, {})[f"{factor:g}"] = value
+    return found
 
 
 def sessions(factor: float, batch: int, lists: int, ids: int, rows_scale: float = 1.0) -> Sessions:
@@ -109,7 +107,7 @@ class Step:
         self.once = [find(ids) for ids in self.plain]
         cache = sum(table.rows for table in self.tables)
         self.ours = [EmbeddingBagCollection(self.tables, optimizer=RowwiseAdagrad(lr=0.01), cache=cache) for _ in "ab"]
-        self.other = fbgemm(self.tables, lr=0.01, rowwise=True, eps=1e-8) if has_fbgemm() else None
+        self.other = FbgemmTables(self.tables, (), lr=0.01, rowwise=True, eps=1e-8) if has_fbgemm() else None
         draw = torch.Generator().manual_seed(0)
         self.grad = torch.empty(bench.batch, len(self.tables), bench.dim).uniform_(-1, 1, generator=draw)
 
@@ -121,13 +119,12 @@ class Step:
             full, once, *_ = [self._step(side, batches[at]) for side, batches in sides]
             torch.testing.assert_close(full, once, rtol=1e-3, atol=1e-4)
         turns = {k: cycle(batches) for k, (_, batches) in enumerate(sides)}
-        took = in_turns({k: lambda k=k: self._step(sides[k][0], next(turns[k])) for k in turns}, self.rounds)
-        return {"x": ratio(took, 0, 1), "vs_fbgemm": ratio(took, 2, 1) if self.other else None}
+        over = cpu_ratio({k: lambda k=k: self._step(sides[k][0], next(turns[k])) for k in turns}, self.rounds)
+        return {"x": over[0], "vs_fbgemm": over[2] if self.other else None}
 
     def _step(self, side: Any, ids: KeyedJagged) -> torch.Tensor:
-        ours = isinstance(side, EmbeddingBagCollection)
-        out = side(ids).stacked() if ours else side(ids.values(), ids.offsets().long())
-        out.backward(self.grad if ours else self.grad.flatten(1))
+        out = side(ids).stacked()
+        out.backward(self.grad)
         return out.detach()
 
 
@@ -164,10 +161,8 @@ def read(bench: Dedup, factor: float) -> dict[str, Any]:
         paths = files(Path(folder), sessions(factor, bench.samples, 3, bench.ids, 100.0))
         first = [next(iter(stream(paths[name]))).sparse.expanded().values() for name in ("once", "rows")]
         assert torch.equal(*first), "the files do not hold the same rows: no ratio is given"
-        took = in_turns(
-            {name: lambda path=path: sum(1 for _ in stream(path)) for name, path in paths.items()}, bench.rounds
-        )
-    return {"vs_rows": ratio(took, "rows", "once")}
+        sides = {name: lambda name=name: sum(1 for _ in stream(paths[name])) for name in ("rows", "once")}
+        return {"vs_rows": cpu_ratio(sides, bench.rounds)[0]}
 
 
 def trained(bench: Dedup, factor: float, model: str, lists: int, often: int) -> dict[str, Any]:
@@ -190,30 +185,16 @@ def trained(bench: Dedup, factor: float, model: str, lists: int, often: int) -> 
     with tempfile.TemporaryDirectory() as folder:
         paths = files(Path(folder), sessions(factor, 3 * bench.train_batch, lists, bench.ids), "item")
         sides = {name: side(paths[name]) for name in ("rows", "once")}
-        took = in_turns(sides, max(1, bench.rounds // 3) * often)
+        over = cpu_ratio(sides, max(1, bench.rounds // 3) * often)
     np.testing.assert_allclose(*losses.values(), rtol=1e-3)
-    return {"x": ratio(took, "rows", "once")}
+    return {"x": over[0]}
 
 
-def in_turns(sides: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, list[float]]:
-    """Return the CPU seconds of each side in each round, after a call of each that compiles."""
-    took: dict[Any, list[float]] = {name: [] for name in sides}
-    for number in range(-1, rounds):
-        for name in list(sides)[:: 1 if number % 2 else -1]:
-            with Stopwatch() as watch:
-                sides[name]()
-            took[name] += [watch.cpu] if number >= 0 else []
-    return took
-
-
-def ratio(took: Mapping[Any, list[float]], slow: Any, fast: Any) -> float:
-    """Return the median over rounds of one side's time over another's."""
-    return round(median(a / b for a, b in zip(took[slow], took[fast], strict=True)), 3)
+def cpu_ratio(sides: Mapping[Any, Callable[[], Any]], rounds: int) -> list[float | None]:
+    """Return the CPU time of each side over that of the second, in turns."""
+    took = [[watch.cpu for watch in of] for of in in_turns(sides, rounds).values()]
+    return [ratio(of, took[1]) for of in took]
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        given, part, model = json.loads(sys.argv[2])
-        print(json.dumps(Dedup(**given).measure(part, model)))
-    else:
-        main(Dedup)
+    main(Dedup, of_part)

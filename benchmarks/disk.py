@@ -4,16 +4,16 @@ Device and store are measured in the same run on the same folder; `ratios` compa
 """
 
 import os
-import secrets
 import shutil
-import statistics
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from common import Stopwatch, main, result, seconds
+from common import Bench, Stopwatch, main, result, seconds
 from skirl.store import DiskStore, Record
 from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.store.disk.records import READERS, fill
@@ -25,7 +25,7 @@ _KEEP = 7  # the store holds every 7th row of the table: ids of real tables are 
 
 
 @dataclass(frozen=True)
-class Disk:
+class Disk(Bench):
     """Rates of reading and writing rows through the disk store, against the device's own rates."""
 
     folder: Path = Path("skirl-bench-disk")
@@ -62,84 +62,57 @@ class Disk:
     def _device(self) -> dict[str, float]:
         files, path = OsFiles(), self.folder / "file"
         total = -(-self.rows * 4 * self.width // _PIECE) * _PIECE
-        rng = np.random.default_rng(0)
-        piece = np.frombuffer(rng.bytes(_PIECE), np.uint8)
+        piece = np.frombuffer(np.random.default_rng(0).bytes(_PIECE), np.uint8)
+        data, pool, width = np.zeros(self.batch * self.width, np.float32), Threads(), 4 * self.width
         with Handle(files, lambda: files.create(path)) as file:
             with Stopwatch() as written:
                 for offset in range(0, total, _PIECE):
                     files.write(file.number, piece.data, offset)
                     files.send(file.number, offset, _PIECE)
                 files.sync(file.number)
-            data = np.zeros(self.batch * self.width, np.float32)
-            _forget(self.folder)
-            pool = Threads()
-            rates = {}
-            for state in ("cold", "warm"):
-                times = []
-                for _ in range(self.calls if state == "cold" else self.calls + 1):
-                    records = rng.choice(self.rows, self.batch, replace=False)
-                    if state == "cold":
-                        _forget(self.folder)
-                    else:
-                        plain_reads(file.number, records, 4 * self.width, data, 0, self.batch)
-                    given = file.number, records, 4 * self.width, data
-                    with Stopwatch() as watch:
-                        run(plain_reads, self.batch, *given, threads=READERS, pool=pool)
-                    times.append(watch.seconds)
-                rates[state] = self.batch / statistics.median(times)
-            times, row = [], piece[: 4 * self.width].tobytes()
-            for _ in range(min(self.calls, 5)):
-                places = (rng.choice(self.rows, self.batch, replace=False) * 4 * self.width).tolist()
-                with Stopwatch() as watch:
-                    for place in places:
-                        os.pwrite(file.number, row, place)
-                    files.sync(file.number)
-                times.append(watch.seconds)
+
+            def read(records: np.ndarray) -> None:
+                run(plain_reads, self.batch, file.number, records, width, data, threads=READERS, pool=pool)
+
+            def overwrite(records: np.ndarray) -> None:
+                for place in (records * width).tolist():
+                    os.pwrite(file.number, piece[:width], place)
+                files.sync(file.number)
+
+            cold, warm = self._read(read, self.folder)
+            overwritten = median(seconds(overwrite, picks) for picks in self._picks(min(self.calls, 5)))
         path.unlink()
         return {
             "sequential_write_mb_s": round(total / written.seconds / 1e6, 1),
-            "random_read_cold_rows_s": round(rates["cold"]),
-            "random_read_warm_rows_s": round(rates["warm"]),
-            "random_write_rows_s": round(self.batch / statistics.median(times)),
+            "random_read_cold_rows_s": round(self.batch / cold),
+            "random_read_warm_rows_s": round(self.batch / warm),
+            "random_write_rows_s": round(self.batch / overwritten),
         }
 
     def _store(self) -> dict[str, Any]:
         rng = np.random.default_rng(1)
         keys = rng.permutation(self.rows) * _KEEP
         rows, out = rng.random((self.batch, self.width), np.float32), np.empty((self.batch, self.width), np.float32)
-        self._compile(rows)
-        counting = _Counting()
-        path = self.folder / "store"
-        store = self._open(path, counting)
-        with Stopwatch() as filled:
-            for i in range(0, keys.size, self.batch):
-                part = keys[i : i + self.batch]
-                store.write(part, rows[: part.size])
-            store.flush()
-
-        def some() -> np.ndarray:
-            return keys[rng.choice(self.rows, self.batch, replace=False)]
-
-        def read(cold: bool) -> float:
-            wanted = some()
-            if cold:
-                _forget(path)
-            else:
-                store.read(wanted, out)
-            return seconds(store.read, wanted, out)
-
-        cold = statistics.median(read(True) for _ in range(self.calls))
-        warm = statistics.median(read(False) for _ in range(self.calls))
-        index = sum(log.index.nbytes for log in store._logs) / self.rows
-        before, most = counting.written, 0
-        turns = max(1, round(2 * self.rows / self.batch))
-        with Stopwatch() as overwritten:
-            for _ in range(turns):
-                store.write(some(), rows)
-                most = max(most, store.bytes_on_disk)
-            store.flush()
+        with self._open(self.folder / "compiled", OsFiles()) as store:
+            for i in range(4):
+                store.write(np.arange(i, self.batch), rows[i:])
+            store.read(np.arange(self.batch), out)
+        counting, path = _Counting(), self.folder / "store"
+        with self._open(path, counting) as store:
+            with Stopwatch() as filled:
+                for i in range(0, keys.size, self.batch):
+                    part = keys[i : i + self.batch]
+                    store.write(part, rows[: part.size])
+                store.flush()
+            cold, warm = self._read(lambda picks: store.read(keys[picks], out), path)
+            index = sum(log.index.nbytes for log in store._logs) / self.rows
+            before, most, turns = counting.written, 0, max(1, round(2 * self.rows / self.batch))
+            with Stopwatch() as overwritten:
+                for picks in self._picks(turns):
+                    store.write(keys[picks], rows)
+                    most = max(most, store.bytes_on_disk)
+                store.flush()
         payload = turns * self.batch * 4 * self.width
-        store.close()
         return {
             "fill": self._rate(self.rows, filled.seconds),
             "read_cold": self._rate(self.batch, cold),
@@ -150,19 +123,23 @@ class Disk:
             "disk_bytes_to_payload": round(most / (self.rows * 4 * self.width), 3),
         }
 
-    def _open(self, path: Path, files: OsFiles) -> DiskStore:
+    def _picks(self, count: int) -> Iterator[np.ndarray]:
+        """Yield random rows of a call."""
+        rng = np.random.default_rng(2)
+        return (rng.choice(self.rows, self.batch, replace=False) for _ in range(count))
 
+    def _read(self, read: Callable[[np.ndarray], Any], folder: Path) -> tuple[float, float]:
+        """Return the median seconds of reading random rows that are not in the page cache, and of rows that are."""
+        cold, warm = list[float](), list[float]()
+        for picks in self._picks(self.calls):
+            _forget(folder)
+            cold.append(seconds(read, picks))
+            warm.append(seconds(read, picks))
+        return median(cold), median(warm)
+
+    def _open(self, path: Path, files: OsFiles) -> DiskStore:
         layout, rows = {0: Record(self.width)}, {0: self.rows * _KEEP}
         return DiskStore(path, layout, rows=rows, room=self.room, files=files)
-
-    def _compile(self, rows: np.ndarray) -> None:
-        path = self.folder / secrets.token_hex(4)
-        with self._open(path, OsFiles()) as store:
-            keys = np.arange(self.batch)
-            for i in range(4):
-                store.write(keys[i:], rows[i:])
-            store.read(keys, np.empty_like(rows))
-        shutil.rmtree(path)
 
     def _rate(self, rows: int, took: float) -> dict[str, float]:
         return {"rows_s": round(rows / took), "mb_s": round(rows * 4 * self.width / took / 1e6, 1)}
@@ -189,12 +166,10 @@ class _Counting(OsFiles):
 
 def _forget(folder: Path) -> None:
     """Sync all files of a folder to disk and drop them from the page cache."""
-    for path in folder.iterdir():
-        if path.is_file():
-            with Handle(OsFiles(), lambda: os.open(path, os.O_RDONLY)) as file:  # noqa: B023 - called at once
-                os.fdatasync(file.number)
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
+    for path in filter(Path.is_file, folder.iterdir()):
+        with path.open() as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import main, result, seconds
+from common import Bench, main, result, seconds
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import open_device
 from skirl.engine.kernels.tree import stretches_of
 
 SLEEP = 2_000_000
 """Clock cycles, about a millisecond: the GPU sleeps while the timed launch is queued behind it."""
+Launch = tuple[Callable[[], object], int]
+"""A launch of a kernel, and the bytes that it moves."""
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(Bench):
     """Share of a copy's bandwidth that pooling and the fused backward reach on a GPU."""
 
     device: str = "cuda"
@@ -40,7 +42,9 @@ class Kernels:
         gpu = open_device(self.device, np.dtype(np.float32))
         if gpu.at.type == "cuda":
             torch.cuda.set_device(gpu.at)  # kernels run on the current device
-        work = {"copy": self._copy(gpu.at)}
+        source = torch.ones(self.cache * self.dim // 2, device=gpu.at)
+        to = torch.empty_like(source)
+        work: dict[str, Launch] = {"copy": (lambda: to.copy_(source), 2 * source.nbytes)}
         shared = _Shared(self, gpu.at)
         work["forward"] = shared.forward()
         for name, optimizer in ROW_OPTIMIZERS.items():
@@ -56,11 +60,6 @@ class Kernels:
             copy_gb_s=float(f"{rates['copy'] / 1e9:.3g}"),
             share_of_copy={name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
         )  # fmt: skip
-
-    def _copy(self, at: torch.device) -> tuple[Callable[[], object], int]:
-        source = torch.ones(self.cache * self.dim // 2, device=at)
-        to = torch.empty_like(source)
-        return lambda: to.copy_(source), 2 * source.nbytes
 
 
 class _Shared:
@@ -86,8 +85,8 @@ class _Shared:
         self.grads = torch.randn(len(slots), flags.dim, device=at)
         self.empty, self.no_scale = torch.empty(0, dtype=torch.int32, device=at), torch.empty(0, device=at)
 
-    def forward(self) -> tuple[Callable[[], object], int]:
-        """Return a launch that gathers one row per bag, and the bytes that it moves."""
+    def forward(self) -> Launch:
+        """Gather one row per bag."""
         from skirl.engine.kernels.gpu import pool
 
         flags, out = self.flags, torch.empty_like(self.grads)
@@ -95,8 +94,8 @@ class _Shared:
         launch = lambda: pool(cache, flags.dim, self.slots, self.empty, 26, self.no_scale, out)  # noqa: E731
         return launch, 2 * out.nbytes + self.slots.nbytes
 
-    def backward(self, optimizer: RowOptimizer) -> tuple[Callable[[], object], int]:
-        """Return a launch that sums gradients and updates rows, and the bytes that it moves."""
+    def backward(self, optimizer: RowOptimizer) -> Launch:
+        """Sum gradients and update rows."""
         from skirl.engine.kernels.gpu_update import update
 
         dim, m = self.flags.dim, len(self.stretches)

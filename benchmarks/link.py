@@ -6,40 +6,42 @@ them; the time of a step is compared with its roof, the least that compute, wire
 `--tables production`: over the same links, 60 tables with the published moments, by hash, placed, and by TorchRec.
 """
 
-import json
 import os
-import statistics
 import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import cycle
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-import link_tables
-from common import main, processes, result
-from skirl.core.batch import Batch
+from common import Bench, RepeatedBatches, Stopwatch, main, result, trainers_of
+from network import batches_of, parts_of, placed, sent
+from skirl.core.jagged import KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
-from skirl.data.synthetic import Synthetic
+from skirl.core.tables import Table
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.peers.base import Alone, Peers
-from skirl.peers.job import trainers, using
+from skirl.peers.job import join, trainers, using
 from skirl.pipeline.lookahead import lookahead
 from skirl.tools.machine import cores
 from skirl.tools.units import Link
-from train import RepeatedBatches, TrainSpeed
+from skirl.train.placed import count, dealt
+from train import TrainSpeed
 
 LOOPBACK = "loopback"
 EDGE = 2
 """Untimed steps at the beginning of a turn."""
-READ = 16
+READ = {"criteo": 16, "production": 4}
 """Different batches, which repeat."""
+SCALE = {"criteo": 10, "production": 16}
+"""What the numbers of rows are divided by: TorchRec holds all of them."""
+LR, EPS, HIDDEN = 0.02, 1e-8, 32
+"""Of the row optimizers, and the width of the dense layer over tables of production."""
 ADDRESS = "10.211.37.{}"
 """Addresses of the trainers, which nobody else sees."""
 BURST = 0.0005
@@ -54,7 +56,7 @@ BOUND = {
 
 
 @dataclass(frozen=True)
-class LinkSpeed:
+class LinkSpeed(Bench):
     """Time of trainers over links of limited rate, and of one trainer whose store is behind one."""
 
     part: Literal["trainers", "bound"] = "trainers"
@@ -79,10 +81,15 @@ class LinkSpeed:
         if self.part == "bound":
             found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in (1, 10, 50)}
             return result("link", self, "part", by_cache=found)
+        ranks = {link: [*zip(*self._ranks(link), strict=True)] for link in self.links}
         if self.tables == "production":
-            by_link = {link: link_tables.compared(self._children(link)) for link in self.links}
+            by_link = {link: compared(of[0]) for link, of in ranks.items()}
             return result("link", self, "tables links batch steps rounds", by_link=by_link)
-        points = [point for link in self.links for point in self._points(link)]
+        points = [
+            {"link": link, "dense": dense, **judged(each, rate_of(link))}
+            for link, of in ranks.items()
+            for dense, each in zip(self.dense, of, strict=True)
+        ]
         return result(
             "link", self, "part links dense batch dim steps rounds",
             vs_roof=max(point["vs_roof"] for point in points),
@@ -90,23 +97,10 @@ class LinkSpeed:
             points=points,
         )  # fmt: skip
 
-    @property
-    def source(self) -> Synthetic:
-        """The stream of batches."""
-        return Synthetic("criteo-kaggle", self.batch, batches=READ, rows_scale=0.1)
-
-    def _points(self, link: str) -> list[dict[str, Any]]:
-        ranks = zip(*self._children(link), strict=True)
-        return [
-            {"link": link, "dense": dense, **judged(each, rate_of(link))}
-            for dense, each in zip(self.dense, ranks, strict=True)
-        ]
-
-    def _children(self, link: str) -> list[Any]:
-        flags = {name: getattr(self, name) for name in ("tables", "dense", "batch", "dim", "steps", "rounds")}
-        words = [__file__, "child", json.dumps(flags)]
+    def _ranks(self, link: str) -> list[Any]:
+        given = [self.tables, self.dense, self.batch, self.dim, self.steps, self.rounds]
         with nullcontext([]) if link == LOOPBACK else two_namespaces(rate_of(link)) as names:
-            return processes(2, words, names, ADDRESS.format(1) if names else "127.0.0.1")
+            return trainers_of(2, __file__, given, names, ADDRESS.format(1) if names else "127.0.0.1")
 
 
 def rate_of(link: str) -> float:
@@ -114,106 +108,156 @@ def rate_of(link: str) -> float:
     return Link().rate if link == LOOPBACK else Link.parse(f"{link},0us").rate
 
 
-def judged(ranks: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
+Figures = dict[str, dict[str, float]]
+"""Of a trainer, by way to train: what a step takes."""
+
+
+def judged(ranks: Sequence[Figures], rate: float) -> dict[str, Any]:
     """Compare the time of a step with its roof."""
     together = [rank["together"] for rank in ranks]
-    busiest = max(sum(rank[side].values()) for rank in together for side in ("sent", "received"))
     roof = {
-        "compute": max(rank["local"]["seconds"] for rank in ranks), "wire": busiest / rate,
+        "compute": max(rank["local"]["seconds"] for rank in ranks),
+        "wire": max(max(rank["sent"], rank["received"]) for rank in together) / rate,
         "cores": sum(rank["cpu"] for rank in together) / cores(),
-    }  # fmt: skip
-    seconds = max(rank["seconds"] for rank in together)
-    return {
-        "vs_roof": seconds / max(roof.values()),
-        "rows_share": max(rank["waited"]["rows"] for rank in together) / seconds,
-        "seconds": seconds,
-        "roof": roof,
     }
+    seconds = max(rank["seconds"] for rank in together)
+    waited = max(rank["waited"] for rank in together)
+    return {"vs_roof": seconds / max(roof.values()), "rows_share": waited / seconds, "seconds": seconds, "roof": roof}
+
+
+def compared(ranks: Sequence[Figures]) -> dict[str, Any]:
+    """Compare the ways to train over tables of production."""
+    seconds = {way: max(rank[way]["seconds"] for rank in ranks) for way in ranks[0]}
+    bytes_of = {way: sum(rank[way]["of_rows"] for rank in ranks) for way in ("hash", "placed")}
+    return {
+        "vs_torchrec": seconds["torchrec"] / seconds["placed"], "vs_hash": seconds["hash"] / seconds["placed"],
+        "bytes_vs_hash": bytes_of["hash"] / bytes_of["placed"], "seconds": seconds, "sent": bytes_of,
+    }  # fmt: skip
 
 
 class TwoLayers(nn.Module):
-    """Two dense layers over the rows."""
+    """Two dense layers over pooled rows."""
 
-    def __init__(self, embeddings: EmbeddingBagCollection, width: int, dense: int) -> None:
+    def __init__(
+        self, embeddings: Any, tables: Sequence[Table], hidden: int, by_table: Callable[[Any], Any] = lambda out: out
+    ) -> None:
         super().__init__()
-        self.embeddings = embeddings
-        hidden = max(1, dense // (width + 2))
+        torch.manual_seed(0)
+        self.embeddings, self._names, self._by_table = embeddings, [table.name for table in tables], by_table
+        self._alike = len({table.dim for table in tables}) == 1
+        width = sum(table.dim for table in tables)
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Return the logit of each sample."""
-        return self.layers(self.embeddings(batch.sparse).stacked().flatten(1)).squeeze(1)
+    def forward(self, ids: Any) -> torch.Tensor:
+        out = self._by_table(self.embeddings(ids))
+        vectors = out.stacked().flatten(1) if self._alike else torch.cat([out[name] for name in self._names], 1)
+        return self.layers(vectors)
 
 
-class Way:
-    """One way to train, step by step; with `Alone` all rows are local."""
+@dataclass
+class Job:
+    """What all ways to train share."""
 
-    def __init__(self, job: LinkSpeed, dense: int, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
-        self.peers, self._steps = peers, job.steps
-        tables = job.source.tables(job.dim)
-        rows = min(sum(table.rows for table in tables), 26 * job.batch * READ)
+    tables: Sequence[Table]
+    parts: Sequence[KeyedJagged]
+    """This trainer's samples of each step."""
+    hidden: int
+    stack: ExitStack
+
+    def skirl(self, peers: Peers, owners: Mapping[str, int]) -> Iterator[None]:
+        """Yield after each step over skirl's rows; with `Alone` all are local."""
         with using(peers):
-            embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows)
-        torch.manual_seed(0)
-        self.model = TwoLayers(embeddings, len(tables) * job.dim, dense)
-        self._dense = torch.optim.SGD(self.model.layers.parameters(), lr=0.01)
-        stack.callback(embeddings.close)
-        stream = RepeatedBatches(parts * 1000)
-        self._batches = iter(stack.enter_context(lookahead(stream, self.model, depth=8, shards=peers.size)))
+            rows = EmbeddingBagCollection(
+                self.tables, optimizer=RowwiseAdagrad(lr=LR, eps=EPS), cache="2GiB", placement=dict(owners)
+            )
+        self.stack.callback(rows.close)
+        model = TwoLayers(rows, self.tables, self.hidden)
+        ahead = lookahead(RepeatedBatches(self.parts * 1000), model, depth=4, shards=peers.size, sparse=lambda ids: ids)
+        return trained(model, model.layers.parameters(), self.stack.enter_context(ahead))
 
-    def turn(self) -> dict[str, Any]:
-        """Train a turn and return its averages per step: time, bytes sent and received, and waits."""
-        for _ in range(EDGE):
-            self._trained()
-        before, used, began = self._counted(), time.process_time(), time.perf_counter()
-        for _ in range(self._steps):
-            self._trained()
-        seconds, cpu = time.perf_counter() - began, time.process_time() - used
-        after = self._counted()
-        moved = {
-            side: {name: (after[name][n] - before[name][n]) / self._steps for name in after}
-            for n, side in enumerate(("sent", "received"))
-        }
-        waits = {name: (after[name][2] - before[name][2]) / self._steps for name in after}
-        return {"seconds": seconds / self._steps, "cpu": cpu / self._steps, **moved, "waited": waits}
+    def torchrec(self, owners: Mapping[str, int]) -> Iterator[None]:
+        """Yield after each step of TorchRec's DistributedModelParallel, each table whole at its owner."""
+        import torchrec
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        from torchrec.distributed.model_parallel import DistributedModelParallel
 
-    def _counted(self) -> dict[str, tuple[int, int, float]]:
-        channels = {name: of for name, of in self.peers.counted().items() if name != "start"}
-        return {
-            name: (sum(of["bytes_sent"]), sum(of["bytes_received"]), of["seconds"]) for name, of in channels.items()
-        }
+        from skirl.placement.spec import Piece, TablePlan
+        from skirl.torchrec import plan
 
-    def _trained(self) -> None:
-        batch = next(self._batches)
-        loss = binary_cross_entropy_with_logits(self.model(batch), batch.labels)
+        tables = self.tables
+        configs = [torchrec.EmbeddingBagConfig(t.rows, t.dim, name=t.name, feature_names=[t.name]) for t in tables]
+        rows = torchrec.EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+        model = TwoLayers(rows, tables, self.hidden, lambda out: out.to_dict())
+        fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": LR, "eps": EPS}
+        sharders: Any = [EmbeddingBagCollectionSharder(fused_params=fused)]
+        pieces = tuple(((Piece(n, 0, t.rows, 0, t.dim), owners[t.name]),) for n, t in enumerate(tables))
+        facts = tuple((t.name, t.rows, t.dim, "rowwise-adagrad") for t in tables)
+        of = plan(TablePlan(2, facts, pieces), model, sharders)
+        parallel = DistributedModelParallel(model, device=torch.device("cpu"), plan=of, sharders=sharders)
+        weights = [weight for name, weight in parallel.named_parameters() if "embedding" not in name]
+        kjts = [torchrec.KeyedJaggedTensor(p.keys(), p.values().long(), lengths=p.lengths().int()) for p in self.parts]
+        return trained(parallel, weights, cycle(kjts))
+
+
+def trained(model: nn.Module, weights: Any, batches: Any) -> Iterator[None]:
+    dense = torch.optim.SGD(weights, lr=0.01)
+    for ids in batches:
+        loss = model(ids).square().mean()
+        dense.zero_grad()
         loss.backward()
-        self._dense.step()
-        self._dense.zero_grad()
+        dense.step()
         loss.item()
+        yield
 
 
-def of_rank(job: LinkSpeed, dense: int, peers: Peers) -> dict[str, Any]:
-    """Measure one trainer alone and with the others, taking turns. Return the medians."""
+def of_rank(kind: str, dense: Sequence[int], batch: int, dim: int, steps: int, rounds: int) -> list[Figures]:
+    """Measure all ways to train with each size of the dense layers, taking turns. Return the medians."""
     torch.set_num_threads(1)
-    parts = list(job.source.sharded(peers.rank, peers.rank + 1, peers.size))
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", "together")}
-    with ExitStack() as stack:
-        local, together = (Way(job, dense, of, parts, stack) for of in (Alone(), peers))
-        for _ in range(1 + job.rounds):
-            for name, of in turns.items():
-                peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
-                of.append((local if name == "local" else together).turn())
-    return {name: _middle(of[1:]) for name, of in turns.items()}
+    peers = trainers()
+    tables, whole = batches_of(kind, batch, READ[kind], dim, SCALE[kind])
+    parts, width, found = parts_of(whole, peers), sum(table.dim for table in tables), []
+    for hidden in [HIDDEN] if kind == "production" else [max(1, numbers // (width + 2)) for numbers in dense]:
+        with ExitStack() as stack:
+            job = Job(tables, parts, hidden, stack)
+            if kind == "production":  # two streams cannot read ahead over one channel: each way has its own
+                of_table = count(whole, tables, peers.size)
+                whole_tables = dealt({name: load for name, (_, load) in of_table.items()}, peers.size)
+                one, other = (stack.enter_context(join()) for _ in range(2))
+                ways = {
+                    "hash": (job.skirl(one, {}), one),
+                    "placed": (job.skirl(other, placed(of_table, peers.size)), other),
+                    "torchrec": (job.torchrec(whole_tables), peers),
+                }
+            else:
+                ways = {"local": (job.skirl(Alone(), {}), peers), "together": (job.skirl(peers, {}), peers)}
+            turns: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+            for _ in range(1 + rounds):
+                for name, (way, over) in ways.items():
+                    peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
+                    turns[name].append(turn(way, steps, over))
+        found.append({
+            name: {figure: median(one[figure] for one in of[1:]) for figure in of[0]} for name, of in turns.items()
+        })  # fmt: skip
+    return found
 
 
-def _middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of each figure over the turns."""
-    return {
-        name: _middle([turn[name] for turn in turns])
-        if isinstance(first, dict)
-        else statistics.median(turn[name] for turn in turns)
-        for name, first in turns[0].items()
-    }
+def turn(way: Iterator[None], steps: int, peers: Peers) -> dict[str, float]:
+    """Train a turn and return its averages per step: time, bytes, and the wait for rows."""
+    for _ in range(EDGE):
+        next(way)
+    before = counted(peers)
+    with Stopwatch() as watch:
+        for _ in range(steps):
+            next(way)
+    after = counted(peers) | {"seconds": watch.seconds, "cpu": watch.cpu}
+    return {name: (value - before.get(name, 0.0)) / steps for name, value in after.items()}
+
+
+def counted(peers: Peers) -> dict[str, float]:
+    channels = {name: of for name, of in peers.counted().items() if name != "start"}
+    moved = {side: float(sum(sum(of[f"bytes_{side}"]) for of in channels.values())) for side in ("sent", "received")}
+    return {**moved, "of_rows": float(sent(peers).sum()), "waited": channels["rows"]["seconds"]}
 
 
 def _run(*words: str) -> None:
@@ -245,11 +289,4 @@ def two_namespaces(rate: float) -> Iterator[list[str]]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["child"]:
-        job, peers = LinkSpeed(**json.loads(sys.argv[2])), trainers()
-        if job.tables == "production":
-            print(json.dumps(link_tables.of_rank(job.batch, job.steps, job.rounds, peers)))
-        else:
-            print(json.dumps([of_rank(job, dense, peers) for dense in job.dense]))
-    else:
-        main(LinkSpeed)
+    main(LinkSpeed, of_rank)

@@ -5,15 +5,14 @@ rows with its part of the slots, are compared with one planner of all; messages 
 production.
 """
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from common import main, result
+from common import Bench, Stopwatch, main, result
 from skirl.core.ids import BankIds
 from skirl.core.keys import MAX_ROWS
 from skirl.core.placement import Placement
@@ -22,14 +21,13 @@ from skirl.data.synthetic import Synthetic
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.route import Joined, SharedRoute
 from skirl.oracle.seen import Seen
-from skirl.oracle.step import Step
 from skirl.tools.machine import peak_bytes
+from tests.oracle.trainers import Owner
 
 
-@dataclass
-class Oracle:
+@dataclass(frozen=True)
+class Oracle(Bench):
     """Time of the planner, in ids per second."""
 
     batch: int = 16_384
@@ -56,121 +54,79 @@ class Oracle:
 
     def _alone(self, schema: Schema, data: Synthetic) -> dict[str, Any]:
         planner = BankPlanner(schema, 0, self.cache, depth=self.depth, seen=Seen(schema))
-        took, ids = 0.0, 0
+        watch, ids = Stopwatch(), 0
         for number, positions in enumerate(self._positions(data)):
-            began = time.perf_counter()
-            planner.enter(positions)
-            if number + 1 < self.depth:
-                continue
-            planner.executed(planner.plan().number)
             if number >= self.depth:  # before the first batch was planned, the whole window was entered
-                took += time.perf_counter() - began
                 ids += positions.count
+            else:
+                watch = Stopwatch()
+            with watch:
+                planner.enter(positions)
+                if number + 1 >= self.depth:
+                    planner.executed(planner.plan().number)
         return {
-            "ids_per_s": ids / took,
-            "ms_per_batch": took / self.steps * 1e3,
+            "ids_per_s": ids / watch.seconds,
+            "ms_per_batch": watch.seconds / self.steps * 1e3,
             "peak_rss_mb": peak_bytes() / (1 << 20),
         }
 
     def _divided(self, schema: Schema, data: Synthetic) -> dict[str, Any]:
         plan, ranks = Plan(self.depth, ramp=False), self.trainers
         one: Planner[None] = Planner(bank_planners(schema, [self.cache], plan, Seen(schema)), plan)
-        owners = [Owner(schema, rank, ranks, max(1, self.cache // ranks), plan) for rank in range(ranks)]
-        alone, each, moved = Timed(), [Timed() for _ in owners], {"one": 0, "owners": 0}
+        share, even = [max(1, self.cache // ranks)], Placement.even(ranks)
+        owners: list[Owner[None]] = [Owner(schema, rank, even, share, plan) for rank in range(ranks)]
+        alone, *each = [Stopwatch() for _ in range(1 + ranks)]
+        moved = {"one": 0, "owners": 0}
+
+        def plan_all(name: str, planner: Planner[Any], following: Callable[[], Any], watch: Stopwatch) -> None:
+            while True:
+                with watch:
+                    if (found := following()) is None:
+                        return
+                    *_, (step,) = found
+                    planner.executed(step.number)
+                moved[name] += step.fetches
 
         def planned() -> None:
-            for _, (step,) in iter(lambda: alone(one.next), None):
-                moved["one"] += step.fetches
-                one.executed(step.number)
-            for timed, owner in zip(each, owners, strict=True):
-                for _, step in iter(lambda timed=timed, owner=owner: timed(owner.next), None):
-                    moved["owners"] += step.fetches
+            plan_all("one", one, one.next, alone)
+            for owner, watch in zip(owners, each, strict=True):
+                plan_all("owners", owner.planner, owner.next, watch)
 
-        for number, batch in enumerate(self._positions(data)):
-            for timed in (alone, *each):
-                timed.counts = number >= self.depth
-            one.add(None, [batch], 0)
-            parts = zip(each, owners, parts_of(batch, ranks), strict=True)
-            letters = [timed(owner.ask, part) for timed, owner, part in parts]
-            for timed, owner, given in zip(each, owners, zip(*letters, strict=True), strict=True):
-                answer: Joined = timed(owner.together.answer, given)
-                timed(owner.add, answer)
+        parts = [self._positions(data.sharded(rank, rank + 1, ranks)) for rank in range(ranks)]
+        for number, batches in enumerate(zip(self._positions(data), *parts, strict=True)):
+            if number == self.depth:  # the window is full
+                for watch in (alone, *each):
+                    watch.cpu = 0.0
+            with alone:
+                one.add(None, [batches[0]], 0)
+            letters = []
+            for owner, watch, part in zip(owners, each, batches[1:], strict=True):
+                with watch:
+                    letters.append(owner.together.ask([part], owner.planner.vote()))
+            for owner, watch, given in zip(owners, each, zip(*letters, strict=True), strict=True):
+                with watch:
+                    answer = owner.together.answer(given)
+                    assert answer is not None
+                    owner.add(None, answer, 0)
             planned()
-        for timed in (alone, *each):
-            timed.counts = False
-        for planner in (one, *owners):
+        cpu_vs_one = round(max(watch.cpu for watch in each) / alone.cpu, 4)
+        for planner in (one, *(owner.planner for owner in owners)):
             planner.end()
         planned()
-        busiest = max(timed.ms for timed in each)
         return {
-            "fetched": moved,
             "fetches_vs_one": round(moved["owners"] / moved["one"], 4) if moved["one"] else None,
-            "cpu_vs_one": round(busiest / alone.ms, 4),
+            "cpu_vs_one": cpu_vs_one,
         }
 
     def _positions(self, data: Synthetic) -> Iterator[BankIds]:
         """Yield each batch's ids, in the order of features."""
         tables = np.arange(len(data.rows))
-        parts = np.stack([tables, tables * self.batch, (tables + 1) * self.batch, 0 * tables], axis=1)
         for batch in data:
-            values = batch.sparse.values().numpy()
+            values, count = batch.sparse.values().numpy(), len(batch.labels)
+            parts = np.stack([tables, tables * count, (tables + 1) * count, 0 * tables], axis=1)
             if self.ids == "hashed64":
-                values = hashed(values.astype(np.uint64) | np.repeat(tables.astype(np.uint64) << 48, self.batch))
+                values = hashed(values.astype(np.uint64) | np.repeat(tables.astype(np.uint64) << 48, count))
             yield BankIds(values, parts)
-
-
-class Timed:
-    """CPU time of one rank's work. Counts only while `counts` is true."""
-
-    counts = False
-    ms = 0.0
-
-    def __call__(self, call: Any, *args: Any) -> Any:
-        """Call, add the CPU time, and return the result."""
-        began = time.thread_time()
-        out = call(*args)
-        self.ms += (time.thread_time() - began) * 1e3 if self.counts else 0.0
-        return out
-
-
-class Owner:
-    """One of several owners that take turns planning in one thread; the caller passes messages between them."""
-
-    def __init__(self, schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> None:
-        self.together = SharedRoute([(schema, {})], rank, Placement.even(ranks), lambda given: [])
-        self._plan = plan
-        self._planner: Planner[Joined] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
-        self._planner.due = 0
-        self.end = self._planner.end
-
-    def ask(self, part: BankIds) -> Sequence[np.ndarray]:
-        """Return what it asks of each owner for its part of the next batch, with its vote on the window."""
-        return self.together.ask([part], self._planner.vote())
-
-    def add(self, batch: Joined) -> None:
-        """Add a batch after its exchange."""
-        self.together.decide(self._plan, batch)
-        self._planner.due = self.together.due
-        self._planner.add(batch, batch.banks, 0)
-
-    def next(self) -> tuple[Joined, Step] | None:
-        """Return the next batch and its Step. None if it is not due yet, or if all are planned."""
-        if (planned := self._planner.next()) is None:
-            return None
-        self.together.step_planned()
-        joined, (step,) = planned
-        self._planner.executed(step.number)
-        return joined, step
-
-
-def parts_of(batch: BankIds, ranks: int) -> list[BankIds]:
-    """Split a batch's ids by rank: each part into equal contiguous stretches."""
-    begin, length, out = batch.parts[:, 1], batch.parts[:, 2] - batch.parts[:, 1], []
-    for rank in range(ranks):
-        mine = batch.parts.copy()
-        mine[:, 1], mine[:, 2] = begin + length * rank // ranks, begin + length * (rank + 1) // ranks
-        out.append(BankIds(batch.values, mine))
-    return out
 
 
 def hashed(ids: np.ndarray) -> np.ndarray:

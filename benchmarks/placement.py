@@ -5,17 +5,18 @@ Tables are random, with the moments of 856 published production tables; no cost 
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import cycle, islice
 from math import log
 from typing import Any, Literal
 
 import numpy as np
 
-from common import main, result
+from common import Bench, main, result
 from skirl.placement.calibrate import measure_machine
-from skirl.placement.costs import Kernel
+from skirl.placement.costs import Costs
 from skirl.placement.measure import arena_of, computing_ms, exchange_of
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.search import search
@@ -24,7 +25,7 @@ from skirl.placement.spec import Piece, TableSpec, blocks, canonical, reuse_of, 
 CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))
 """Number of ranks and largest dim of the tasks."""
 BATCH, FULL, SEARCH, LINK = 512, 0.6, 5.0, 1.25e9
-OPTIMIZER = "rowwise-adagrad"
+OPTIMIZER, KERNEL = "rowwise-adagrad", "skirl-cpu"
 ALLOWED = {
     "whole": ["table_wise"],
     "columns": ["table_wise", "column_wise"],
@@ -36,6 +37,7 @@ RULES = {
     "dim": lambda s: float(s.dim),
     "lookup": lambda s: s.ids * s.dim,
     "size_lookup": lambda s: s.ids * s.dim * np.log10(s.rows),
+    "round_robin": lambda s: 1.0,
 }
 """The load of a table, according to each greedy rule."""
 
@@ -134,60 +136,53 @@ def collection(specs: Sequence[TableSpec]) -> Any:
     return made
 
 
-def plans(tasks: int, kernel: Kernel, with_torchrec: bool, home: bool) -> dict[str, Any]:
-    """Measure the busiest rank's milliseconds under our plans and under simpler plans of the same tasks."""
-    costs = measure_machine(kernel, [OPTIMIZER], minutes=2.0)
-    arena, rng = arena_of(kernel), np.random.default_rng(0)
-    pools = {dim: production(150, dim, 2000 + dim) for _, dim in CELLS}
-    busiest, even, off = list[dict[str, float]](), list[dict[str, float]](), list[float]()
-    for n in range(tasks):
-        ranks, dim = CELLS[n % len(CELLS)]
-        some = [pools[dim][i] for i in rng.choice(150, int(rng.integers(10, 61)), replace=False).tolist()]
-        cap = int(sum(s.nbytes(s.rows, s.dim) for s in some) / ranks / FULL)
-        of = replace(costs, link=LINK, ranks=ranks, sent={s.name: s.sent(ranks) for s in some} if home else None)
-        problem = Problem([some[i] for i in canonical(some)], (cap,) * ranks, of, "exact")
-        placed = {name: greedy(problem, [rule(s) for s in problem.specs]) for name, rule in RULES.items()}
-        placed["costs"] = greedy(problem, [sum(problem.cost(piece)[:2]) for piece in problem.root()])
-        placed["row_wise"] = row_wise(problem)
-        placed["skirl"] = search(problem, seconds=SEARCH).placed
-        if home:
-            placed["round_robin"] = greedy(problem, [1.0] * len(some))
-        if with_torchrec and not home:
-            placed |= by_torchrec(problem)
-        ms, _ = computing_ms(problem, list(placed.values()), arena, n)
-        both = [compute + exchange_of(problem, plan) for compute, plan in zip(ms, placed.values(), strict=True)]
-        off.append(float(placed["skirl"].load.max() / both[[*placed].index("skirl")].max() - 1))
-        busiest.append({name: float(of.max()) for name, of in zip(placed, both, strict=True)})
-        even.append({name: float(of.mean()) for name, of in zip(placed, both, strict=True)})
-    rules = (*RULES, "round_robin") if home else (*RULES,)
-    rule = min(rules, key=lambda name: sum(of[name] for of in busiest))
-    ratios = np.array([of["skirl"] / of[rule] for of in busiest])
-    half = 1.96 * ratios.std(ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-    names = {name for of in busiest for name in of} - {"skirl"}
-    vs = {n: float(np.mean([of["skirl"] / of[n] for of in busiest if n in of])) for n in sorted(names)}
-    lost = sum(of[rule] - mean[rule] for of, mean in zip(busiest, even, strict=True))
-    return {
-        "tasks": tasks, "greedy": rule, "vs_greedy": vs[rule], "vs_greedy_95": [vs[rule] - half, vs[rule] + half],
-        "vs": vs, "gap_closed": sum(of[rule] - of["skirl"] for of in busiest) / lost, "link": LINK,
-        "predicted_vs_measured": float(np.mean(np.abs(off))),
-    }  # fmt: skip
-
-
-@dataclass
-class Placement:
+@dataclass(frozen=True)
+class Placement(Bench):
     """Measured plans of tables against greedy rules and against plans of TorchRec's planner."""
 
     part: Literal["torchrec", "home"] = "torchrec"
     """torchrec: plans for TorchRec's ranks; home: for skirl's own trainers."""
     tasks: int = 80
     """Number of tasks."""
-    kernel: Kernel = "skirl-cpu"
-    """The kernels to measure."""
 
     def run(self) -> dict[str, Any]:
+        """Measure the busiest rank's milliseconds under our plans and under simpler plans of the same tasks."""
         warnings.simplefilter("ignore")
-        found = plans(self.tasks, self.kernel, find_spec("torchrec") is not None, self.part == "home")
-        return result("placement", self, "part kernel", **found)
+        costs, arena = measure_machine(KERNEL, [OPTIMIZER], minutes=2.0), arena_of(KERNEL)
+        busiest, even, off = list[dict[str, float]](), list[dict[str, float]](), list[float]()
+        for n, problem in enumerate(self._problems(costs)):
+            placed = {name: greedy(problem, [rule(s) for s in problem.specs]) for name, rule in RULES.items()}
+            placed["costs"] = greedy(problem, [sum(problem.cost(piece)[:2]) for piece in problem.root()])
+            placed["row_wise"] = row_wise(problem)
+            placed["skirl"] = search(problem, seconds=SEARCH).placed
+            if self.part == "torchrec" and find_spec("torchrec") is not None:
+                placed |= by_torchrec(problem)
+            ms, _ = computing_ms(problem, list(placed.values()), arena, n)
+            both = [compute + exchange_of(problem, plan) for compute, plan in zip(ms, placed.values(), strict=True)]
+            busiest.append({name: float(of.max()) for name, of in zip(placed, both, strict=True)})
+            even.append({name: float(of.mean()) for name, of in zip(placed, both, strict=True)})
+            off.append(float(abs(placed["skirl"].load.max() / busiest[-1]["skirl"] - 1)))
+        rule = min(RULES, key=lambda name: sum(of[name] for of in busiest))
+        ratios = np.array([of["skirl"] / of[rule] for of in busiest])
+        half = 1.96 * ratios.std(ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+        names = {name for of in busiest for name in of} - {"skirl"}
+        vs = {n: float(np.mean([of["skirl"] / of[n] for of in busiest if n in of])) for n in sorted(names)}
+        lost = sum(of[rule] - mean[rule] for of, mean in zip(busiest, even, strict=True))
+        return result(
+            "placement", self, "part tasks", greedy=rule, vs_greedy=vs[rule],
+            vs_greedy_95=[vs[rule] - half, vs[rule] + half], vs=vs, link=LINK,
+            gap_closed=sum(of[rule] - of["skirl"] for of in busiest) / lost, predicted_vs_measured=float(np.mean(off)),
+        )  # fmt: skip
+
+    def _problems(self, costs: Costs) -> Iterator[Problem]:
+        """Yield 10 to 60 random tables for some ranks, which they fill to FULL."""
+        rng, pools = np.random.default_rng(0), {dim: production(150, dim, 2000 + dim) for _, dim in CELLS}
+        for ranks, dim in islice(cycle(CELLS), self.tasks):
+            some = [pools[dim][i] for i in rng.choice(150, int(rng.integers(10, 61)), replace=False).tolist()]
+            cap = int(sum(s.nbytes(s.rows, s.dim) for s in some) / ranks / FULL)
+            sent = {s.name: s.sent(ranks) for s in some} if self.part == "home" else None
+            of = replace(costs, link=LINK, ranks=ranks, sent=sent)
+            yield Problem([some[i] for i in canonical(some)], (cap,) * ranks, of, "exact")
 
 
 if __name__ == "__main__":

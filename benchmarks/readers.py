@@ -4,7 +4,6 @@ Memory stays the same however much is read.
 """
 
 import gc
-import os
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -12,21 +11,20 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from resource import getpagesize
 from typing import Any
 
 import numpy as np
 import torch
 
-from common import Stopwatch, main, result
+from common import Bench, Stopwatch, main, result
 from skirl.cli.files import Convert
 from skirl.data.flags import DataFlags
 from skirl.data.synthetic import Synthetic
 
-OTHERS = ("torchrec", "iopath")
 
-
-@dataclass
-class Readers:
+@dataclass(frozen=True)
+class Readers(Bench):
     """Rows per second from files to batches, and memory over a long stream."""
 
     samples: int = 300_000
@@ -49,7 +47,6 @@ class Readers:
             text.write_bytes(b"".join(lines))
             few = Path(folder) / "few.tsv"
             few.write_bytes(b"".join(lines[: self.peer_samples]))
-            del lines
             rows, prints = f"{folder}/rows.parquet", f"{folder}/fingerprints.parquet"
             Convert(f"criteo:{text}", rows, rows="1000000", quiet=True).run()
             Convert(f"criteo:{text}", prints, quiet=True).run()
@@ -60,7 +57,6 @@ class Readers:
             other = self._torchrec(few)
             return result(
                 "readers", self, "samples batch rounds",
-                bytes={"text": text.stat().st_size, "converted": Path(rows).stat().st_size},
                 rows_per_s=read,
                 torchrec=other,
                 times_torchrec=None if other is None else read["text"]["per_cpu_s"] / other["per_cpu_s"],
@@ -82,13 +78,13 @@ class Readers:
         for number, _ in enumerate(files):
             if number % every == 0:
                 read.append(number * self.batch / self.samples * size / 1e9)
-                resident.append(resident_mb())
+                resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize() / (1 << 20))
         half = len(read) // 4  # leaves out the beginning, with what is allocated once
         slope = float(np.polyfit(read[half:], resident[half:], 1)[0])
         return {"gb": times * size / 1e9, "slope_mb_per_gb": slope}
 
     def _torchrec(self, text: Path) -> dict[str, float] | None:
-        if not all(map(find_spec, OTHERS)):
+        if not all(map(find_spec, ("torchrec", "iopath"))):
             return None
         utils = import_module("torchrec.datasets.criteo").BinaryCriteoUtils
         samples = min(self.peer_samples, self.samples)
@@ -127,12 +123,6 @@ def criteo_lines(samples: int) -> list[bytes]:
             texts = ["" if x % 7 == 3 else str(x) for x in dense] + ["" if x % 23 == 5 else f"{x:08x}" for x in values]
             lines.append(f"{label}\t{chr(9).join(texts)}\n".encode())
     return lines[:samples]
-
-
-def resident_mb() -> float:
-    """Return the resident memory of the process in MiB."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ skirl is faster. Without FBGEMM its keys are null. The loops are bound by memory
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 from statistics import median
 from typing import Any, Literal, cast
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common import FbgemmTables, Stopwatch, TorchTables, has_fbgemm, main, result, seconds
+from common import Bench, FbgemmTables, TorchTables, has_fbgemm, in_turns, main, ratio, result
 from skirl.core.batch import KeyedJagged
 from skirl.core.id_hash import hashes_of
 from skirl.core.ids import Ids, Resolver
@@ -31,36 +31,16 @@ from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
-OTHERS = ("fbgemm", "embeddingbag")
 
 
 @dataclass
-class SidesBatch:
+class Given:
     """One batch as every side gets it."""
 
     sparse: KeyedJagged
     step: Step
     """The oracle's Step; its slots are those of contiguous tables, as in the other libraries."""
     micro: Ids
-
-
-@dataclass
-class Side:
-    """A library's embedding step: forward, then backward, which includes the row optimizer."""
-
-    forward: Callable[[SidesBatch], Tensor]
-    weights: Callable[[], Tensor]
-    """The rows of all tables, to compare."""
-    optimizer: torch.optim.Optimizer | None = None
-
-    def step(self, given: SidesBatch, grad: Tensor) -> Tensor:
-        """Return the output [batch, features, dim]."""
-        out = self.forward(given)
-        out.backward(grad)
-        if self.optimizer is not None:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return out.detach()
 
 
 class Skirl:
@@ -75,11 +55,11 @@ class Skirl:
         engine.banks[0].write(np.arange(rows), engine.begin(0, keys))
         self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next
 
-    def forward(self, given: SidesBatch) -> Tensor:
+    def __call__(self, given: Given) -> Any:
         given.micro.returned = False
         given.micro.hashes = given.micro.hashes or hashes_of(given.micro)
         self.module.current.expect(Work([given.micro], given.step.number, [given.step], state=State.RESIDENT), 0)
-        return self.module(given.sparse).stacked()
+        return self.module(given.sparse)
 
     def coming(self) -> list[Ids]:
         """Return no batches, like a lookahead that has read no further."""
@@ -90,23 +70,8 @@ class Skirl:
         return torch.from_numpy(engine.banks[0].array)[:, : engine.schema.banks[0].dim]
 
 
-def sides_of(tables: list[Table], optimizer: RowOptimizer) -> dict[str, Side]:
-    """Return what takes turns, all with the same rows."""
-    ours = Skirl(tables, optimizer)
-    sides, weights = {"skirl": Side(ours.forward, ours.weights)}, ours.weights().split([table.rows for table in tables])
-    if has_fbgemm():
-        rowwise, eps = not isinstance(optimizer, SGD), getattr(optimizer, "eps", 0.0)
-        rows = FbgemmTables(tables, weights, lr=optimizer.lr, rowwise=rowwise, eps=eps)
-        sides["fbgemm"] = Side(lambda given: rows(given.sparse).stacked(), rows.weights)
-    if isinstance(optimizer, SGD):
-        bags = TorchTables(tables, (part.clone() for part in weights))
-        sgd = torch.optim.SGD(bags.parameters(), lr=optimizer.lr)
-        sides["embeddingbag"] = Side(lambda given: bags(given.sparse).stacked(), bags.weights, sgd)
-    return sides
-
-
 @dataclass(frozen=True)
-class RowsSpeed:
+class RowsSpeed(Bench):
     """Time of the embedding step against FBGEMM's CPU operator and nn.EmbeddingBag, with all rows resident."""
 
     batch: tuple[int, ...] = (2048, 8192)
@@ -135,65 +100,59 @@ class RowsSpeed:
 class _Case:
     """The measurement of one batch size, dim and optimizer."""
 
-    def __init__(self, bench: RowsSpeed, batch: int, dim: int, optimizer: str) -> None:
-        self.bench = bench
-        self.named = {"batch": batch, "dim": dim, "optimizer": optimizer}
+    def __init__(self, bench: RowsSpeed, batch: int, dim: int, name: str) -> None:
+        self.named, self.rounds = {"batch": batch, "dim": dim, "optimizer": name}, bench.rounds
         data = Synthetic(bench.data, batch_size=batch, rows_scale=bench.rows_scale)
-        tables = data.tables(dim)
-        features = len(tables)
-        self.grad = torch.empty(batch, features, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
-        self.sides = sides_of(tables, OPTIMIZERS[optimizer])
+        tables, optimizer = data.tables(dim), OPTIMIZERS[name]
+        self.grad = torch.empty(batch, len(tables), dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
         self.given = [_given(data.batch(i).sparse, tables, i) for i in range(4)]
         self.groupings = [_grouping(given, tables) for given in self.given]
+        ours = Skirl(tables, optimizer)
+        self.sides: dict[str, Any] = {"skirl": ours}
+        weights = ours.weights().split([table.rows for table in tables])
+        if has_fbgemm():
+            rowwise, eps = not isinstance(optimizer, SGD), getattr(optimizer, "eps", 0.0)
+            self.sides["fbgemm"] = FbgemmTables(tables, weights, lr=optimizer.lr, rowwise=rowwise, eps=eps)
+        if isinstance(optimizer, SGD):
+            bags = self.sides["embeddingbag"] = TorchTables(tables, (part.clone() for part in weights))
+            self.sgd = torch.optim.SGD(bags.parameters(), lr=optimizer.lr)
 
     def measure(self) -> dict[str, Any]:
         """Return the milliseconds of each side and the medians of the ratios. Raise if the sides disagree."""
-
-        rounds: list[dict[str, float]] = []
-        for number in range(-len(self.given), self.bench.rounds):  # below 0: steps that compile and touch memory
-            given, group = self.given[number % len(self.given)], self.groupings[number % len(self.given)]
-            names = list(self.sides)
-            turn = number % len(names)
-            outs, took = {}, {"group": seconds(group)}
-            for name in names[turn:] + names[:turn]:
-                side = self.sides[name]
-                with Stopwatch() as watch:
-                    out = side.step(given, self.grad)
-                took[name], outs[name] = watch.seconds, out if number < 0 else None
-                del out
-            if number < 0:
-                self._compare("outputs", outs)
-            else:
-                rounds.append(took)
+        for given, group in zip(self.given, self.groupings, strict=True):  # compiles, and touches memory
+            group()
+            self._compare("outputs", {name: self._step(name, given) for name in self.sides})
+        turns, groupings = {name: cycle(self.given) for name in self.sides}, cycle(self.groupings)
+        sides: dict[str, Any] = {"group": lambda: next(groupings)()}
+        sides |= {name: lambda name=name: self._step(name, next(turns[name])) for name in self.sides}
+        took = {name: [one.seconds for one in of] for name, of in in_turns(sides, self.rounds, untimed=0).items()}
         self._compare("rows", {name: side.weights() for name, side in self.sides.items()})
-        return self._facts(rounds)
-
-    def _facts(self, rounds: list[dict[str, float]]) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            **self.named,
-            "ms": {name: 1e3 * median(r[name] for r in rounds) for name in rounds[0]},
-        }
-        for other in OTHERS:
-            has = other in self.sides
-            with_oracle = [r[other] / (r["skirl"] + r["group"]) for r in rounds] if has else []
-            facts[f"vs_{other}"] = round(median(with_oracle), 3) if has else None
-            facts[f"kernels_vs_{other}"] = round(median(r[other] / r["skirl"] for r in rounds), 3) if has else None
+        both = [step + group for step, group in zip(took["skirl"], took["group"], strict=True)]
+        facts = {**self.named, "ms": {name: 1e3 * median(of) for name, of in took.items()}}
+        for other in ("fbgemm", "embeddingbag"):
+            facts[f"vs_{other}"] = ratio(took.get(other), both)
+            facts[f"kernels_vs_{other}"] = ratio(took.get(other), took["skirl"])
         return facts
 
-    def _compare(self, what: str, outs: dict[str, Tensor]) -> None:
+    def _step(self, name: str, given: Given) -> Tensor:
+        """Forward, then backward, which includes the row optimizer. Return the output [batch, features, dim]."""
+        out = self.sides[name](given if name == "skirl" else given.sparse).stacked()
+        out.backward(self.grad)
+        if name == "embeddingbag":
+            self.sgd.step()
+            self.sgd.zero_grad()
+        return out.detach()
 
-        ours = outs["skirl"]
-        for name, theirs in outs.items():
-            if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
-                worst = float((ours - theirs).abs().max())
-                raise AssertionError(
-                    f"{what} of skirl and {name} differ by {worst:g} in {self.named}: no ratio is given"
-                )
+    def _compare(self, what: str, found: dict[str, Tensor]) -> None:
+        for name, theirs in found.items():
+            torch.testing.assert_close(
+                found["skirl"], theirs, rtol=1e-3, atol=1e-4,
+                msg=lambda text, name=name: f"{what} of skirl and {name} differ in {self.named}: no ratio is given. {text}",
+            )  # fmt: skip
 
 
-def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> SidesBatch:
+def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
     """Return a batch and its Step, with slots laid out like the other libraries' tables."""
-
     schema = Schema.of(tables)
     resolver = Resolver(schema, np.dtype(np.float32), pooled=True)
     micro = resolver.resolve(resolver.check(resolver.capture(sparse)))
@@ -204,12 +163,11 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> SidesBatch:
     step.rows = (base[table_of(step.keys)] + row_of(step.keys)).astype(np.int32)
     step.slots[step.group_pos] = np.repeat(step.rows, np.diff(step.group_start))
     step.number = number
-    return SidesBatch(sparse, step, micro)
+    return Given(sparse, step, micro)
 
 
-def _grouping(given: SidesBatch, tables: list[Table]) -> Callable[[], Any]:
+def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
     """Return a call of what the planner does instead of FBGEMM's sort: find the distinct rows, group positions by them."""
-
     batch = given.micro.banks[0]
     finder = Finder(Schema.of(tables), 0)
     rows, ids = given.step.rows, batch.count

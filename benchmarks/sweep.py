@@ -2,31 +2,28 @@
 
 Part speed: 8 variants of `skirl sweep` against single runs, one after the other and one per core at a time. All runs of a
 cell warm up, each in its own process, for at least `timed` steps and until their windows have stopped growing; then they
-take turns of `timed` steps while the others wait. Part forms: the same variants in one process, fused against one after
-the other. Part race: all variants of a grid are trained to the end once for the
-truth, then races are replayed over their losses.
+take turns of `timed` steps while the others wait. Part race: all variants of a grid are trained to the end once for the
+truth, then races are replayed over their losses; the winner with another seed shows how far two seeds end apart.
 """
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 
-from common import Stopwatch, main, result
+from common import Bench, Stopwatch, main, ratio, result, started
 from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
-from skirl.sweep.fused import MEASURED, Forms
+from skirl.sweep.fused import MEASURED
 from skirl.sweep.race import Race, Rules
 from skirl.sweep.ranks import Ranks, how_many, share_of
 from skirl.sweep.run import SweepRun
@@ -37,7 +34,7 @@ from skirl.train.loop import steps
 from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
 from sweep_exact import exact
-from sweep_memory import memory, overlap
+from sweep_memory import memory, overlap, spread
 
 ENDLESS = 1_000_000
 """More steps than any run takes: it is stopped earlier."""
@@ -51,11 +48,11 @@ RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Bench):
     """Time variants on one stream against the same runs alone, and count what a race of variants costs."""
 
-    part: Literal["race", "speed", "forms", "memory", "overlap", "exact"] = "race"
-    """race: steps and regret of races of 16 and 32 variants. speed: time against single runs. forms: fused against loop.
+    part: Literal["race", "speed", "memory", "overlap", "exact"] = "race"
+    """race: steps and regret of races of 16 and 32 variants. speed: time against single runs.
     memory: variants and time under a limit. overlap: what packs wait for their link. exact: random sweeps against lone
     runs, and planted faults."""
     cases: int = 300
@@ -70,81 +67,52 @@ class Sweep:
     """Numbers of a row."""
     batch: int = 128
     """Samples of a batch."""
-    cache: str = "100%"
-    """Rows of each cache, as `skirl train` takes them."""
-    store: Literal["memory", "disk"] = "memory"
-    """Where the other rows are, for part speed; disk: a folder of each process."""
     steps: int = 1000
     """Batches of synthetic data that races are over; files are read to their end."""
     together: int = 8
     """How many variants train on one stream, for part speed."""
-    form: Literal["loop", "fused", "auto"] = "auto"
-    """The form of variants' steps wherever it fits, for part speed; auto: the faster."""
-    dropout: float | None = None
-    """Dropout of models that have it: None as in their papers; variants that draw are not fused."""
     timed: int = 30
-    """Steps of a turn, for parts speed and forms."""
+    """Steps of a turn, for part speed."""
     repeats: int = 5
-    """Turns of each run, for parts speed and forms; medians are reported."""
+    """Turns of each run, for part speed; medians are reported."""
 
     def run(self) -> dict[str, Any]:
         """Measure."""
         parts = {
             "race": self._race,
             "speed": self._speed,
-            "forms": self._forms,
-            "memory": self._memory,
+            "memory": lambda: memory(Recipe.of(**self._flags(self.steps))),
             "overlap": overlap,
             "exact": lambda: exact(self.cases),
         }
-        return result("sweep", self, "part data rows model dim batch cache store form dropout", **parts[self.part]())
+        return result("sweep", self, "part data rows model dim batch", **parts[self.part]())
 
     def _flags(self, steps: int | None, **more: Any) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "batch")}
-        own |= {} if self.dropout is None else {"dropout": self.dropout}
-        return own | {"cache": self.cache, "threads": 1, "steps": steps, **more}
-
-    def _memory(self) -> dict[str, Any]:
-        return memory(Recipe.of(**self._flags(self.steps)))
+        return own | {"cache": "100%", "threads": 1, "steps": steps, **more}
 
     def _race(self) -> dict[str, Any]:
         recipe = Recipe.of(**self._flags(self.steps if self.data.startswith("synthetic:") else None))
-        names, losses = truth(recipe, grid(recipe, 32))
+        variants = {variant.name: variant for variant in grid(recipe, 32)}
+        losses = truth(recipe, list(variants.values()))
         figures: dict[str, Any] = {}
         for count in RUNGS:
-            own = [variant.name for variant in grid(recipe, count)]
-            raced = replayed(own, losses[[names.index(name) for name in own]], RUNGS[count])
+            raced = replayed({of.name: losses[of.name] for of in grid(recipe, count)}, RUNGS[count])
             figures |= {f"{name}{'' if count == 16 else f'_{count}'}": value for name, value in raced.items()}
-        return {**figures, "batches": losses.shape[1]}
-
-    def _endless(self) -> dict[str, Any]:
-        return self._flags(ENDLESS, **({} if self.data.startswith("synthetic:") else {"epochs": ENDLESS // 1000}))
-
-    def _forms(self) -> dict[str, Any]:
-        with ExitStack() as stack:
-            one = {
-                form: stack.enter_context(Turns(replace(self, form=form), [self._endless()], self.together))
-                for form in ("loop", "fused")
-            }
-            for _ in range(self.repeats):
-                for turns in one.values():
-                    turns.take()
-            loop, fused = one["loop"], one["fused"]
-            ratio = median(a / b for a, b in zip(loop.seconds, fused.seconds, strict=True))
-            milliseconds = {form: 1e3 * median(turns.seconds) / self.timed for form, turns in one.items()}
-            return {
-                "together": self.together,
-                "milliseconds": milliseconds,
-                "fused_vs_loop": ratio,
-                "share": fused.fused,
-            }
+        winner = figures["winner"]
+        again = checked_variants(recipe, [("again", {**variants[winner].overrides, "seed": 1})])
+        other = end_of(truth(recipe, again)["again"])
+        noise = abs(other / end_of(losses[winner]) - 1.0)
+        return {**figures, "seed_noise": noise, "batches": len(losses[winner])}
 
     def _speed(self) -> dict[str, Any]:
-        at_once, count, flags = cores(), self.together, self._endless()
+        at_once, count = cores(), self.together
+        epochs = {} if self.data.startswith("synthetic:") else {"epochs": ENDLESS // 1000}
+        flags = self._flags(ENDLESS, **epochs)
         with ExitStack() as stack:
 
             def begun(*runs: dict[str, Any], variants: int = 0) -> Turns:
-                return stack.enter_context(Turns(self, runs, variants))
+                return stack.enter_context(Turns(self.timed, runs, variants))
 
             alone = {threads: begun(flags | {"threads": threads}) for threads in sorted({1, at_once})}
             ranks = how_many("auto", Recipe.of(**flags), count, trace=False)
@@ -153,10 +121,6 @@ class Sweep:
                 for one in (*alone.values(), side, own):
                     one.take()
         best = min(alone.values(), key=lambda one: median(one.seconds))
-
-        def ratio(over: list[float], under: list[float]) -> float:
-            return median(a / b for a, b in zip(over, under, strict=True))
-
         return {
             "together": count, "timed": self.timed, "repeats": self.repeats,
             "vs_lone": count * ratio(best.seconds, own.seconds),
@@ -173,48 +137,43 @@ def grid(recipe: Recipe, count: int) -> list[Varied]:
     return checked_variants(recipe, [(text_of(each), each) for each in overrides])
 
 
-def truth(recipe: Recipe, variants: Sequence[Varied]) -> tuple[list[str], np.ndarray]:
-    """Train all to the end. Return names and losses [variants, batches], each before it was trained on."""
+def truth(recipe: Recipe, variants: Sequence[Varied]) -> dict[str, np.ndarray]:
+    """Train all to the end. Return the losses of each, by batch, before it was trained on."""
     losses, sweep = [], sweep_of(recipe, variants)
     with sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
         for batch in batches:
             found = sweep.step(batch)
             losses.append([found.get(variant.name, np.inf) for variant in variants])
-    return [variant.name for variant in variants], np.array(losses).T
+    return {variant.name: of for variant, of in zip(variants, np.array(losses).T, strict=True)}
 
 
-def replayed(names: Sequence[str], losses: np.ndarray, shares: Sequence[float]) -> dict[str, Any]:
+def end_of(losses: np.ndarray) -> float:
+    """Return the mean loss over the last fifth."""
+    return float(losses[-max(1, len(losses) // 5) :].mean())
+
+
+def replayed(losses: Mapping[str, np.ndarray], shares: Sequence[float]) -> dict[str, Any]:
     """Replay a race over known losses. Return its cost, its winner, and how much worse that ends than the best."""
-    rungs = tuple(sorted({max(1, int(losses.shape[1] * share)) for share in shares}))
-    race, spent = Race(names, rules=Rules(rungs=rungs)), 0
-    for each in losses.T:
+    each = np.array([*losses.values()]).T
+    rungs = tuple(sorted({max(1, int(len(each) * share)) for share in shares}))
+    race, spent = Race([*losses], rules=Rules(rungs=rungs)), 0
+    for of_batch in each:
         spent += len(race.racing)
-        race.see(each.tolist())
-    winner, final = race.winner(), losses[:, -max(1, losses.shape[1] // 5) :].mean(1)
-    regret = float(final[list(names).index(winner)] / final.min() - 1.0)
-    return {"cost": spent / losses.size, "winner": winner, "regret": regret}
+        race.see(of_batch.tolist())
+    winner, ends = race.winner(), {name: end_of(of) for name, of in losses.items()}
+    return {"cost": spent / each.size, "winner": winner, "regret": ends[winner] / min(ends.values()) - 1.0}
 
 
 class Turns:
     """Runs that train at the same time, each in a process, when it is their turn. A with-block warms them up."""
 
-    def __init__(self, flags: Sweep, runs: Sequence[dict[str, Any]], variants: int) -> None:
-        self._started: list[subprocess.Popen[str]] = []
+    def __init__(self, timed: int, runs: Sequence[dict[str, Any]], variants: int) -> None:
         self.seconds: list[float] = []
         self.cpu: list[float] = []
         self.fused: float | None = None
         """Share of variants' steps in the last turn that were fused."""
-        for rank, run in enumerate(runs):
-            job = {
-                "flags": run,
-                "timed": flags.timed,
-                "variants": variants,
-                "share": [rank, len(runs)],
-                "form": flags.form,
-                "store": flags.store,
-            }
-            words = [sys.executable, __file__, "child", json.dumps(job)]
-            self._started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        given = [json.dumps([flags, timed, variants, rank, len(runs)]) for rank, flags in enumerate(runs)]
+        self._started = [started([__file__, "child", each], stdin=subprocess.PIPE) for each in given]
 
     def __enter__(self) -> "Turns":
         for one in self._started:
@@ -243,15 +202,13 @@ class Turns:
         return line
 
 
-def child(job: dict[str, Any]) -> None:
+def turns_of(flags: dict[str, Any], timed: int, variants: int, rank: int, size: int) -> None:
     """Train in this process. For each line read, take a turn and print its figures as JSON."""
-    folder = tempfile.mkdtemp() if job["store"] == "disk" else None
-    recipe = Recipe.of(**job["flags"] | ({} if folder is None else {"store": f"disk:{folder}"}))
-    Forms.only = None if job["form"] == "auto" else job["form"]
-    run = beside(recipe, job["variants"], *job["share"]) if job["variants"] else alone(recipe)
+    recipe = Recipe.of(**flags)
+    run = beside(recipe, variants, rank, size) if variants else alone(recipe)
     with run as (each, ahead, forms):
         last, same, number = -1, 0, 0
-        while number < max(job["timed"], MEASURED + 1) or same < SETTLED:
+        while number < max(timed, MEASURED + 1) or same < SETTLED:
             next(each)
             same = same + 1 if ahead() <= last else 0
             last, number = max(last, ahead()), number + 1
@@ -259,13 +216,11 @@ def child(job: dict[str, Any]) -> None:
         for _ in sys.stdin:
             before = Counter(forms)
             with Stopwatch() as watch:
-                for _ in range(job["timed"]):
+                for _ in range(timed):
                     next(each)
             taken = Counter(forms) - before
             fused = taken["fused"] / max(1, taken.total())
             print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu, "fused": fused}), flush=True)
-    if folder is not None:
-        shutil.rmtree(folder)
 
 
 @contextmanager
@@ -288,11 +243,10 @@ def alone(recipe: Recipe) -> Iterator[Any]:
 @contextmanager
 def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
     """A rank's variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
-    variants = [
-        Varied(f"lr-{n}", {"lr": lr}, recipe=replace(recipe, rates=replace(recipe.rates, lr=lr)))
-        for n, lr in enumerate(recipe.rates.lr * (1 + n / count) for n in range(count))
-    ]
-    own, flags = share_of(recipe, variants, rank, size), {"log_every": ENDLESS, "inexact": False, "memory": None}
+    own, flags = (
+        share_of(recipe, spread(recipe, count), rank, size),
+        {"log_every": ENDLESS, "inexact": False, "memory": None},
+    )
     run = SweepRun(Ranks(Alone()), *own, RaceFlags(), KeepFlags(), LogFlags(run="none"), flags, EvaluationFlags())
     with run.opened():
 
@@ -304,7 +258,4 @@ def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["child"]:
-        child(json.loads(sys.argv[2]))
-    else:
-        main(Sweep)
+    main(Sweep, turns_of)

@@ -48,12 +48,16 @@ def memory(recipe: Recipe) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def steps(recipe: Recipe, count: int, planned: Memory | None) -> Iterator[float]:
-    """Yield the time of a variant's step for each batch."""
+def spread(recipe: Recipe, count: int) -> list[Varied]:
+    """Return variants that differ in the learning rate of rows."""
     rates = [recipe.rates.lr * (1 + number / count) for number in range(count)]
     recipes = [replace(recipe, rates=replace(recipe.rates, lr=lr)) for lr in rates]
-    variants = [Varied(f"lr-{number}", {"lr": own.rates.lr}, recipe=own) for number, own in enumerate(recipes)]
-    sweep = sweep_of(recipe, variants)
+    return [Varied(f"lr-{number}", {"lr": own.rates.lr}, recipe=own) for number, own in enumerate(recipes)]
+
+
+def steps(recipe: Recipe, count: int, planned: Memory | None) -> Iterator[float]:
+    """Yield the time of a variant's step for each batch."""
+    sweep = sweep_of(recipe, spread(recipe, count))
     with sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
         for batch in batches:
             began = time.perf_counter()
