@@ -44,7 +44,7 @@ class Train(Composed):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         rows, kept, lines = result["rows"], result["checkpoints"], run_lines(facts_of_result(result))
-        ends, at, steps = {}, result["steps"], self.recipe.data.steps
+        ends, at, steps, dim = {}, result["steps"], self.recipe.data.steps, self.recipe.model.row_dim
         if result["from"] is not None:
             ends["begun"] = origin_line(result["from"])
         if at and result["begun_at"] >= at:  # it was resumed
@@ -56,14 +56,12 @@ class Train(Composed):
         if steps is not None and at < steps and not (result["stopped_early"] or kept["stopped_by"] or result["failed"]):
             lines["steps"] += f"; the data has no more for --steps {steps:,}"
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
-        sizes = rows["bytes_of_all"], result["cache_bytes"], result["staging_bytes"]
-        wide, least = self.recipe.model.row_dim, max(1 << 20, min(filter(None, sizes), default=0))
         lines |= {
-            "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'], least)} with their state",
+            "tables": f"{rows['tables']:,} rows of {dim}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
-            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'], least)}, {rows['in_cache']:,} filled",
-            "staging": f"{size(result['staging_bytes'], least)} more, for {rows['staging']:,} rows on their way",
-            "memory": f"{size(result['peak_bytes'], least)} at its peak, the whole process",
+            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
+            "staging": f"{size(result['staging_bytes'])} more, for {rows['staging']:,} rows on their way",
+            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
         if result["shared_lists"]:
             lines["lists"] = (

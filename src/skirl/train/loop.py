@@ -31,7 +31,7 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.jit import compiling
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.message import pack, unpack
-from skirl.tools.progress import Report, progress_of, watched
+from skirl.tools.progress import Report, progress_of
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.metrics import Evaluation, Meter, NotFinite
 from skirl.train.recipe import Recipe
@@ -104,12 +104,6 @@ def steps(
                 rates.step()
             yield whole(parts, logits, losses)
             parts, logits, losses = [], [], []
-
-
-def told_crowded(share: float) -> None:
-    threads = torch.get_num_threads()
-    then = f"{threads} threads wait for each other, so --threads 1 may be faster" if threads > 1 else "the run goes on"
-    logger.warning("steps get %.0f%% of a core's time, because other programs use the cores: %s", 100 * share, then)
 
 
 def touched_rows(recipe: Recipe) -> int:
@@ -299,7 +293,6 @@ class _Run:
         self.model, self.dense = recipe.model_over(self.embeddings)
         self.rates = recipe.rates_of(self.embeddings, self.dense)
         self.stream = share.of(recipe.stream(), recipe.step.shards)
-        self.on_cpu = recipe.device.device == "cpu"
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
 
     def keeper(self, saving: SaveFlags, batches: Lookahead) -> Keeper:
@@ -316,10 +309,7 @@ class _Run:
         if judge.stops:
             return None
         first = True
-        every = steps(self.model, self.dense, batches, self.rates, batches.micros)
-        if share.alone and self.on_cpu:  # else the loop waits for other trainers, or for the device
-            every = watched(every, lambda: batches.times.stall + batches.times.read, told_crowded)
-        for step in every:
+        for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
             if first:
                 batches.times.restart()
