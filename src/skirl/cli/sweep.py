@@ -111,18 +111,10 @@ class SweepCommand(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.report import race_line, sweep_lines
+        from skirl.cli.report import facts_of_sweep, sweep_lines
         from skirl.cli.train import origin_line
 
-        ended = {
-            "flags": result,
-            "variants": [*result["by_variant"]],
-            "ended": True,
-            "step": result["steps"],
-            "left": [],
-        }
-        ended["test_auc"] = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
-        lines = sweep_lines(result | ended) | race_line(result | ended)
+        lines = sweep_lines(facts_of_sweep(result))
         if not any(result[f"{form}_steps"] for form in COMPUTED):
             lines["ended"] = "it had ended before: nothing was left to train"
             return lines | facts(result, "run", "page")
