@@ -129,7 +129,7 @@ def test_help_and_a_wrong_flag_need_no_torch():
             "evaluate --config d.toml",
             "there is no flag --config: only skirl train, verify, size, place and sweep read flags from a file",
         ),
-        ("train --config a.toml --config=b.toml", "--config is given 2 times: put all flags into one file"),
+        ("train --config a.toml --config=b.toml", "--config is given twice: put all flags into one file"),
         (f"train {' '.join(SMALL)} --cache touched:2%", "--cache 76 is 76 rows, batch 0 needs 219"),
     ],
 )

@@ -70,12 +70,6 @@ class SweepCommand(Composed):
             parsed("memory", self.memory, parse_bytes, "a size like 8GiB, or to auto")
         if self.processes != "auto" and self.processes < 1:
             raise ValueError(f"processes is {self.processes}: set it to 1 or more, or to auto")
-        if self.recipe.step.shards > 1:
-            raise ValueError(
-                f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
-            )
-        if self.evaluation.patience is not None:
-            raise ValueError("patience ends a single run: leave it out, set rungs, and keep_best for the best of each")
         if self.race.keep > len(self.made()):
             raise ValueError(f"keep is {self.race.keep}, and there are {len(self.made())} variants: set it to fewer")
 

@@ -231,7 +231,7 @@ class Launch:
             raise ValueError(f"trainers is {self.trainers}: set it to 1 or more")
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
-        self.words: tuple[str, ...] = ()  # after `--`
+        self.words: list[str] = []  # after `--`
         restarts = f" --restarts {self.restarts}" if self.restarts else ""
         self.line = f"skirl launch -n {self.trainers}{restarts} --"  # how the command that goes on begins
 

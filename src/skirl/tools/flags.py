@@ -48,7 +48,7 @@ class Composed:
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of this command that differ from those of its parts."""
     hidden: ClassVar[tuple[str, ...]] = ()
-    """Flags that come with a part and mean nothing to this command: files may set them, help does not show them."""
+    """Flags that come with a part and that this command does not have."""
 
     @classmethod
     def of(cls, **given: Any) -> Self:
@@ -73,11 +73,11 @@ def flat_of(*parts: Any) -> dict[str, Any]:
 
 def flags_of(command: type) -> dict[str, Flag]:
     """Return the flags of a command by name. A flag of the whole replaces one with the same name in a part."""
-    changed = getattr(command, "defaults", {})
     found: dict[str, Flag] = {}
     for flag in _own_first(command):
-        found.setdefault(flag.name, flag)
-    for name, value in changed.items():
+        if flag.name not in getattr(command, "hidden", ()):
+            found.setdefault(flag.name, flag)
+    for name, value in getattr(command, "defaults", {}).items():
         found[name] = dataclasses.replace(found[name], default=value)
     return found
 
