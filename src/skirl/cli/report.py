@@ -139,6 +139,8 @@ def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended" if run["ended"] else UNKNOWN
+    if run.get("stopped_early"):
+        state = f"stopped early: {flags['patience']} evaluations brought no better log loss"
     took, begun = f"in {clock(run['seconds'])}", run.get("begun_at")
     took = f"; the last {run['steps'] - begun:,} steps {took}" if begun else f" {took}"
     lines = held_out_lines(run["last"], run["kept"], flags.get("save")) | {
@@ -166,8 +168,6 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     worst = max(run["blame"], key=run["blame"].__getitem__, default=None)
     blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
     lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
-    if (seconds := run.get("compiled", 0.0)) >= 0.5:
-        lines["waited"] += f"; {seconds:.1f} s of the run compiled kernels, which the next one finds"
     lanes = run["by_trainer"]["lanes"] if run["by_trainer"] else []
     return lines | {
         f"trainer {n}": ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())

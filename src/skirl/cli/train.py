@@ -67,8 +67,6 @@ class Train(Composed):
             lines["lists"] = (
                 f"{result['shared_lists']:,} of samples, {result['lists_once']:,} looked up: each once in a batch"
             )
-        if result["stopped_early"]:
-            lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
         if result["run"]:
             lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.save.save:

@@ -28,7 +28,6 @@ from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
-from skirl.tools.jit import compiling
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.message import pack, unpack
 from skirl.tools.progress import Report, progress_of
@@ -285,8 +284,6 @@ class _Run:
     ) -> None:
         self.share, self.folder, self.meter = share, folder, Meter()
         self.bags = np.zeros(2, np.int64)
-        self.compiled = 0.0
-        """Seconds in which loops were compiled before the second step."""
         self.embeddings = recipe.embeddings(
             recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0), resume=resume
         )
@@ -313,7 +310,6 @@ class _Run:
             done, asked = share.whole(step, keeper.asked())
             if first:
                 batches.times.restart()
-                self.compiled = compiling.seconds
             first = False
             self.bags += sum(map(bags_of, step.batches))
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
@@ -351,8 +347,7 @@ class _Run:
         """Without what checkpoints add."""
         return {
             "command": "train", **flags, **self.meter.result(), **self.judge.result(),
-            "stopped_early": self.judge.stops, "compiled": compiling.seconds - self.compiled,
-            "steps": batches.step, "begun_at": self.folder.begun_at,
+            "stopped_early": self.judge.stops, "steps": batches.step, "begun_at": self.folder.begun_at,
             **_of_engine(batches, self.share), **self.share.total(dict(zip(LISTS, self.bags.tolist()))),
             "by_trainer": gathered(batches, self.meter, self.share),
             "peak_bytes": peak_bytes(), "machine": machine(), "bad_rows_skipped": self.stream.bad_rows,
