@@ -209,10 +209,10 @@ def _check_launched(words: list[str]) -> None:
         raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train ...`")
     if words[0] in COMMANDS and words[0] != LAUNCH:
         _parse(words[0], words[1:])
-    elif words[0].endswith(".py") and not Path(words[0]).exists():
-        raise ValueError(f"{words[0]} does not exist: name a Python file that does")
-    elif not (words[0].endswith(".py") and Path(words[0]).is_file()):
+    elif not words[0].endswith(".py"):
         raise ValueError(f"{words[0]!r} cannot be launched: write a command after --, such as train, or a Python file")
+    elif not Path(words[0]).is_file():
+        raise ValueError(f"{words[0]} does not exist: name a Python file that does")
 
 
 def _command(name: str) -> Any:

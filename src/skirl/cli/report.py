@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import BEST
 from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
-from skirl.tools.flags import check_new, flags_of, option
+from skirl.tools.flags import flags_of, option
 from skirl.tools.units import clock, figure, size
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
 Line = Mapping[str, Any]
-SWEEP, RACE = "sweep.json", "race.jsonl"
+SWEEP, RACE, PAGE = "sweep.json", "race.jsonl", "report.html"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
 LEFT = "of a variant that left, all is as it was then"
@@ -29,18 +29,11 @@ class Report(ShowFlags):
     positional: ClassVar[tuple[str, ...]] = ("folder",)
 
     folder: Path
-    """The folder of the run or the sweep."""
-    out: Path | None = None
-    """The page to write; report.html in that folder if not given."""
-    force: bool = False
-    """Replace the page that --out names if it exists."""
-
-    def __post_init__(self) -> None:
-        check_new(self.out, self.force)
+    """The folder of the run or the sweep; report.html in it is the page."""
 
     def run(self) -> dict[str, Any]:
         report = report_of_sweep if (self.folder / SWEEP).is_file() else report_of_run
-        return report(self.folder, self.out or self.folder / "report.html")
+        return report(self.folder)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = run_lines(result) if result["command"] == "report" else sweep_lines(result)
@@ -85,7 +78,7 @@ def _kept(folder: Any) -> str:
 # A run
 
 
-def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
+def report_of_run(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
     lines, config, result = lines_of(folder), _read(folder / CONFIG), _read(folder / RESULT)
@@ -98,8 +91,8 @@ def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
         speed = {"samples": _points(train, "samples_per_second")}
         charts = [Chart("Log loss", losses), Chart("AUC", aucs), Chart("Samples a second", speed)]
         shown = run_lines(run) | _details(config, run, evaluations)
-        write_page(page, f"Run {folder.name}", _lead(run), charts, shown)
-    return run | {"page": str(page)}
+        run["page"] = write_page(folder / PAGE, f"Run {folder.name}", _lead(run), charts, shown)
+    return run
 
 
 def facts_so_far(config: Mapping[str, Any], lines: Sequence[Line], evaluations: Sequence[Line]) -> dict[str, Any]:
@@ -263,11 +256,11 @@ def best_line(sweep: Mapping[str, Any]) -> str:
     return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
 
 
-def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
+def report_of_sweep(folder: Path) -> dict[str, Any]:
     config, result = _read(folder / SWEEP), _read(folder / RESULT)
     with _of_files(folder):
         sweep = facts_of_sweep(result) if result else sweep_so_far(folder, config)
-        sweep |= {"command": "report of a sweep", "sweep": str(folder), "page": str(page)}
+        sweep |= {"command": "report of a sweep", "sweep": str(folder)}
         every = {at["variant"]: lines_of(folder / at["variant"]) for at in sweep["standing"]}
         losses = {of: _points(_of_kind(lines, "train"), "loss") for of, lines in every.items()}
         held_out = {of: _points(_of_kind(lines, "eval"), "test_logloss") for of, lines in every.items()}
@@ -278,7 +271,7 @@ def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
             "A loss is a mean over the recent batches, each before anybody trained on its samples. A difference is to rank "
             f"1, on the same batches, with its standard error; {LEFT}.",
         )
-        write_page(page, f"Sweep {folder.name}", lead, charts, sweep_lines(sweep))
+        sweep["page"] = write_page(folder / PAGE, f"Sweep {folder.name}", lead, charts, sweep_lines(sweep))
     return sweep
 
 

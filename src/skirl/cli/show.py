@@ -170,8 +170,11 @@ class Chart:
     lines: Mapping[str, Sequence[tuple[float, float]]]
 
 
-def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Chart], lines: Mapping[str, str]) -> None:
-    """Write a page: sentences, pictures, and lines as a command prints them. Without matplotlib, a sentence says so."""
+def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Chart], lines: Mapping[str, str]) -> str:
+    """Write a page: sentences, pictures (a sentence in their place without matplotlib), and lines as a command prints them.
+
+    Return its path.
+    """
     drawn = [chart for chart in charts if any(chart.lines.values())]
     pictures = map(svg, drawn) if find_spec("matplotlib") else [NO_PICTURES] * bool(drawn)
     page = PAGE.format(
@@ -181,8 +184,8 @@ def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Cha
         lines=escape(listed(lines)),
     )
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8", errors="replace")
+    return str(path)
 
 
 def svg(chart: Chart) -> str:

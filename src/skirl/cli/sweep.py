@@ -99,7 +99,7 @@ class SweepCommand(Composed):
             from skirl.cli.report import report_of_sweep
 
             try:
-                result["page"] = report_of_sweep(Path(result["run"]), Path(result["run"]) / "report.html")["page"]
+                result["page"] = report_of_sweep(Path(result["run"]))["page"]
             except (OSError, ValueError) as error:
                 result["missing"].append(f"the page is missing: {why(error)}")
         return result

@@ -131,9 +131,8 @@ class Verify(Composed):
             found = self._with_trainers(touched)
         else:
             run = verify(self.recipe, touched)
-            found = {"runs": [run], "failed": run["difference"] and run["difference"]["text"]}
-            if not run["moved"]["fetched"]:
-                found["failed"] = found["failed"] or NOTHING_SHOWN
+            shown = None if run["moved"]["fetched"] else NOTHING_SHOWN
+            found = {"runs": [run], "failed": run["difference"]["text"] if run["difference"] else shown}
         return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:
@@ -152,22 +151,18 @@ class Verify(Composed):
         stores = (store,) if store.startswith("rpc:") else STORES
         caches = [least, 2 * least, max(touched, least)]
         found = verify_trainers(self.recipe, self.sizes(), caches, stores)
-        first = found["first"]
-        failed = None if found["fetched"] else NOTHING_SHOWN
-        if first is not None:
-            failed = f"{found['differences']} of {found['runs']} runs differ: {first}"
-        return found | {"failed": failed}
+        if found["first"] is not None:
+            return found | {"failed": f"{found['differences']} of {found['runs']} runs differ: {found['first']}"}
+        return found | {"failed": None if found["fetched"] else NOTHING_SHOWN}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        equal = {True: "equal, bit for bit", False: "DIFFERENT"}
         if self.trainers is not None:
             found = facts(result, "runs", "differences", "first", "steps", "fetched", "seconds")
-            return {
-                f"{self.trainers} trainers": "DIFFERENT" if result["differences"] else "equal, bit for bit",
-                **found,
-            }
+            return {f"{self.trainers} trainers": equal[not result["differences"]], **found}
         [run] = result["runs"]
-        lines = {run["optimizer"]: "DIFFERENT" if run["difference"] else "equal, bit for bit"}
-        return lines | facts(run, "losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+        found = facts(run, "losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+        return {run["optimizer"]: equal[not run["difference"]], **found}
 
 
 @dataclass(frozen=True, kw_only=True)
