@@ -126,9 +126,8 @@ def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], ever
     if usual:
         about += f". `{prog} --help all` lists all flags; these are the ones that are used most."
     words = [name.upper() if flags[name].default is MISSING else f"[{name.upper()}]" for name in positional]
-    first = dict.fromkeys(
-        [*positional, *getattr(kind, "common", ()), *(n for n, flag in flags.items() if not flag.group)]
-    )
+    common = [name for name in getattr(kind, "common", ()) if name in flags]
+    first = dict.fromkeys([*positional, *common, *(name for name, flag in flags.items() if not flag.group)])
     shown: dict[str, list[str]] = {}
     for name in dict.fromkeys([*first, *flags]):
         if usual and name not in first and name not in usual:

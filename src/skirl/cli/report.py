@@ -29,7 +29,7 @@ class Report(ShowFlags):
     positional: ClassVar[tuple[str, ...]] = ("folder",)
 
     folder: Path
-    """The folder of the run or the sweep; report.html in it is the page."""
+    """The folder of the run or the sweep."""
 
     def run(self) -> dict[str, Any]:
         report = report_of_sweep if (self.folder / SWEEP).is_file() else report_of_run
