@@ -62,6 +62,7 @@ TEXTS = {
     "row.toml": SCHEMA.replace("rows = 100", 'rows = 5\nencode = "row"'),
     "flags.toml": "stpes = 3",
     "type.toml": 'batch = "64"',
+    "shards.toml": "shards = 4",
     "notes.txt": "1",
     "runs/old/config.json": "{}",
 }

@@ -150,7 +150,7 @@ def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
     assert all(place["auc"] is None for line in standings for place in line["places"])
     best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
     assert made.summary(result)["winner"].startswith(best)
-    text = Path(report_of_sweep(folder / "run", folder / "page.html")["page"]).read_text()
+    text = Path(report_of_sweep(folder / "run")["page"]).read_text()
     assert f"The best of 4 variants is {best}" in text
     return result
 

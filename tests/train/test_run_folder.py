@@ -86,8 +86,8 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_numbers_are_those_of_the_result(run, tmp_path):
-    found = report_of_run(run, tmp_path / "page.html")
+def test_numbers_are_those_of_the_result(run):
+    found = report_of_run(run)
     result = json.loads((run / "result.json").read_text())
     assert found["ended"] and found["steps"] == result["steps"] == 60
     assert found["samples"] == result["samples"]
@@ -159,7 +159,7 @@ def test_a_resumed_run_is_reported_whole_and_its_result_stays(tmp_path):
     where = {"save": tmp_path / "s", "run": str(tmp_path / "run")}
     Train.of(**flags, **where, steps=12).run()
     result = Train.of(**flags, **where, steps=25, resume=True).run()  # 20 is the last line of metrics but one
-    report = report_of_run(tmp_path / "run", tmp_path / "page.html")
+    report = report_of_run(tmp_path / "run")
     for name in ("steps", "samples", "auc", "logloss", "calibration", "loss"):
         assert report[name] == result[name], name
     text = (tmp_path / "run" / "result.json").read_text()

@@ -7,17 +7,16 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skirl.cli.command_line import in_flags, read_config, read_flags
+from skirl.cli.command_line import CONFIG, in_flags, read_flags
 from skirl.cli.show import Progress, goes_on, listed
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here, leave_stop, says_first
 from skirl.tools import __version__
-from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
+from skirl.tools.flags import Composed, WrongFlags, flags_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import progress_of, shown_by
 
@@ -49,14 +48,6 @@ CONFIGURED = ("train", "verify", "size", "place", "sweep")
 COMPILED = (*CONFIGURED, "evaluate", "predict", "export")
 """Commands that run kernels."""
 NO_CONFIG = f"only skirl {', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]} read flags from a file"
-CONFIG = Flag(
-    name="config",
-    type=Path | None,
-    default=None,
-    help="Take flags from a TOML file, or from the folder (--run) of a run or a sweep to repeat it, but not where it wrote. "
-    "Other flags win over it.",
-    group="",
-)
 OVERVIEW = """usage: skirl COMMAND [flags]
 
 {commands}
@@ -195,30 +186,16 @@ def _failed(name: str, error: Exception, code: int) -> int:
 
 
 def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
-    kind = _command(name)
-    words: tuple[str, ...] = ()
+    kind, words = _command(name), []
     if name == LAUNCH:
         if "--" not in args and not COMMANDS.keys().isdisjoint(args):
-            _check_launched(())
+            _check_launched([])
         at = args.index("--") if "--" in args else len(args)
-        args, words = (
-            [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]],
-            tuple(args[at + 1 + (args[at + 1 : at + 2] == ["skirl"]) :]),
-        )
-    flags, example = flags_of(kind), getattr(kind, "example", None)
-    if name in CONFIGURED:
-        path = _config_of(args)
-        if path is not None:
-            saves = any(arg.partition("=")[0] == "--save" for arg in args)
-            given = read_config(path, name, flags, flags_of(_command("train")), saves=saves)
-            flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
-            example = None if given.keys() & getattr(kind, "positional", ()) else example
-        flags |= {CONFIG.name: CONFIG}
-    elif any(arg.partition("=")[0] == f"--{CONFIG.name}" for arg in args):
-        raise ValueError(f"there is no flag --{CONFIG.name}: {NO_CONFIG}")
-    about = f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}."
-    values = read_flags(f"skirl {name}", about.replace("....", "..."), kind, flags, args, example)
-    values.pop(CONFIG.name, None)
+        args, words = [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], args[at + 1 :]
+        words = words[words[:1] == ["skirl"] :]
+    if name not in CONFIGURED and any(arg.partition("=")[0] == "--config" for arg in args):
+        raise ValueError(f"there is no flag --config: {NO_CONFIG}")
+    values = read_flags(name, COMMANDS[name][1], kind, args, configured=name in CONFIGURED)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
     if name == LAUNCH:
         command.words = words
@@ -226,25 +203,16 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
     return command, bool(values.get("json")), bool(values.get("quiet"))
 
 
-def _check_launched(words: tuple[str, ...]) -> None:
+def _check_launched(words: list[str]) -> None:
     """Raise what every trainer would raise, before any is started."""
     if not words:
         raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train ...`")
     if words[0] in COMMANDS and words[0] != LAUNCH:
-        _parse(words[0], list(words[1:]))
-    elif words[0].endswith(".py") and not Path(words[0]).exists():
-        raise ValueError(f"{words[0]} does not exist: name a Python file that does")
-    elif not (words[0].endswith(".py") and Path(words[0]).is_file()):
+        _parse(words[0], words[1:])
+    elif not words[0].endswith(".py"):
         raise ValueError(f"{words[0]!r} cannot be launched: write a command after --, such as train, or a Python file")
-
-
-def _config_of(args: list[str]) -> Path | None:
-    """It sets the defaults of all other flags, so it must be known before them."""
-    named = [after if arg == "--config" else arg.removeprefix("--config=") for arg, after in zip(args, [*args[1:], ""])
-             if arg.partition("=")[0] == "--config"]  # fmt: skip
-    if len(named) > 1:
-        raise ValueError(f"--config is given {len(named)} times: put all flags into one file, and name that")
-    return Path(named[0]) if named and named[0] else None
+    elif not Path(words[0]).is_file():
+        raise ValueError(f"{words[0]} does not exist: name a Python file that does")
 
 
 def _command(name: str) -> Any:

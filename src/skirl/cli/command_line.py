@@ -3,7 +3,6 @@
 import difflib
 import json
 import re
-import sys
 import tomllib
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +12,7 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from skirl.tools.flags import Flag, choices, expected, flags_of, is_list, option, read_as, read_text
+from skirl.tools.flags import Flag, WrongFlags, choices, expected, flags_of, is_list, option, read_as, read_text
 
 LEFT = ("sweep.json", "config.json")
 """Files in which sweep and train leave their flags."""
@@ -24,53 +23,66 @@ ALIASES = {
 """Names that others give to flags."""
 
 
-def read_flags(
-    prog: str, about: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str], example: str | None = None
-) -> dict[str, Any]:
-    """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
+CONFIG = Flag(
+    name="config",
+    type=Path | None,
+    default=None,
+    help="Take flags from a TOML file, or from the folder (--run) of a run or a sweep to repeat it, but not where it wrote. "
+    "Other flags win over it.",
+    group="",
+)
 
-    `kind` is the command: `common` and `usual` are what its help shows, `hidden` what only files may set; `positional` may
-    be given without their names, `repeated` several times.
+
+def read_flags(command: str, about: str, kind: Any, args: Sequence[str], *, configured: bool) -> dict[str, Any]:
+    """Return the value of each flag by name: that of the command line, of the file that --config names, or the default.
+
+    `kind` is the class of the command: `common` and `usual` are what its help shows, `positional` may be given without
+    their names, `repeated` several times.
     """
-    positional = [name for name in getattr(kind, "positional", ()) if name in flags]
+    own, prog, positional = flags_of(kind), f"skirl {command}", getattr(kind, "positional", ())
+    flags = own | {CONFIG.name: CONFIG} if configured else own
     if any(arg in ("-h", "--help") for arg in args):
-        _show_help(prog, about, kind, flags, positional, "all" in args)
-    known = {name: flag for name, flag in flags.items() if name not in getattr(kind, "hidden", ())}
-    given, words, follows = _split(prog, kind, known, args)
-    values = {name: _value(prog, kind, flags[name], texts) for name, texts in given.items()}
-    missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in given]
+        _show_help(prog, about, kind, flags, "all" in args)
+    given, words, follows = _split(prog, kind, flags, args)
+    values = {name: _value(kind, flags[name], texts) for name, texts in given.items()}
     alone = [name for name in positional if name not in given]
     if words[len(alone) :]:
         if before := next(filter(None, follows), None):
-            _refuse(prog, f"{option(before)} takes no value: leave out what follows it, or write a flag before that")
+            raise WrongFlags(f"{option(before)} takes no value: leave out what follows it, or write a flag before that")
         if twice := [name for name in positional if name in given]:
-            _refuse(prog, f"{twice[0]} is given twice, with its name and without it: leave one of them out")
-        _refuse_unknown(prog, known, words[len(alone)])
-    for name in alone[len(words) :]:
+            raise WrongFlags(f"{twice[0]} is given twice, with its name and without it: leave one of them out")
+        raise _unknown(prog, flags, words[len(alone)])
+    values |= {name: _value(kind, flags[name], [word]) for name, word in zip(alone, words)}
+    if (path := values.pop(CONFIG.name, None)) is not None:
+        values = read_config(path, command, own, _of_train(), getattr(kind, "hidden", ())) | values
+    for name, flag in own.items():
+        if name not in values:
+            _check_missing(prog, kind, flag)
+    return {name: values.get(name, flag.default) for name, flag in own.items()}
+
+
+def _check_missing(prog: str, kind: Any, flag: Flag) -> None:
+    positional, needed = getattr(kind, "positional", ()), flag.default is MISSING
+    if needed and flag.name in positional:
         line = f"{prog} {' '.join(map(str.upper, positional))}"
-        if name in missing:
-            _refuse(prog, f"no {name} is named: write {line} ({_begun(flags[name].help)})")
-        if example:
-            _refuse(prog, f"say which {name}, for instance `{example}`; {prog} --help lists what else can be set")
-    for name in missing:
-        if name not in alone:
-            typed = f"{option(name)} {metavar(flags[name].type)}"
-            _refuse(prog, f"{option(name)} is missing: add {typed} ({_begun(flags[name].help)})")
-    values |= {name: _value(prog, kind, flags[name], [word]) for name, word in zip(alone, words)}
-    return {name: values.get(name, flag.default) for name, flag in flags.items()}
+        raise WrongFlags(f"no {flag.name} is named: write {line} ({_begun(flag.help)})")
+    if flag.name in positional and (example := getattr(kind, "example", None)):
+        raise WrongFlags(f"say which {flag.name}, for instance `{example}`; {prog} --help lists what else can be set")
+    if needed:
+        typed = option(flag.name)
+        raise WrongFlags(f"{typed} is missing: add {typed} {metavar(flag.type)} ({_begun(flag.help)})")
 
 
 def _split(
     prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str]
 ) -> tuple[dict[str, list[str]], list[str], list[str]]:
-    """Return the words that follow each flag, those that follow none, and the flags without values before these, if any.
-    Exit if a flag is unknown."""
+    """Return the words that follow each flag, those that follow none, and the flags without values before these, if any."""
     given, words, follows, taking, last = dict[str, list[str]](), list[str](), list[str](), "", ""
     for arg in args:
         typed, equals, value = arg.partition("=")
         if not arg.startswith("-") or re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
             if not taking and last and is_list(flags[last].type) and arg.isdecimal():
-                _refuse(prog, f"{option(last)} takes one word: write {option(last)} {given[last][-1]},{arg}")
+                raise WrongFlags(f"{option(last)} takes one word: write {option(last)} {given[last][-1]},{arg}")
             (given[taking] if taking else words).append(arg)
             follows += [] if taking else [last if last and flags[last].type is bool else ""]
             taking, last = "", taking
@@ -78,54 +90,54 @@ def _split(
         name = typed.removeprefix("--").replace("-", "_")
         name = f"{name}_" if f"{name}_" in flags else name
         if not typed.startswith("--") or name not in flags:
-            _refuse_unknown(prog, flags, typed)
+            raise _unknown(prog, flags, typed)
+        if name in given and name == CONFIG.name:
+            raise WrongFlags("--config is given twice: put all flags into one file, and name that")
         before = given.pop(name, []) if name in getattr(kind, "repeated", ()) else []
         given[name] = [*before, value] if equals else before
         taking, last = ("", "" if equals else name) if equals or flags[name].type is bool else (name, "")
     return given, words, follows
 
 
-def _value(prog: str, command: Any, flag: Flag, texts: Sequence[str]) -> Any:
+def _value(command: Any, flag: Flag, texts: Sequence[str]) -> Any:
     typed, kind, values = option(flag.name), flag.type, []
     repeated = getattr(command, "repeated", ())
     if is_list(kind) and flag.name not in repeated:
         texts = [word for text in texts for word in text.split(",")]
     if kind is bool:
-        return True if not texts else _refuse(prog, f"{typed} takes no value: write {typed} alone, or leave it out")
+        if texts:
+            raise WrongFlags(f"{typed} takes no value: write {typed} alone, or leave it out")
+        return True
     if not texts:
-        _refuse(prog, f"{typed} has no value: set it to {expected(kind)}")
+        raise WrongFlags(f"{typed} has no value: set it to {expected(kind)}")
     for text in texts:
         try:
             values.append(read_text(kind, text))
         except ValueError as near:
             hint = f" (did you mean {near}?)" if str(near) else ""
-            vary = (
-                f", or vary it: --vary {typed.removeprefix('--')}={text}" if "vary" in repeated and "," in text else ""
-            )
-            _refuse(prog, f"{typed} is {text!r}{hint}: set it to {expected(kind)}{vary}")
+            varied = "vary" in repeated and "," in text
+            vary = f", or vary it: --vary {typed.removeprefix('--')}={text}" if varied else ""
+            raise WrongFlags(f"{typed} is {text!r}{hint}: set it to {expected(kind)}{vary}") from None
     return tuple(values) if is_list(kind) else values[0]
 
 
-def _show_help(
-    prog: str, about: str, kind: Any, flags: Mapping[str, Flag], positional: Sequence[str], everything: bool
-) -> NoReturn:
-    usual = () if everything else getattr(kind, "usual", ())
+def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], everything: bool) -> NoReturn:
+    usual, positional = () if everything else getattr(kind, "usual", ()), getattr(kind, "positional", ())
     if usual:
-        about += f" `{prog} --help all` lists all flags; these are the ones that are used most."
+        about += f". `{prog} --help all` lists all flags; these are the ones that are used most."
     words = [name.upper() if flags[name].default is MISSING else f"[{name.upper()}]" for name in positional]
-    first = [n for n in getattr(kind, "common", ()) if n in flags] + [n for n, flag in flags.items() if not flag.group]
+    common = [name for name in getattr(kind, "common", ()) if name in flags]
+    first = dict.fromkeys([*positional, *common, *(name for name, flag in flags.items() if not flag.group)])
     shown: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*positional, *first, *flags]):
-        if name in getattr(kind, "hidden", ()) or (usual and name not in {*positional, *first, *usual}):
+    for name in dict.fromkeys([*first, *flags]):
+        if usual and name not in first and name not in usual:
             continue
         flag = flags[name]
         unset = flag.default in (None, "", (), MISSING) or flag.default is False
         typed = f"{name.upper()}, or " * (name in positional)
         typed += f"{option(name)} {'' if flag.type is bool else metavar(flag.type)}"
         text = _filled(flag.help + ("" if unset else f" (default: {flag.default})"), "      ")
-        shown.setdefault("flags" if name in {*positional, *first} else flag.group, []).append(
-            f"  {typed.rstrip()}\n{text}"
-        )
+        shown.setdefault("flags" if name in first else flag.group, []).append(f"  {typed.rstrip()}\n{text}")
     print("usage:", prog, *words, f"[flags]{getattr(kind, 'then', '')}\n\n" + _filled(about, ""))
     for group, texts in shown.items():
         print(f"\n{group}", *texts, sep="\n")
@@ -152,28 +164,27 @@ def metavar(kind: Any) -> str:
     return "|".join(words)
 
 
-def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str) -> NoReturn:
-    """Exit because of a word that is no flag, or that follows none."""
-    from skirl.cli.train import Train
-
+def _unknown(prog: str, flags: Mapping[str, Flag], word: str) -> WrongFlags:
+    """Return the error of a word that is no flag, or that follows none."""
     # Without dashes, which would make all of them alike.
-    names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, flags_of(Train)))
+    names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, _of_train()))
     name = word.lstrip("-").replace("_", "-")
     name = ALIASES.get(name, name)
     if word == "--trainers" and prog == "skirl train":
-        _refuse(prog, f"there is no flag {word}: use skirl launch -n 2 -- train ...")
+        return WrongFlags(f"there is no flag {word}: use skirl launch -n 2 -- train ...")
     if word.startswith("-") and name in of_train and name not in names:
-        _refuse(prog, f"there is no flag --{name}, which is one of skirl train: leave it out")
+        return WrongFlags(f"there is no flag --{name}, which is one of skirl train: leave it out")
     near = [name] if name in names else difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean --{near[0]}?" if near else f"{prog} --help lists them"
     if word.startswith("-"):
-        _refuse(prog, f"there is no flag {word}: {hint}")
-    _refuse(prog, f"{word!r} is not the value of a flag: write a flag before it ({hint})")
+        return WrongFlags(f"there is no flag {word}: {hint}")
+    return WrongFlags(f"{word!r} is not the value of a flag: write a flag before it ({hint})")
 
 
-def _refuse(prog: str, why: str) -> NoReturn:
-    print(f"{prog}: {why}", file=sys.stderr)
-    raise SystemExit(2)
+def _of_train() -> dict[str, Flag]:
+    from skirl.cli.train import Train
+
+    return flags_of(Train)
 
 
 def _begun(sentence: str) -> str:
@@ -198,11 +209,11 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
 
 
 def read_config(
-    path: Path, command: str, flags: Mapping[str, Flag], train: Mapping[str, Flag], *, saves: bool = False
+    path: Path, command: str, flags: Mapping[str, Flag], train: Mapping[str, Flag], without: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder.
 
-    Flags of `train` that this command does not have are passed over. saves: whether what it repeats is saved too.
+    Flags of `train` that this command does not have are passed over, except those `without` which it trains otherwise.
     """
     if path.is_dir():
         there = [path / name for name in LEFT if (path / name).is_file()]
@@ -216,8 +227,7 @@ def read_config(
             raise ValueError(
                 f"{path} is of a sweep: use `skirl sweep --config {path}`, or name the folder of a variant"
             )
-        left_out = of_one_run(train) - ({"keep_best"} if saves else set())
-        found = {name: value for name, value in found["flags"].items() if name not in left_out}
+        found = {name: value for name, value in found["flags"].items() if name not in of_one_run(train)}
     values = {}
     for key, value in found.items():
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
@@ -233,6 +243,8 @@ def read_config(
                 given = json.dumps(value, default=str)
                 quoted = f', such as "{given}"' if str(wanted) == "text" and isinstance(value, int | float) else ""
                 raise ValueError(f"{path}: {key} is {given}: set it to {wanted}{quoted}") from None
+        elif name in without and value not in (None, train[name].default):
+            raise ValueError(f"{path}: {key} is {value!r}, which only a single run can have: leave it out")
         elif name not in train:
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"did you mean {near[0]}?" if near else "leave it out"

@@ -238,8 +238,8 @@ class Place(Composed):
                 ms = (f"{of[name]:.3f} ms" for name in ("rows_ms", "whole_ms"))
                 cells.append((name, way, size(of["rows"]), next(ms), size(of["whole"]), next(ms)))
             lines["ways"] = columns(cells, left=(0, 1)) + "\nbytes and times of a step; the busiest trainer counts"
+        words = {"compute_ms": "to compute", "measured_ms": "measured", "exchange_ms": "to exchange"}
         for rank in result["ranks"]:
-            words = {"compute_ms": "to compute", "measured_ms": "measured", "exchange_ms": "to exchange"}
             costs = ", ".join(f"{rank[name]:.3f} ms {word}" for name, word in words.items() if rank[name] is not None)
             most = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
             lines[f"{one} {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
@@ -253,16 +253,12 @@ class Place(Composed):
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
-        others = "; TorchRec runs FBGEMM's, which --kernel fbgemm-cpu measures"
-        others *= self.kernel == "skirl-cpu" and self.trainers is None
-        costs = f", with costs {self.costs or 'as shipped'}" * self.no_measure
-        lines["kernel"] = f"{self.kernel}{costs}{others}"
+        lines["kernel"] = self.kernel + f", with costs {self.costs or 'as shipped'}" * self.no_measure
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
-        lines["search"] = f"{result['seconds']:.1f} s"
-        if result["out"] is not None and self.trainers is not None:
+        lines |= facts(result, "seconds")
+        if (out := result["out"]) is not None:
+            trains = f"skirl launch -n {self.trainers} -- train --placement {out} takes it"
             lines["out"] = (
-                f"{result['out']}; skirl launch -n {self.trainers} -- train --placement {result['out']} takes it"
+                f"{out}; {trains}" if self.trainers else f"{out}; skirl.torchrec.plan({out!r}, model) takes it"
             )
-        elif result["out"] is not None:
-            lines["out"] = f"{result['out']}; skirl.torchrec.plan({result['out']!r}, model) is TorchRec's ShardingPlan"
         return lines

@@ -3,28 +3,24 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import BEST
-from skirl.cli.show import Chart, ShowFlags, Table, columns, facts, scores, write_page
-from skirl.tools.flags import check_new, flags_of, option
+from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
+from skirl.tools.flags import flags_of, option
 from skirl.tools.units import clock, figure, size
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
 Line = Mapping[str, Any]
-SCORES = ("logloss", "calibration")
-COUNTED = ("steps", "samples", "loss", "auc", "ne", *SCORES)
-"""What a checkpoint carries over a resume."""
-MOVED = ("touched", "fetched", "new", "written", "forwarded")
-SWEEP, RACE = "sweep.json", "race.jsonl"
+SWEEP, RACE, PAGE = "sweep.json", "race.jsonl", "report.html"
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
 LEFT = "of a variant that left, all is as it was then"
 JUDGED = "ranks are by held-out loss; loss is of training, each batch before it was trained on"
-KEPT_IN, NOT_KEPT = "kept in {}", "which is not kept: --keep-best keeps the best in --save"
 UNKNOWN = "still going on, killed, or failed"
 
 
@@ -34,20 +30,13 @@ class Report(ShowFlags):
 
     folder: Path
     """The folder of the run or the sweep."""
-    out: Path | None = None
-    """The page to write; report.html in that folder if not given."""
-    force: bool = False
-    """Replace the page that --out names if it exists."""
-
-    def __post_init__(self) -> None:
-        check_new(self.out, self.force)
 
     def run(self) -> dict[str, Any]:
         report = report_of_sweep if (self.folder / SWEEP).is_file() else report_of_run
-        return report(self.folder, self.out or self.folder / "report.html")
+        return report(self.folder)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = run_lines(result) if result["command"] == "report" else sweep_lines(result) | race_line(result)
+        lines = run_lines(result) if result["command"] == "report" else sweep_lines(result)
         return lines | {"page": result["page"]}
 
 
@@ -58,52 +47,56 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another run") from error
 
 
-def _by_kind(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
-    train, evaluations = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
-    return train, evaluations
+@contextmanager
+def _of_files(folder: Path) -> Iterator[None]:
+    """Turn an error about what files of the folder hold into a sentence."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        wrong = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
+        ) from error
+
+
+def _of_kind(lines: Sequence[Line], kind: str) -> list[Line]:
+    return [line for line in lines if line["kind"] == kind]
 
 
 def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
-    return [
-        (float(line["step"]), float(line[name]))
-        for line in lines
-        if line.get(name) is not None and math.isfinite(line[name])
-    ]
+    return [(line["step"], line[name]) for line in lines if line[name] is not None and math.isfinite(line[name])]
 
 
 def _figure(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else figure(value, digits)
 
 
+def _kept(folder: Any) -> str:
+    return f"kept in {folder}" if folder else "which is not kept: --keep-best keeps the best in --save"
+
+
 # A run
 
 
-def report_of_run(folder: Path, page: Path) -> dict[str, Any]:
+def report_of_run(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
-    lines, evaluations = _by_kind(lines_of(folder))
-    config, result = _read(folder / CONFIG), _read(folder / RESULT)
-    try:
-        run = run_facts(config, lines, evaluations, result)
-        if result:
-            whole = facts_of_result(result)
-            kept = (*run, *SCORES) if not config["begun_at"] else COUNTED  # its times are those of the last part alone
-            run |= {name: whole[name] for name in kept if name in whole}
-        tables, charts = [*_tables(config, run, lines, evaluations)], [*_charts(lines, evaluations)]
-        write_page(page, title=f"Run {folder.name}", lead=[*_lead(run)], tables=tables, charts=charts)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        wrong = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(
-            f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
-        ) from error
-    own = {"command": "report", "failed": None, "run": str(folder), "page": str(page)}
-    return {**result, **(run["last"] or {}), **run, **own}
+    lines, config, result = lines_of(folder), _read(folder / CONFIG), _read(folder / RESULT)
+    with _of_files(folder):
+        train, evaluations = _of_kind(lines, "train"), _of_kind(lines, "eval")
+        run = facts_of_result(result) if result else facts_so_far(config, train, evaluations)
+        run |= {"changes": config.get("changes"), "command": "report", "failed": None, "run": str(folder)}
+        losses = {"training, each interval": _points(train, "loss"), "held out": _points(evaluations, "test_logloss")}
+        aucs = {"training, so far": _points(train, "auc"), "held out": _points(evaluations, "test_auc")}
+        speed = {"samples": _points(train, "samples_per_second")}
+        charts = [Chart("Log loss", losses), Chart("AUC", aucs), Chart("Samples a second", speed)]
+        shown = run_lines(run) | _details(config, run, evaluations)
+        run["page"] = write_page(folder / PAGE, f"Run {folder.name}", _lead(run), charts, shown)
+    return run
 
 
-def run_facts(
-    config: Mapping[str, Any], lines: Sequence[Line], evaluations: Sequence[Line], result: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what a run did so far; the result of one that did not end is empty."""
+def facts_so_far(config: Mapping[str, Any], lines: Sequence[Line], evaluations: Sequence[Line]) -> dict[str, Any]:
+    """Return what a run did that has not ended, as `facts_of_result` does for one that has."""
 
     def total(name: str) -> float:
         return sum(line[name] for line in lines)
@@ -115,17 +108,13 @@ def run_facts(
     last: Line = lines[-1] if lines else {}
     seconds, stall, busy = total("seconds"), total("stall"), by_stage("busy")
     samples = sum(line["samples_per_second"] * line["seconds"] for line in lines)
-    lanes = (result.get("by_trainer") or {}).get("lanes", [])
     return {
-        "ended": bool(result), "stopped_by": result["checkpoints"]["stopped_by"] if result else None,
-        "run_failed": result.get("failed"), "missing": result.get("missing"), "kept": result.get("best"),
-        "loss": result.get("loss"), "interval_loss": last.get("loss"), "by_trainer": result.get("by_trainer"),
-        "changes": config.get("changes") or [],
-        "flags": config["flags"], "steps": last.get("step", 0), "samples": last.get("samples", 0),
-        "seconds": seconds, "samples_per_second": result.get("samples_per_second") or samples / max(seconds, 1e-9),
-        **{name: last.get(name) for name in ("auc", "ne", *MOVED)},
-        **({name: sum(lane[name] for lane in lanes) for name in MOVED} if lanes else {}),
-        "trainers": config.get("trainers") or 1, "last": evaluations[-1] if evaluations else None,
+        **dict.fromkeys(("stopped_by", "run_failed", "missing", "kept", "loss", "by_trainer")),
+        **{name: last.get(name) for name in ("auc", "ne", "touched", "fetched", "new", "written", "forwarded")},
+        "flags": config["flags"], "trainers": config.get("trainers") or 1, "ended": False,
+        "steps": last.get("step", 0), "samples": last.get("samples", 0), "interval_loss": last.get("loss"),
+        "seconds": seconds, "samples_per_second": samples / max(seconds, 1e-9),
+        "last": evaluations[-1] if evaluations else None,
         "stall": stall, "read": total("read"), "busy": busy, "blame": by_stage("blame"),
         "hidden": max(0.0, 1.0 - (stall + busy.get("load", 0.0)) / max(sum(busy.values()), 1e-9)),
     }  # fmt: skip
@@ -143,13 +132,15 @@ def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended" if run["ended"] else UNKNOWN
-    took, begun = f"in {clock(run['seconds'])}", run.get("begun_at")  # a report adds up what it took before a resume
+    if run.get("stopped_early"):
+        state = f"stopped early: {flags['patience']} evaluations brought no better log loss"
+    took, begun = f"in {clock(run['seconds'])}", run.get("begun_at")
     took = f"; the last {run['steps'] - begun:,} steps {took}" if begun else f" {took}"
     lines = held_out_lines(run["last"], run["kept"], flags.get("save")) | {
         "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples{took}",
         "speed": f"{run['samples_per_second']:,.0f} samples/s after the first step, without evaluations and checkpoints",
-        **facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"]))}),
+        **facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"] or []))}),
         **facts({"missing": "\n".join(run["missing"] or [])}),
     }
     if not run["samples"]:
@@ -170,8 +161,6 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     worst = max(run["blame"], key=run["blame"].__getitem__, default=None)
     blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
     lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
-    if (seconds := run.get("compiled", 0.0)) >= 0.5:
-        lines["waited"] += f"; {seconds:.1f} s of the run compiled kernels, which the next one finds"
     lanes = run["by_trainer"]["lanes"] if run["by_trainer"] else []
     return lines | {
         f"trainer {n}": ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())
@@ -184,17 +173,16 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
 def held_out_lines(last: Line | None, kept: Line | None, save: Any = None) -> dict[str, str]:
     if last is None:
         return {}
-    at, best, loss = last["test_step"], last["best_step"], _figure(last["best_logloss"])
-    lines = {"test": f"{scores(last, 'test_')} on {last['test_samples']:,} samples held out, at step {at:,}"}
-    if kept is not None:
-        lines["best"] = (
-            f"step {kept['step']:,}, log loss {_figure(kept['test_logloss'])}, {KEPT_IN.format(kept['folder'])}"
-        )
-    elif best < at:
-        there = None if save is None else Path(save) / BEST
-        lines["best"] = (
-            f"step {best:,}, log loss {loss}, {KEPT_IN.format(there) if there and there.is_dir() else NOT_KEPT}"
-        )
+    lines = {
+        "test": f"{scores(last, 'test_')} on {last['test_samples']:,} samples held out, at step {last['test_step']:,}"
+    }
+    there = None if save is None else Path(save) / BEST
+    best = kept or {
+        "step": last["best_step"], "test_logloss": last["best_logloss"],
+        "folder": there if there and there.is_dir() else None,
+    }  # fmt: skip
+    if kept is not None or best["step"] < last["test_step"]:
+        lines["best"] = f"step {best['step']:,}, log loss {_figure(best['test_logloss'])}, {_kept(best['folder'])}"
     return lines
 
 
@@ -207,42 +195,31 @@ def _lead(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"It overfits: after step {last['best_step']:,}, held-out log loss rose {grown}."
 
 
-def _tables(
-    config: Mapping[str, Any], run: Mapping[str, Any], lines: Sequence[Line], evaluations: Sequence[Line]
-) -> Iterator[Table]:
+def _details(config: Mapping[str, Any], run: Mapping[str, Any], evaluations: Sequence[Line]) -> dict[str, str]:
+    """Return what the page shows beside the lines of the summary."""
     from skirl.cli.train import Train
 
-    yield Table(["", ""], [*run_lines(run).items()])
-    if lines:
-        times = [(name, f"{s:,.2f}", f"{run['blame'].get(name, 0.0):,.2f}") for name, s in run["busy"].items() if s]
-        waits = (("waiting for rows", run["stall"]), ("waiting for the loader", run["read"]))
-        times += [(name, f"{seconds:,.2f}", "-") for name, seconds in waits]
-        whose = " of trainer 0" if run["trainers"] > 1 else ""
-        yield Table(["", "seconds", "of them while the loop waited"], times, f"Where the time went{whose}")
-    if evaluations:
-        names = {"auc": "AUC", "logloss": "log loss", "ne": "normalised entropy", "calibration": "calibration"}
-        rows = [[f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in names)] for e in evaluations]
-        yield Table(["step", *names.values()], rows, "Evaluations")
-    began = f"{config['started']}, at step {config['begun_at']}"
-    yield Table(["", ""], [*config["versions"].items(), ("begun", began)], "Where it ran")
+    times = [("seconds", "", "of them while the loop waited")]
+    times += [(name, f"{s:,.2f}", f"{run['blame'].get(name, 0.0):,.2f}") for name, s in run["busy"].items() if s]
+    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+    tests = [("step", *names.values())]
+    tests += [(f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in names)) for e in evaluations]
     usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
-    changed = [[option(n), shown(v)] for n, v in config["flags"].items() if n not in usual or v != usual[n]]
-    yield Table(["flag", "value"], changed, "Set")
-
-
-def _charts(lines: Sequence[Line], evaluations: Sequence[Line]) -> Iterator[Chart]:
-    loss = {"training, each interval": _points(lines, "loss"), "held out": _points(evaluations, "test_logloss")}
-    yield Chart("Log loss", loss)
-    auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
-    yield Chart("AUC", auc)
-    yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")})
+    changed = {n: shown(v) for n, v in config["flags"].items() if n not in usual or v != usual[n]}
+    return {
+        "stages of trainer 0" if run["trainers"] > 1 else "stages": columns(times),
+        **({"evaluations": columns(tests, left=())} if evaluations else {}),
+        "begun": f"{config['started']}, at step {config['begun_at']}",
+        **{f"version of {name}": version for name, version in config["versions"].items()},
+        "set": "\n".join(f"{option(name)} {value}" for name, value in changed.items()),
+    }
 
 
 # A sweep
 
 
-def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | None]) -> list[tuple[str, ...]]:
-    """Return the head of the table and a line for each place, cell by cell; held-out losses only if ranks are by them.
+def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | None]) -> str:
+    """Return a table with a line for each place, with held-out losses only if ranks are by them.
 
     aucs: of variants on the samples held out.
     """
@@ -259,107 +236,90 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
         behind = difference(VariantPlace(**{name: value for name, value in at.items() if name != "auc"}))
         auc = at["auc"] if kind == "AUC" else aucs.get(at["variant"])
         lines.append((str(at["rank"]), at["variant"], *losses, behind, _figure(auc), at["state"]))
-    return lines
+    return columns(lines, left=(1, len(lines[0]) - 1))
 
 
-def best_line(
-    place: Mapping[str, Any], best: Mapping[str, Any] | None = None, save: Any = None, saved: int | None = None
-) -> str:
+def best_line(sweep: Mapping[str, Any]) -> str:
     """Return rank 1 with what it is ranked by, as text."""
+    place, best, save = sweep["standing"][0], sweep["best"], sweep["flags"].get("save")
     if place.get("held_out") is None:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
         return f"{place['variant']}, {loss} on samples that nobody had trained on"
-    there = Path(save) / place["variant"] / BEST if save else None
-    folder = best["folder"] if best and best["folder"] else there if there and there.is_dir() else None
-    if folder is None and save and best is not None and best["step"] == saved:
-        folder = Path(save) / place["variant"]
-    kept = KEPT_IN.format(folder) if folder else NOT_KEPT
-    at = "" if best is None else f", at step {best['step']:,}, {kept}"
+    folder = best["folder"] if best else None
+    if save and folder is None:
+        last = Path(save) / place["variant"]
+        if (last / BEST).is_dir():
+            folder = last / BEST
+        elif best is not None and best["step"] == sweep["saved_step"]:
+            folder = last
+    at = "" if best is None else f", at step {best['step']:,}, {_kept(folder)}"
     return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
 
 
-def report_of_sweep(folder: Path, page: Path) -> dict[str, Any]:
-    sweep, result = _read(folder / SWEEP), _read(folder / RESULT)
-    try:
-        data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
-        race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
-        left, standings = ([line for line in race if line["event"] == event] for event in ("left", "standing"))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{folder / RACE} is damaged ({error!r}), and a report needs it: name another sweep") from None
+def report_of_sweep(folder: Path) -> dict[str, Any]:
+    config, result = _read(folder / SWEEP), _read(folder / RESULT)
+    with _of_files(folder):
+        sweep = facts_of_sweep(result) if result else sweep_so_far(folder, config)
+        sweep |= {"command": "report of a sweep", "sweep": str(folder)}
+        every = {at["variant"]: lines_of(folder / at["variant"]) for at in sweep["standing"]}
+        losses = {of: _points(_of_kind(lines, "train"), "loss") for of, lines in every.items()}
+        held_out = {of: _points(_of_kind(lines, "eval"), "test_logloss") for of, lines in every.items()}
+        charts = [Chart("Log loss, each interval", losses), Chart("Log loss on the samples held out", held_out)]
+        best = sweep["standing"] and f"The best of {len(sweep['variants'])} variants is {best_line(sweep)}."
+        lead = (
+            sweep["failed"] or best or "No step is done yet.",
+            "A loss is a mean over the recent batches, each before anybody trained on its samples. A difference is to rank "
+            f"1, on the same batches, with its standard error; {LEFT}.",
+        )
+        sweep["page"] = write_page(folder / PAGE, f"Sweep {folder.name}", lead, charts, sweep_lines(sweep))
+    return sweep
+
+
+def sweep_so_far(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a sweep did that has not ended, as `facts_of_sweep` does for one that has."""
+    data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
+    race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
+    standings = [line for line in race if line["event"] == "standing"]
     ends = [one for one, after in zip(standings, [*standings[1:], {}]) if one["begun_at"] != after.get("begun_at")]
-    facts = {
-        "command": "report of a sweep", "sweep": str(folder), "page": str(page),
-        "flags": sweep["flags"], "started": sweep["started"], "ended": bool(result),
-        **{name: result.get(name) for name in ("winner", "failed", "stopped_by", "best", "cost", "from")},
-        **{name: result.get(name) for name in ("seed_noise", "saved_step")},
-        "measure": standings[-1]["measure"] if standings else None,
-        "variants": [variant["name"] for variant in sweep["variants"]], "left": left,
-        "step": result.get("steps") or (standings[-1]["step"] if standings else 0),
+    last = standings[-1] if standings else {"step": 0, "places": []}
+    return {
+        **dict.fromkeys(("winner", "failed", "stopped_by", "best", "cost", "seed_noise", "saved_step")),
+        "flags": config["flags"], "variants": [variant["name"] for variant in config["variants"]], "ended": False,
+        "step": last["step"], "standing": last["places"], "test_auc": {},
         "seconds": sum(one["seconds"] for one in ends),
-        "standing": standings[-1]["places"] if standings else [],
-        "test_auc": {name: of.get("test_auc") for name, of in result.get("by_variant", {}).items()},
     }  # fmt: skip
-    _write_sweep(folder, page, facts)
-    return facts
+
+
+def facts_of_sweep(result: Mapping[str, Any]) -> dict[str, Any]:
+    aucs = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
+    return {**result, "flags": result, "variants": [*aucs], "ended": True, "step": result["steps"], "test_auc": aucs}
 
 
 def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
     state = ("failed" if sweep["failed"] else "ended") if sweep["ended"] else UNKNOWN
-    state = f"stopped by {sweep['stopped_by']}" if sweep.get("stopped_by") else state
+    state = f"stopped by {sweep['stopped_by']}" if sweep["stopped_by"] else state
     lines = {
         "sweep": f"{len(sweep['variants'])} variants on {sweep['flags'].get('data')}, {state}",
         "steps": f"{sweep['step']:,} in {clock(sweep['seconds'])}",
         **facts(sweep, "failed"),
     }
-    if sweep["standing"] and not sweep["failed"]:
-        lines["winner" if sweep["winner"] else "leader"] = best_line(
-            sweep["standing"][0], sweep["best"], sweep["flags"].get("save"), sweep["saved_step"]
-        )
+    places = sweep["standing"]
+    if places and not sweep["failed"]:
+        lines["winner" if sweep["winner"] else "leader"] = best_line(sweep)
     if sweep["cost"] is not None:
         lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
-    kinds = [left["kind"] for left in sweep["left"]]
-    if kinds:
+    left = [at["state"].split()[0] for at in places if at["left"] is not None]
+    if left:
         says = {"dropped": "dropped at a rung", "diverged": "diverged"}
-        lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in says.items() if kind in kinds)
+        lines["left"] = ", ".join(f"{left.count(kind)} {what}" for kind, what in says.items() if kind in left)
     if sweep["seed_noise"] is not None:
-        means = sorted({at["mean"] for at in sweep["standing"] if at["left"] is None and at["mean"] is not None})
+        means = sorted({at["mean"] for at in places if at["left"] is None and at["mean"] is not None})
         within = len(means) > 1 and means[1] - means[0] < sweep["seed_noise"]
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
         lines["noise"] += "; rank 1 leads by less than that" * within
+    if places:
+        judged = any(at.get("held_out") is not None for at in places)
+        notes = {MEANS: sweep["seed_noise"] is not None, JUDGED: judged, LEFT: bool(left)}
+        table = standing(places, sweep["test_auc"])
+        lines["race"] = "\n".join([table, *(note for note, applies in notes.items() if applies)])
     return lines
-
-
-def race_line(sweep: Mapping[str, Any]) -> dict[str, str]:
-    if not sweep["standing"]:
-        return {}
-    places = standing(sweep["standing"], sweep["test_auc"])
-    table = columns(places, left=(1, len(places[0]) - 1))
-    left = any(at["left"] is not None for at in sweep["standing"])
-    judged = any(at.get("held_out") is not None for at in sweep["standing"])
-    notes = {MEANS: sweep["seed_noise"] is not None, JUDGED: judged, LEFT: left}
-    return {"race": "\n".join([table, *(note for note, shown in notes.items() if shown)])}
-
-
-def _write_sweep(folder: Path, page: Path, sweep: Mapping[str, Any]) -> None:
-    lines, places = sweep_lines(sweep), sweep["standing"]
-    best = lines.pop("winner", None) or lines.pop("leader", None)
-    first = f"The best of {len(sweep['variants'])} variants is {best}." if best else None
-    head, *cells = standing(places, sweep["test_auc"]) if places else [()]
-    every = {at["variant"]: _by_kind(lines_of(folder / at["variant"])) for at in places}
-    losses = {of: _points(lines, "loss") for of, (lines, _) in every.items()}
-    held_out = {of: _points(evaluations, "test_logloss") for of, (_, evaluations) in every.items()}
-    write_page(
-        page,
-        title=f"Sweep {folder.name}",
-        lead=[
-            first or sweep["failed"] or "No step is done yet.",
-            *([f"Here, {MEANS}."] if sweep["seed_noise"] is not None else []),
-            "A loss is a mean over the recent batches, each before anybody trained on its samples. A difference is to rank "
-            f"1, on the same batches, with its standard error; {LEFT}.",
-        ],
-        tables=[Table(head, cells, "Variants"), Table(("", ""), [*lines.items()], "Sweep")],
-        charts=[
-            Chart("log loss, each interval", losses),
-            Chart("log loss on the samples held out", held_out),
-        ],
-    )

@@ -7,11 +7,10 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -141,24 +140,25 @@ class Progress:
 
 # Pages
 
-NO_PICTURES = "Pictures are drawn by matplotlib: pip install 'skirl[plots]'"
+NO_PICTURES = "<p>Pictures are drawn by matplotlib: pip install 'skirl[plots]'</p>"
 MOST_NAMED = 10
 """A chart names and colours its first lines; further ones are grey."""
-INK = "#123456"
-"""Drawn in the page's text colour, so that pictures suit light and dark mode."""
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 1.5em auto; padding: 0 1em; }
-h1 { font-size: 1.4em; }
-h1, p, td { overflow-wrap: anywhere; }
-.result { font-size: 1.15em; font-weight: 600; }
-.wide { overflow-x: auto; margin: 1.2em 0; }
-table { border-collapse: collapse; }
-caption { text-align: left; font-weight: 600; padding-bottom: .3em; }
-th, td { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; border-bottom: 1px solid #8884; }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24em), 1fr)); gap: 1em; }
-.charts svg { width: 100%; height: auto; }
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 1.5em auto; padding: 0 1em; }}
+h1 {{ font-size: 1.4em; }}
+h1, p {{ overflow-wrap: anywhere; }}
+p:first-of-type {{ font-size: 1.15em; font-weight: 600; }}
+pre {{ overflow-x: auto; }}
+.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24em), 1fr)); gap: 1em; }}
+.charts svg {{ width: 100%; height: auto; }}
+</style></head>
+<body><h1>{title}</h1>
+{lead}
+<div class="charts">{pictures}</div>
+<pre>{lines}</pre>
+</body></html>
 """
 
 
@@ -170,62 +170,29 @@ class Chart:
     lines: Mapping[str, Sequence[tuple[float, float]]]
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of text. Columns whose cells all look like numbers are aligned to the right."""
+def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Chart], lines: Mapping[str, str]) -> str:
+    """Write a page: sentences, pictures (a sentence in their place without matplotlib), and lines as a command prints them.
 
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-
-
-def write_page(
-    path: Path, *, title: str, lead: Sequence[str], tables: Sequence[Table], charts: Sequence[Chart]
-) -> None:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html(title, lead, tables, charts), encoding="utf-8", errors="replace")
-
-
-def html(title: str, lead: Sequence[str], tables: Sequence[Table], charts: Sequence[Chart]) -> str:
-    """Return a page as text; without matplotlib, a sentence stands in place of its pictures."""
+    Return its path.
+    """
     drawn = [chart for chart in charts if any(chart.lines.values())]
-    pictures = [svg(chart) for chart in drawn] if find_spec("matplotlib") else [f"<p>{NO_PICTURES}</p>"] * bool(drawn)
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        *(f"<p{kind}>{escape(text)}</p>" for text, kind in zip(lead, chain([' class="result"'], repeat("")))),
-        *(['<div class="charts">', *pictures, "</div>"] if pictures else []),
-        *map(_table, tables),
-    ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n<body>\n'
-        + "\n".join(parts)
-        + "\n</body></html>\n"
+    pictures = map(svg, drawn) if find_spec("matplotlib") else [NO_PICTURES] * bool(drawn)
+    page = PAGE.format(
+        title=escape(title),
+        lead="\n".join(f"<p>{escape(sentence)}</p>" for sentence in lead),
+        pictures="\n".join(pictures),
+        lines=escape(listed(lines)),
     )
-
-
-def _table(table: Table) -> str:
-    columns = range(len(table.header))
-    numbers = [bool(table.rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in table.rows) for i in columns]
-
-    def row(tag: str, cells: Sequence[str]) -> str:
-        kinds = (' class="number"' if number else "" for number in numbers)
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
-
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    head = f"<thead><tr>{row('th', table.header)}</tr></thead>" if any(table.header) else ""
-    body = "\n".join(f"<tr>{row('td', cells)}</tr>" for cells in table.rows)
-    return f'<div class="wide"><table>{caption}{head}<tbody>{body}</tbody></table></div>'
+    with writing(path):
+        path.write_text(page, encoding="utf-8", errors="replace")
+    return str(path)
 
 
 def svg(chart: Chart) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     style: Any = {
-        **dict.fromkeys(inked, INK),
         "svg.fonttype": "none", "svg.hashsalt": chart.title, "text.parse_math": False, "font.size": 11,
         "axes.spines.top": False, "axes.spines.right": False,
     }  # fmt: skip
@@ -234,21 +201,20 @@ def svg(chart: Chart) -> str:
         axes = figure.add_subplot(xlabel="step")
         axes.set_title(chart.title, loc="left", fontweight="bold", wrap=True)
         axes.grid(alpha=0.25)
+        drawn = {name: points for name, points in chart.lines.items() if points}
         named = []
-        for i, (name, points) in enumerate(chart.lines.items()):
-            shown = len(named) < MOST_NAMED
-            color, mark = f"C{len(named)}" if shown else "#8888", "o" if len(points) < 2 else None
-            (line,) = axes.plot(*zip(*points), color=color, marker=mark, zorder=-i) if points else (None,)
-            if shown and line is not None:
-                named.append((line, name))
-        best = [points for points in chart.lines.values() if points]
+        for i, (name, points) in enumerate(drawn.items()):
+            color = f"C{i}" if i < MOST_NAMED else "#8888"
+            (line,) = axes.plot(*zip(*points), color=color, marker="o" if len(points) < 2 else None, zorder=-i)
+            named.append((line, name))
+        best = list(drawn.values())
         if len(best) > 2:  # important ones first: early losses, and those of the others, may lie outside
             inside = [y for points in best[: (len(best) + 1) // 2] for _, y in points[len(points) // 10 :]]
             room = 0.1 * (max(inside) - min(inside)) or 0.1
             axes.set_ylim(min(inside) - room, max(inside) + room)
         if len(chart.lines) > 1:
-            figure.legend(*zip(*named), loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+            figure.legend(*zip(*named[:MOST_NAMED]), loc="outside lower left", ncols=2, frameon=False, fontsize=9)
         out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
-    return text[text.index("<svg") :].replace(INK, "currentColor")
+    return text[text.index("<svg") :]

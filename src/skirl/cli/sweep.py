@@ -69,12 +69,6 @@ class SweepCommand(Composed):
             parsed("memory", self.memory, parse_bytes, "a size like 8GiB, or to auto")
         if self.processes != "auto" and self.processes < 1:
             raise ValueError(f"processes is {self.processes}: set it to 1 or more, or to auto")
-        if self.recipe.step.shards > 1:
-            raise ValueError(
-                f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
-            )
-        if self.evaluation.patience is not None:
-            raise ValueError("patience ends a single run: leave it out, set rungs, and keep_best for the best of each")
         if self.race.keep > len(self.made()):
             raise ValueError(f"keep is {self.race.keep}, and there are {len(self.made())} variants: set it to fewer")
 
@@ -104,24 +98,16 @@ class SweepCommand(Composed):
             from skirl.cli.report import report_of_sweep
 
             try:
-                result["page"] = report_of_sweep(Path(result["run"]), Path(result["run"]) / "report.html")["page"]
+                result["page"] = report_of_sweep(Path(result["run"]))["page"]
             except (OSError, ValueError) as error:
                 result["missing"].append(f"the page is missing: {why(error)}")
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.report import race_line, sweep_lines
+        from skirl.cli.report import facts_of_sweep, sweep_lines
         from skirl.cli.train import origin_line
 
-        ended = {
-            "flags": result,
-            "variants": [*result["by_variant"]],
-            "ended": True,
-            "step": result["steps"],
-            "left": [],
-        }
-        ended["test_auc"] = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
-        lines = sweep_lines(result | ended) | race_line(result | ended)
+        lines = sweep_lines(facts_of_sweep(result))
         if not any(result[f"{form}_steps"] for form in COMPUTED):
             lines["ended"] = "it had ended before: nothing was left to train"
             return lines | facts(result, "run", "page")

@@ -44,7 +44,7 @@ class Train(Composed):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         rows, kept, lines = result["rows"], result["checkpoints"], run_lines(facts_of_result(result))
-        ends, at, steps = {}, result["steps"], self.recipe.data.steps
+        ends, at, steps, dim = {}, result["steps"], self.recipe.data.steps, self.recipe.model.row_dim
         if result["from"] is not None:
             ends["begun"] = origin_line(result["from"])
         if at and result["begun_at"] >= at:  # it was resumed
@@ -56,21 +56,17 @@ class Train(Composed):
         if steps is not None and at < steps and not (result["stopped_early"] or kept["stopped_by"] or result["failed"]):
             lines["steps"] += f"; the data has no more for --steps {steps:,}"
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
-        sizes = rows["bytes_of_all"], result["cache_bytes"], result["staging_bytes"]
-        wide, least = self.recipe.model.row_dim, max(1 << 20, min(filter(None, sizes), default=0))
         lines |= {
-            "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'], least)} with their state",
+            "tables": f"{rows['tables']:,} rows of {dim}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
-            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'], least)}, {rows['in_cache']:,} filled",
-            "staging": f"{size(result['staging_bytes'], least)} more, for {rows['staging']:,} rows on their way",
-            "memory": f"{size(result['peak_bytes'], least)} at its peak, the whole process",
+            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
+            "staging": f"{size(result['staging_bytes'])} more, for {rows['staging']:,} rows on their way",
+            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
         if result["shared_lists"]:
             lines["lists"] = (
                 f"{result['shared_lists']:,} of samples, {result['lists_once']:,} looked up: each once in a batch"
             )
-        if result["stopped_early"]:
-            lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
         if result["run"]:
             lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.save.save:
@@ -135,9 +131,8 @@ class Verify(Composed):
             found = self._with_trainers(touched)
         else:
             run = verify(self.recipe, touched)
-            found = {"runs": [run], "failed": run["difference"] and run["difference"]["text"]}
-            if not run["moved"]["fetched"]:
-                found["failed"] = found["failed"] or NOTHING_SHOWN
+            shown = None if run["moved"]["fetched"] else NOTHING_SHOWN
+            found = {"runs": [run], "failed": run["difference"]["text"] if run["difference"] else shown}
         return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:
@@ -156,22 +151,18 @@ class Verify(Composed):
         stores = (store,) if store.startswith("rpc:") else STORES
         caches = [least, 2 * least, max(touched, least)]
         found = verify_trainers(self.recipe, self.sizes(), caches, stores)
-        first = found["first"]
-        failed = None if found["fetched"] else NOTHING_SHOWN
-        if first is not None:
-            failed = f"{found['differences']} of {found['runs']} runs differ: {first}"
-        return found | {"failed": failed}
+        if found["first"] is not None:
+            return found | {"failed": f"{found['differences']} of {found['runs']} runs differ: {found['first']}"}
+        return found | {"failed": None if found["fetched"] else NOTHING_SHOWN}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        equal = {True: "equal, bit for bit", False: "DIFFERENT"}
         if self.trainers is not None:
             found = facts(result, "runs", "differences", "first", "steps", "fetched", "seconds")
-            return {
-                f"{self.trainers} trainers": "DIFFERENT" if result["differences"] else "equal, bit for bit",
-                **found,
-            }
+            return {f"{self.trainers} trainers": equal[not result["differences"]], **found}
         [run] = result["runs"]
-        lines = {run["optimizer"]: "DIFFERENT" if run["difference"] else "equal, bit for bit"}
-        return lines | facts(run, "losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+        found = facts(run, "losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+        return {run["optimizer"]: equal[not run["difference"]], **found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +224,7 @@ class Launch:
             raise ValueError(f"trainers is {self.trainers}: set it to 1 or more")
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
-        self.words: tuple[str, ...] = ()  # after `--`
+        self.words: list[str] = []  # after `--`
         restarts = f" --restarts {self.restarts}" if self.restarts else ""
         self.line = f"skirl launch -n {self.trainers}{restarts} --"  # how the command that goes on begins
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Composed:
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of this command that differ from those of its parts."""
     hidden: ClassVar[tuple[str, ...]] = ()
-    """Flags that come with a part and mean nothing to this command: files may set them, help does not show them."""
+    """Flags that come with a part and that this command does not have."""
 
     @classmethod
     def of(cls, **given: Any) -> Self:
@@ -73,18 +73,18 @@ def flat_of(*parts: Any) -> dict[str, Any]:
 
 def flags_of(command: type) -> dict[str, Flag]:
     """Return the flags of a command by name. A flag of the whole replaces one with the same name in a part."""
-    changed = getattr(command, "defaults", {})
     found: dict[str, Flag] = {}
     for flag in _own_first(command):
-        found.setdefault(flag.name, flag)
-    for name, value in changed.items():
+        if flag.name not in getattr(command, "hidden", ()):
+            found.setdefault(flag.name, flag)
+    for name, value in getattr(command, "defaults", {}).items():
         found[name] = dataclasses.replace(found[name], default=value)
     return found
 
 
 def _own_first(owner: type) -> Iterator[Flag]:
     """Yield flags of a dataclass and its parts, in order of fields. Its own replace those of the same name in parts."""
-    hints, texts, mine = get_type_hints(owner, include_extras=True), _texts(owner), {}
+    hints, texts, mine = get_type_hints(owner), _texts(owner), {}
     for field in dataclasses.fields(owner):
         if not dataclasses.is_dataclass(hints[field.name]):
             default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -162,7 +162,7 @@ def parsed(name: str, text: str, parse: Callable[[str], T], form: str) -> T:
 
 def check_types(flags: Any) -> None:
     """Convert values of a dataclass of flags to the types of its fields, or raise. Dataclasses themselves do not check."""
-    hints = get_type_hints(type(flags), include_extras=True)
+    hints = get_type_hints(type(flags))
     for field in dataclasses.fields(flags):
         value, kind = getattr(flags, field.name), hints[field.name]
         if dataclasses.is_dataclass(kind):
@@ -211,8 +211,6 @@ def read_as(kind: Any, value: Any) -> Any:
 
 
 def choices(kind: Any) -> list[Any]:
-    if get_origin(kind) is Annotated:
-        return choices(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):
         return [choice for one in get_args(kind) for choice in choices(one)]
     return [kind]

@@ -1,7 +1,6 @@
 """The one way to compile a hot loop, `@kernel`, and what a loop may ask of the processor."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -89,22 +88,4 @@ class _Quiet(event.Listener):
             self._holds.pop().__exit__(None, None, None)
 
 
-class Compiling(event.Listener):
-    """Counts the seconds in which loops were compiled, all under the compiler's lock."""
-
-    def __init__(self) -> None:
-        self.seconds = self._began = 0.0
-        self._deep = 0
-
-    def on_start(self, event: event.Event) -> None:
-        self._began = self._began if self._deep else time.monotonic()
-        self._deep += 1
-
-    def on_end(self, event: event.Event) -> None:
-        self._deep -= 1
-        self.seconds += 0.0 if self._deep else time.monotonic() - self._began
-
-
-compiling = Compiling()
 event.register("numba:compiler_lock", _Quiet())
-event.register("numba:compile", compiling)

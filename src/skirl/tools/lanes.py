@@ -24,9 +24,8 @@ _FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 _INTO_L2, _INTO_L1 = 2, 3
 
 
-def _inlined(typed: Callable[..., Any]) -> Any:
-    """Make a function for kernels from its type and its instructions."""
-    return intrinsic(prefer_literal=True)(typed)
+_inlined: Any = intrinsic(prefer_literal=True)
+"""Makes a function for kernels from its type and its instructions."""
 
 
 class Lanes(types.Type):

@@ -12,7 +12,7 @@ from skirl.tools import __version__
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def default_threads() -> int:
@@ -45,21 +45,16 @@ def peak_bytes() -> int:
     """
     if (text := _found("/proc/self/status", "VmHWM:")) is not None:
         return int(text.split()[0]) << 10
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if platform.system() == "Darwin" else most << 10  # Linux counts in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def free_bytes() -> int:
     """Return the bytes that this process can still get: free memory of the system or, if less, of its control group."""
-    if (text := _found("/proc/meminfo", "MemAvailable:")) is not None:  # cached file pages count as free
-        free = int(text.split()[0]) << 10
-    else:
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # not Linux, or no limit
+    free = int((_found("/proc/meminfo", "MemAvailable:") or "0").split()[0]) << 10  # cached file pages count as free
+    with suppress(OSError, ValueError):  # no group, or "max": no limit
         group = Path("/sys/fs/cgroup")
-        most = (group / "memory.max").read_text().strip()
-        if most != "max":
-            free = min(free, int(most) - int((group / "memory.current").read_text()))
+        most, current = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, most - current)
     return max(0, free)
 
 

@@ -4,9 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
 
-T = TypeVar("T")
 Facts = Mapping[str, str]
 Report = Callable[[int, Callable[[], Facts]], None]
 """Takes how many steps are done, and what returns the facts to show; it is called only if they are shown."""
@@ -32,27 +30,6 @@ def shown_by(display: Display | None) -> Iterator[None]:
         yield
     finally:
         _display.reset(before)
-
-
-def watched(
-    steps: Iterator[T], waited: Callable[[], float], warn: Callable[[float], None], after: float = 5.0
-) -> Iterator[T]:
-    """Yield steps. If their CPU time is little of the time that they take, call `warn`, once, with its share.
-
-    waited: seconds, so far, for which they had nothing to compute. after: seconds of each measurement.
-    """
-    cpu = took = 0.0
-    while cpu >= took / 2 or took < after:
-        cpu, took = (cpu, took) if took < after else (0.0, 0.0)
-        began = time.thread_time(), time.monotonic() - waited()
-        try:
-            step = next(steps)
-        except StopIteration:
-            return
-        cpu, took = cpu + time.thread_time() - began[0], took + time.monotonic() - waited() - began[1]
-        yield step
-    warn(cpu / took)
-    yield from steps
 
 
 class Speed:

@@ -87,23 +87,17 @@ def figure(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
 
 
-def size(count: float, beside: float | None = None) -> str:
-    """Return bytes as people write them, in the unit of another count that stands beside them.
+def size(count: float) -> str:
+    """Return bytes as people write them.
 
-    >>> size(512), size(3 * 2**20), size(5.5 * 2**30), size(2**30, beside=3 * 2**20)
-    ('512 B', '3.0 MiB', '5.5 GiB', '1,024.0 MiB')
-    >>> size(100 * 2**10, beside=2**20)
-    '0.098 MiB'
+    >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
+    ('512 B', '3.0 MiB', '5.5 GiB')
     """
-    unit, of = 0, count if beside is None else beside
-    while of >= 1024 and unit < 4:
-        of /= 1024
-        unit += 1
-    count /= 1024**unit
-    if unit == 0:
-        return f"{count:.0f} B"
-    digits = f"{count:,.1f}" if count >= 1 or not count else f"{count:.2g}"
-    return f"{digits} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
 
 
 def malformed(count: int, first: str | None) -> str:

@@ -28,10 +28,9 @@ from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
-from skirl.tools.jit import compiling
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.message import pack, unpack
-from skirl.tools.progress import Report, progress_of, watched
+from skirl.tools.progress import Report, progress_of
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.metrics import Evaluation, Meter, NotFinite
 from skirl.train.recipe import Recipe
@@ -104,12 +103,6 @@ def steps(
                 rates.step()
             yield whole(parts, logits, losses)
             parts, logits, losses = [], [], []
-
-
-def told_crowded(share: float) -> None:
-    threads = torch.get_num_threads()
-    then = f"{threads} threads wait for each other, so --threads 1 may be faster" if threads > 1 else "the run goes on"
-    logger.warning("steps get %.0f%% of a core's time, because other programs use the cores: %s", 100 * share, then)
 
 
 def touched_rows(recipe: Recipe) -> int:
@@ -291,15 +284,12 @@ class _Run:
     ) -> None:
         self.share, self.folder, self.meter = share, folder, Meter()
         self.bags = np.zeros(2, np.int64)
-        self.compiled = 0.0
-        """Seconds in which loops were compiled before the second step."""
         self.embeddings = recipe.embeddings(
             recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0), resume=resume
         )
         self.model, self.dense = recipe.model_over(self.embeddings)
         self.rates = recipe.rates_of(self.embeddings, self.dense)
         self.stream = share.of(recipe.stream(), recipe.step.shards)
-        self.on_cpu = recipe.device.device == "cpu"
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
 
     def keeper(self, saving: SaveFlags, batches: Lookahead) -> Keeper:
@@ -316,14 +306,10 @@ class _Run:
         if judge.stops:
             return None
         first = True
-        every = steps(self.model, self.dense, batches, self.rates, batches.micros)
-        if share.alone and self.on_cpu:  # else the loop waits for other trainers, or for the device
-            every = watched(every, lambda: batches.times.stall + batches.times.read, told_crowded)
-        for step in every:
+        for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
             if first:
                 batches.times.restart()
-                self.compiled = compiling.seconds
             first = False
             self.bags += sum(map(bags_of, step.batches))
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
@@ -361,8 +347,7 @@ class _Run:
         """Without what checkpoints add."""
         return {
             "command": "train", **flags, **self.meter.result(), **self.judge.result(),
-            "stopped_early": self.judge.stops, "compiled": compiling.seconds - self.compiled,
-            "steps": batches.step, "begun_at": self.folder.begun_at,
+            "stopped_early": self.judge.stops, "steps": batches.step, "begun_at": self.folder.begun_at,
             **_of_engine(batches, self.share), **self.share.total(dict(zip(LISTS, self.bags.tolist()))),
             "by_trainer": gathered(batches, self.meter, self.share),
             "peak_bytes": peak_bytes(), "machine": machine(), "bad_rows_skipped": self.stream.bad_rows,

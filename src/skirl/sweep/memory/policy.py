@@ -14,7 +14,7 @@ class Infeasible(ValueError):
     def __init__(self, least: int, limit: float, variants: int) -> None:
         super().__init__(
             f"{variants} variants in turns need {size(least)} ({least:,} bytes) at least, and memory is "
-            f"{size(limit, beside=least)}: set memory to {least}B or more, or train fewer variants"
+            f"{size(limit)}: set memory to {least}B or more, or train fewer variants"
         )
 
 
