@@ -98,16 +98,17 @@ class Stacking(fx.Interpreter):
 
         stacks = [leaves[place].of for place in places]
         if self._name not in self.alone:
-            self.alone[self._name] = self._is_alone(target, kwargs, stacks, one_by_one, together)
+            probed = _name_of(target) in PROBED and kwargs.get("alpha", 1) == 1
+            square = target is torch.ops.aten.pow.Tensor_Scalar and args[1] in (1, 2)
+            self.alone[self._name] = self._is_alone(target, probed or square, stacks, one_by_one, together)
         return one_by_one() if self.alone[self._name] else together()
 
-    def _is_alone(self, target: Any, kwargs: Any, stacks: list[Tensor], one_by_one: Any, together: Any) -> bool:
-        name = target._schema.name.partition("::")[2].rstrip("_")
+    def _is_alone(self, target: Any, probed: bool, stacks: list[Tensor], one_by_one: Any, together: Any) -> bool:
         if any(out.alias_info is not None for out in target._schema.returns):
-            if target._schema.is_mutable and name not in EXACT:
-                raise Unfit(f"{name} writes in place")
+            if target._schema.is_mutable and _name_of(target) not in EXACT:
+                raise Unfit(f"{target} writes in place")
             return False  # a view
-        if self._exact and (name not in PROBED or kwargs.get("alpha", 1) != 1):
+        if self._exact and not probed:
             return True
         try:
             wanted, found = tree_leaves(one_by_one()), tree_leaves(together())
@@ -119,6 +120,10 @@ class Stacking(fx.Interpreter):
 
     def _whole(self, value: Any) -> Tensor:
         return bare(value) if isinstance(value, Stack) else value.expand(self._variants, *value.shape)
+
+
+def _name_of(target: Any) -> str:
+    return target._schema.name.partition("::")[2].rstrip("_")
 
 
 def stack_of(each: Sequence[Tensor]) -> Stack:
