@@ -86,16 +86,37 @@ def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Id
 
 def _narrow(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Join arrays of numbers that are not negative, in as few bytes as hold them, after a byte that says how many."""
-    joined = np.concatenate(arrays).astype("<i8") if arrays else np.empty(0, "<i8")
+    joined = np.concatenate(arrays).astype(np.int64, copy=False) if arrays else np.empty(0, np.int64)
     width = max(1, -(-int(joined.max(initial=0)).bit_length() // 8))
-    return np.concatenate([np.array([width], np.uint8), joined.view(np.uint8).reshape(-1, 8)[:, :width].reshape(-1)])
+    narrow = np.empty(1 + width * len(joined), np.uint8)
+    narrow[0] = width
+    _put_bytes(joined, width, narrow[1:])
+    return narrow
 
 
 def _wide(narrow: np.ndarray) -> np.ndarray:
-    rows = narrow[1:].reshape(-1, narrow[0])
-    found = np.zeros((len(rows), 8), np.uint8)
-    found[:, : narrow[0]] = rows
-    return found.view("<i8").reshape(-1)
+    width = int(narrow[0])
+    found = np.empty(len(narrow[1:]) // width, np.int64)
+    _take_bytes(narrow[1:], width, found)
+    return found
+
+
+@kernel
+def _put_bytes(numbers, width, out):
+    for i in range(len(numbers)):
+        number, at = numbers[i], i * width
+        for byte in range(width):
+            out[at + byte] = np.uint8(number & 255)
+            number >>= 8
+
+
+@kernel
+def _take_bytes(narrow, width, out):
+    for i in range(len(out)):
+        number, at = np.int64(0), i * width
+        for byte in range(width):
+            number |= np.int64(narrow[at + byte]) << (8 * byte)
+        out[i] = number
 
 
 @dataclass(slots=True)
