@@ -87,7 +87,7 @@ class Log:
 
     # Reading
 
-    def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows) -> None:
+    def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows | Words) -> None:
         """Copy the rows at `positions` to `out`, skipping positions of -1."""
         bad = records.gather(self._handles, self._ids, self._words, positions, keys, out.reshape(-1).view(np.uint32))
         if bad >= 0:
@@ -122,16 +122,10 @@ class Log:
             raise Unusable(f"{segment.keys_path} was cut short at {HEADER + 8 * start + len(data):,} bytes")
         return np.frombuffer(data, np.int64)
 
-    def _checked(self, segment: Segment, keys: Keys, start: int, picks: np.ndarray, out: Words) -> int:
-        """Read records[start:], and copy those of `picks` to flat `out`. Return the first that is damaged, or -1."""
-        first, last = int(picks[0]), int(picks[-1]) + 1
-        size, at = (last - first) * self.stride, HEADER + (start + first) * self.stride
-        data = np.frombuffer(self._files.read(segment.rows.number, size, at), np.uint8)
-        whole = first + len(data) // self.stride  # fewer than requested if the file was cut short
-        there, beyond = picks[picks < whole], picks[picks >= whole]
-        words, id = data[: (whole - first) * self.stride].view(np.uint32), self._ids[segment.slot]
-        bad = records.decode(words, self._words, keys[first:last], there - first, id, start + first, out)
-        return bad + first if bad >= 0 else int(beyond[0]) if beyond.size else -1
+    def _rows(self, segment: Segment, indices: np.ndarray, keys: Keys) -> Words:
+        rows = np.empty(keys.size * self._words, np.uint32)
+        self.rows_at(segment.slot << INDEX_BITS | indices, keys, rows)
+        return rows
 
     def records_of(self, segment: Segment) -> Iterator[tuple[Keys, Words]]:
         """Yield keys and flat rows of all records, garbage included, in order. Raise an Unusable that names any damage."""
@@ -143,10 +137,7 @@ class Log:
             if self._hash_of(segment, file) != everything:
                 raise Unusable(_other_keys(segment))
             for start, keys in self._all_keys(segment, file):
-                rows = np.empty(keys.size * self._words, np.uint32)
-                if (bad := self._checked(segment, keys, start, np.arange(keys.size), rows)) >= 0:
-                    self._explain(segment, start + bad, int(keys[bad]))
-                yield keys, rows
+                yield keys, self._rows(segment, start + np.arange(keys.size), keys)
 
     def _hash_of(self, segment: Segment, file: int) -> int:
         state = np.uint64(0)
@@ -243,10 +234,7 @@ class Log:
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
                 if picks.size:
-                    rows = np.empty(picks.size * self._words, np.uint32)
-                    if (bad := self._checked(segment, keys, start, picks, rows)) >= 0:
-                        self._explain(segment, start + bad, int(keys[bad]))
-                    self.append(keys[picks], rows)
+                    self.append(keys[picks], self._rows(segment, start + picks, keys[picks]))
                 yield keys.size
 
     def sync(self) -> None:
