@@ -20,7 +20,6 @@ SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
 _SHARE = 32  # a segment holds one part in this many of the rows, and that is how much is freed at a time
 _PIECE = 4096  # records read at a time when all are read
-_SENT = 4 << 20  # bytes that the disk is asked to start writing at a time
 _BUFFER = 256 << 10  # bytes of records that are written in one call
 _MANY = 8  # number of small segments that are worth merging into one
 
@@ -169,7 +168,6 @@ class Log:
                 first = segment.slot << INDEX_BITS | end
                 self.index.place(some, first, self.ends, self.live, self._sums)
             done += some.size
-            self._send(segment)
             if self.ends[segment.slot] >= self._capacity:
                 self.seal()
 
@@ -182,15 +180,6 @@ class Log:
             part = rows[start * self._words : (start + some.size) * self._words]
             records.encode(part, self._words, some, self._ids[segment.slot], end + start, out)
             self._files.write(segment.rows.number, out.data, HEADER + (end + start) * self.stride)
-
-    def _send(self, segment: Segment) -> None:
-        """Ask the disk to start writing what was appended, so that a durable point has less to wait for."""
-        end = int(self.ends[segment.slot])
-        if (end - segment.sent) * self.stride >= _SENT or end >= self._capacity:
-            self._files.send(
-                segment.rows.number, HEADER + segment.sent * self.stride, (end - segment.sent) * self.stride
-            )
-            segment.sent = end
 
     def seal(self) -> None:
         self.active = None

@@ -92,11 +92,6 @@ class OsFiles:
             size, offset = size - len(part), offset + len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def send(self, file: int, offset: int, size: int) -> None:
-        with suppress(*_NOT_HERE):
-            # Linux starts writing dirty pages, then drops those that are clean by then: next to none of these.
-            os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
-
     def truncate(self, file: int, size: int) -> None:
         os.ftruncate(file, size)
 
