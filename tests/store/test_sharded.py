@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store, own_part
-from skirl.store.base import at_once
 from skirl.store.sharded import ShardedStore
 from skirl.tools.units import Link
 from tests.store import frozen
@@ -122,7 +121,7 @@ class Takes(DiskStore):
 class Fails(DiskStore):
     """Reads its rows until all are ready, and loses its disk once the two others have theirs."""
 
-    def thaw(self, saved, ready=at_once) -> None:
+    def thaw(self, saved, ready=lambda: None) -> None:
         ready()
         assert all(Takes.taken.acquire(timeout=60) for _ in range(2))
         raise OSError("the disk is gone")

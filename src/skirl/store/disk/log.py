@@ -128,28 +128,23 @@ class Log:
 
     def records_of(self, segment: Segment) -> Iterator[tuple[Keys, Words]]:
         """Yield keys and flat rows of all records, garbage included, in order. Raise an Unusable that names any damage."""
-        id, everything = int(self._ids[segment.slot]), int(self._sums[segment.slot])
+        id = int(self._ids[segment.slot])
         with self._opened(segment.keys_path) as keys_file:
-            file = keys_file.number
             check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
-            check_header(self._files, file, segment.keys_path, self.record, id)
-            if self._hash_of(segment, file) != everything:
-                raise Unusable(_other_keys(segment))
-            for start, keys in self._all_keys(segment, file):
-                yield keys, self._rows(segment, start + np.arange(keys.size), keys)
-
-    def _hash_of(self, segment: Segment, file: int) -> int:
-        state = np.uint64(0)
-        for _, keys in self._all_keys(segment, file):
-            state = np.uint64(records.hash_keys(keys, state))
-        return int(state)
+            check_header(self._files, keys_file.number, segment.keys_path, self.record, id)
+        keys = self._all_keys(segment)
+        if int(records.hash_keys(keys, np.uint64(0))) != int(self._sums[segment.slot]):
+            raise Unusable(_other_keys(segment))
+        for start in range(0, keys.size, _PIECE):
+            some = keys[start : start + _PIECE]
+            yield some, self._rows(segment, start + np.arange(some.size), some)
 
     def check(self, segment: Segment) -> None:
         deque(self.records_of(segment), maxlen=0)
 
-    def _all_keys(self, segment: Segment, file: int) -> Iterator[tuple[int, Keys]]:
-        for start in range(0, int(self.ends[segment.slot]), _PIECE):
-            yield start, self._keys(segment, file, start, min(start + _PIECE, int(self.ends[segment.slot])))
+    def _all_keys(self, segment: Segment) -> Keys:
+        with self._opened(segment.keys_path) as file:
+            return self._keys(segment, file.number, 0, int(self.ends[segment.slot]))
 
     # Writing
 
@@ -219,12 +214,13 @@ class Log:
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
         """Append a segment's live rows again, some at a time. Yield how many records each piece covered."""
-        with self._opened(segment.keys_path) as file:
-            for start, keys in self._all_keys(segment, file.number):
-                picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
-                if picks.size:
-                    self.append(keys[picks], self._rows(segment, start + picks, keys[picks]))
-                yield keys.size
+        every = self._all_keys(segment)
+        for start in range(0, every.size, _PIECE):
+            keys = every[start : start + _PIECE]
+            picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
+            if picks.size:
+                self.append(keys[picks], self._rows(segment, start + picks, keys[picks]))
+            yield keys.size
 
     def sync(self) -> None:
         """Wait until all records are durable. For the names of their files, the folder must be synced."""
@@ -290,24 +286,20 @@ class Log:
     def load(self, entry: SegmentEntry) -> None:
         """Load a segment that an earlier process wrote. Call it in the order of the log."""
         segment = self._registered(entry)
-        slot, paths, other = segment.slot, (segment.rows_path, segment.keys_path), ""
-        with self._opened(segment.keys_path) as keys_file:
-            file = keys_file.number
-            check_header(self._files, file, segment.keys_path, self.record, entry.id)
-            for start in range(0, entry.count, MOST_PLACED):
-                keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
-                if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
-                    other = f"{segment.keys_path} is damaged: {named(keys[at])} has no such records"
-                if (beyond := self.index.beyond(keys)) is not None:
-                    what = f"{segment.keys_path} is damaged, or {beyond}"
-                    raise Unusable(what, "give the table as many rows as it had")
-                self.index.reserve(keys.size)
-                self.index.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
-        if int(self._sums[slot]) != entry.keys_hash:
+        with self._opened(segment.keys_path) as file:
+            check_header(self._files, file.number, segment.keys_path, self.record, entry.id)
+            keys = self._keys(segment, file.number, 0, entry.count)
+        if int(records.hash_keys(keys, np.uint64(0))) != entry.keys_hash:
             raise Unusable(_other_keys(segment))
-        if other:
-            raise Unusable(other)
-        segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
+        if (at := self._layout.stranger(keys, self.record)) >= 0:
+            raise Unusable(f"{segment.keys_path} is damaged: {named(keys[at])} has no such records")
+        if (beyond := self.index.beyond(keys)) is not None:
+            raise Unusable(f"{segment.keys_path} is damaged, or {beyond}", "give the table as many rows as it had")
+        for start in range(0, entry.count, MOST_PLACED):
+            some = keys[start : start + MOST_PLACED]
+            self.index.reserve(some.size)
+            self.index.place(some, segment.slot << INDEX_BITS | start, self.ends, self.live, self._sums)
+        segment.behind = sum(map(_size, (segment.rows_path, segment.keys_path))) - sum(entry.least().values())
 
     def trim(self) -> None:
         """Cut off what an earlier process left after the last records, unless a newer frozen state shares the file."""
@@ -341,10 +333,6 @@ def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mappin
 
 def load(logs: list[Log], manifest: Manifest) -> None:
     by_record = {log.record: log for log in logs}
-    for log in logs:
-        paths = {log.folder / f"{e.name}.keys": e for e in manifest.segments if e.record == log.record}
-        most = sum(min(e.count, path.stat().st_size // 8) for path, e in paths.items() if path.is_file())
-        log.index.expect(log.index.count + most * 2 // 3)  # the others may be garbage; a manifest may claim any count
     for entry in manifest.segments:
         by_record[entry.record].load(entry)
 

@@ -54,9 +54,6 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-_NOT_HERE = (OSError, NotImplementedError, AttributeError)  # raised if the system or the file system lacks a call
-
-
 class OsFiles:
     """Files by descriptor, names by path."""
 
@@ -75,8 +72,7 @@ class OsFiles:
 
     def open(self, path: Path, *, writable: bool = False) -> int:
         file = _opened(path, os.O_RDWR if writable else os.O_RDONLY)
-        with suppress(*_NOT_HERE):
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
         return file
 
     def write(self, file: int, data: bytes | memoryview, offset: int) -> None:
@@ -86,11 +82,10 @@ class OsFiles:
             view, offset = view[done:], offset + done
 
     def read(self, file: int, size: int, offset: int) -> bytes:
-        parts: list[bytes] = []
-        while size and (part := os.pread(file, size, offset)):
-            parts.append(part)
-            size, offset = size - len(part), offset + len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        data = b""
+        while len(data) < size and (part := os.pread(file, size - len(data), offset + len(data))):
+            data += part
+        return data
 
     def truncate(self, file: int, size: int) -> None:
         os.ftruncate(file, size)
@@ -144,7 +139,7 @@ class OsFiles:
         """Try to make a hard link, and return whether that worked. An existing file is replaced atomically."""
         there = new.exists()
         path = _draft_of(new) if there else new
-        with suppress(*_NOT_HERE):
+        with suppress(OSError):
             if there:
                 with suppress(FileNotFoundError):
                     self.remove(path)
