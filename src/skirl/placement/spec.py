@@ -19,7 +19,7 @@ from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, TEXT, misfit, put_whole
 from skirl.train.placed import Bytes
 
 if TYPE_CHECKING:
-    from skirl.placement.problem import Placed, Problem
+    from skirl.placement.problem import Placed
 
 FORMAT, VERSION = "skirl-tables", 1
 BINS = 17
@@ -322,16 +322,6 @@ class TablePlan:
                     raise ValueError(
                         f"table {name!r} has {what} {planned} in the plan and {now} now: make the plan again"
                     )
-
-    def placed(self, problem: "Problem") -> "Placed":
-        """The plan as a placement of a problem's tables, in the problem's order."""
-        numbers = {name: number for number, (name, *_) in enumerate(self.tables)}
-        items, at = [], []
-        for table, spec in enumerate(problem.specs):
-            for piece, rank in self.pieces[numbers[spec.name]]:
-                items.append(piece._replace(table=table))
-                at.append(rank)
-        return problem.at(tuple(items), np.array(at, np.int64))
 
     def at(self, rank: int) -> list[str]:
         """The tables of a rank, each with how it is cut."""

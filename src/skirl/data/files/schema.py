@@ -254,7 +254,7 @@ def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
 def _checked(kind: type, where: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise BadSchema(f"{where} has to be a table of fields")
-    hints, read = _hints(kind), {}
+    hints, read = get_type_hints(kind), {}
     for name, value in values.items():
         if name not in hints:
             raise BadSchema(f"{where}: {_unknown(name, list(hints))}")
@@ -265,13 +265,6 @@ def _checked(kind: type, where: str, values: Any) -> dict[str, Any]:
         except (TypeError, OverflowError) as wanted:
             raise BadSchema(f"{where}: {name} is {value!r}, set it to {wanted}") from None
     return read
-
-
-@lru_cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Types of a dataclass's fields. Cached: finding them takes longer than the rest of making a column."""
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -94,12 +94,7 @@ class DiskStore(Store):
             self._files.make_folder(self.path)
             self._lock = os_files.Lock(self.path)
         except OSError as error:
-            if error.errno not in (
-                errno.EACCES,
-                errno.EPERM,
-                errno.EROFS,
-                errno.ENOENT,
-            ):  # /proc has no room for folders
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):  # the last one in /proc
                 raise
             raise DiskError(
                 f"{self.path} cannot be written to ({error.strerror}): name another folder, or make it writable"
