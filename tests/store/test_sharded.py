@@ -201,8 +201,8 @@ def test_calls_of_stores_run_at_the_same_time():
 
 def test_a_list_opens_the_stores(tmp_path):
     layout, (a, b) = Layout({0: Record(5)}), (f"disk:{tmp_path}/{name}" for name in "ab")
-    with open_store(f"{a},{b}*2.5,memory", layout) as store:
-        assert isinstance(store, ShardedStore) and store.placement.weights == (2, 5, 2)
+    with open_store(f"{a},{b}*3,memory", layout) as store:
+        assert isinstance(store, ShardedStore) and store.placement.weights == (1, 3, 1)
         store.write(np.arange(60), np.zeros((60, 5), np.float32))
     with open_store(b, layout) as store:
         assert len(store) > 25
@@ -215,7 +215,7 @@ def test_a_list_opens_the_stores(tmp_path):
     [
         ("disk:a,checkpoint", "a list in which 'checkpoint' is no store"),
         ("disk:a,", "a list in which '' is no store"),
-        ("disk:a,disk:b*x", "the weight of disk:b is 'x', set it to a number above 0"),
+        ("disk:a,disk:b*x", "the weight of disk:b is 'x', set it to a whole number above 0"),
         ("disk:a,disk:a*2", "which has disk:a twice: name it once, with a weight"),
     ],
 )

@@ -88,7 +88,8 @@ def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tup
         except OtherVersion:
             raise
         except CheckpointError as wrong:
-            error = folder.naming(header, wrong)
+            named = str(header.parent) in str(wrong)
+            error = wrong if named else type(wrong)(f"{header}: {wrong}")
             if isinstance(error, Mismatch):
                 raise error from None
             first = first or error

@@ -40,12 +40,7 @@ def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, t
 
 
 def over(why: str) -> str:
-    """Return the message of a later call on a rank that has ended the job itself.
-
-    >>> print(over("rank 1 ended the job: enough (in step 4)"))  # doctest: +NORMALIZE_WHITESPACE
-    rank 1 ended the job: enough (in step 4); the job is over for all trainers: to end a loop on purpose, break where
-    batches.ends_step is true, after the same step on all
-    """
+    """Return the message of a later call on a rank that has ended the job itself."""
     then = "to end a loop on purpose, break where batches.ends_step is true, after the same step on all"
     return f"{why}; the job is over for all trainers: {then}"
 

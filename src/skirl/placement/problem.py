@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.placement.costs import SUMS, Costs
-from skirl.placement.spec import Piece, TableSpec, check_names, whole
+from skirl.placement.spec import Piece, TableSpec, whole
 from skirl.tools.jit import kernel
 
 EPS = 1e-9
@@ -182,7 +182,6 @@ class Problem:
     """Arrays of the last items that were asked for: the same ones are asked for again and again."""
 
     def __post_init__(self) -> None:
-        check_names([spec.name for spec in self.specs])
         if not self.caps or min(self.caps) <= 0:
             raise ValueError(f"the ranks hold {self.caps} bytes: give each more than 0")
         if len(self.caps) > (rows := sum(spec.rows for spec in self.specs)):

@@ -164,8 +164,6 @@ def _expected(
             raise ValueError(
                 f"the constraints of table {who!r} have {len(of)} {what} for {features} features: give one each"
             )
-        if not all(math.isfinite(value) and value >= 0 for value in of):
-            raise ValueError(f"the constraints of table {who!r} have {what} {of}: set them to 0 or more")
     bags = sum(a * b for a, b in zip(poolings, sizes, strict=True))
     ids = sum(a * b * c for a, b, c in zip(pooling, poolings, sizes, strict=True)) * request.world
     rows = config.num_embeddings

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
-from math import lcm
 from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any, TypeVar
@@ -36,14 +34,10 @@ _CALLS = 3
 class ShardedStore(Store):
     """The store behind a list of stores, such as `store="disk:a,disk:b*2"`."""
 
-    def __init__(
-        self, stores: Sequence[Store], weights: Sequence[int | Fraction], layout: Layout | Mapping[int, Record]
-    ) -> None:
+    def __init__(self, stores: Sequence[Store], weights: Sequence[int], layout: Layout | Mapping[int, Record]) -> None:
         super().__init__(layout)
         self.stores = tuple(stores)
-        each = [Fraction(weight) for weight in weights]
-        scale = lcm(*(weight.denominator for weight in each))
-        self.placement = Placement(tuple(int(weight * scale) for weight in each), "sites")
+        self.placement = Placement(tuple(weights), "sites")
         self.durable = any(store.durable for store in self.stores)
         self._pool = ThreadPoolExecutor(_CALLS * len(self.stores), thread_name_prefix="skirl-shard")
         self._take_point()
