@@ -215,7 +215,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"constraints": {"sharding_types": ["data_parallel"]}}, "allow data_parallel: skirl plans table_wise"),
     ({"constraints": {"sharding_types": ["column_wise"]}}, "allow column_wise, and skirl may find a table best whole"),
     ({"constraints": {"pooling_factors": [1.0, 2.0, 3.0]}}, "have 3 pooling_factors for 1 features: give one each"),
-    ({"constraints": {"pooling_factors": [float("nan")]}}, "set them to 0 or more"),
+    ({"constraints": {"pooling_factors": [float("nan")]}}, "has nan ids a batch: set it above 0"),
     ({"batches": [0]}, "there are 1 batches for 2 ranks: give one of each rank at least"),
     ({"costs": "none.json"}, "none.json is missing: give a folder that holds a finished file of costs"),
 ]
