@@ -51,26 +51,14 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     """
     votes = Votes(peers or Alone())
 
-    def take(header: Path, digest: str) -> Opened:
-        here: list[Opened] = []
-        try:
-            votes.agreed(lambda: here.append(_open(header)), "checkpoint of another run")
-        except CheckpointError:
-            for found in here:  # undamaged for this trainer, but not for another
-                _close(found)
-            raise
-        return here[0]
-
-    _, found = take_newest(Path(path), votes, take)
+    _, found = take_newest(
+        Path(path), votes, lambda header, _: votes.agreed(lambda: _open(header), "another run's rows")
+    )
     try:
         yield found
     finally:
-        _close(found)
-
-
-def _close(found: Opened) -> None:
-    for collection in collections_of(found.rows).values():
-        collection.engine.store.close()
+        for collection in collections_of(found.rows).values():
+            collection.engine.store.close()
 
 
 def _open(header: Path) -> Opened:

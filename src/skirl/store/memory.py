@@ -64,10 +64,6 @@ class _RowsOfKind:
 class MemoryStore(Store):
     """A store in memory, for rows that fit there and for tests: at most 2**31 - 1 of one kind of record.
 
-    **Arguments**
-
-    - `layout`: the records of each table; a mapping will do.
-
     >>> store = MemoryStore({0: Record(2), 1: Record(3)})
     >>> _ = store.write(np.array([5]), np.array([[1, 2]], np.float32))
     >>> out = np.zeros((2, 2), np.float32)
