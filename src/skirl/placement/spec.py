@@ -5,7 +5,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -88,9 +88,8 @@ class TableSpec:
         return 2 * _width(self.optimizer, MULTIPLE) != _width(self.optimizer, 2 * MULTIPLE)
 
 
-@lru_cache(4096)
 def _width(optimizer: str, dim: int) -> int:
-    """Floats of a row with its state. Cached, since a search asks tens of thousands of times."""
+    """Floats of a row with its state."""
     return row_optimizer(optimizer)().width(dim)
 
 
