@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from skirl.tools.interrupts import uninterrupted
 from skirl.tools.os_errors import why
 
 
@@ -157,11 +156,8 @@ class OsFiles:
 
 
 class Handle:
-    """The only owner of a descriptor: nobody else closes it, and it is closed once.
-
-    A Ctrl-C must not lead to a second close, which would hit the next file that got the number. So the number is forgotten
-    first, and SIGINT waits.
-    """
+    """The only owner of a descriptor: nobody else closes it, and it is closed once, also by a Ctrl-C: a second close would
+    hit the next file that got the number, so the number is forgotten first."""
 
     __slots__ = ("_files", "number")
 
@@ -169,18 +165,16 @@ class Handle:
         self._files = files
         self.number = -1
         if opened is not None:
-            with uninterrupted():
-                self.number = opened()
+            self.number = opened()
 
     @property
     def is_open(self) -> bool:
         return self.number >= 0
 
     def close(self) -> None:
-        with uninterrupted():
-            number, self.number = self.number, -1
-            if number >= 0:
-                self._files.close(number)
+        number, self.number = self.number, -1
+        if number >= 0:
+            self._files.close(number)
 
     def __enter__(self) -> "Handle":
         return self
