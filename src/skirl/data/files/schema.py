@@ -190,8 +190,21 @@ class FileSchema:
             raise BadSchema(f"schema {path}{' ' if str(error).startswith('is ') else ': '}{error}") from None
 
     @classmethod
+    @lru_cache(maxsize=16)  # the files of a folder mostly have the same
     def parse(cls, text: str) -> "FileSchema":
-        return _parsed(text)
+        try:
+            read = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise BadSchema(f"is not valid TOML ({error}): fix it; docs/data.md has an example") from None
+        layout = read.pop("file", {})
+        columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
+        top = {name: read.pop(name) for name in _TOP if name in read}
+        if read:
+            raise BadSchema(_unknown(next(iter(read)), [*FileSchema.KINDS, "file", *_TOP]))
+        if not columns["label"]:
+            raise BadSchema("the schema names no label: add [[label]] with the name of its column")
+        parts = {"labels": columns["label"], "dense": columns["dense"], "ids": columns["id"]}
+        return cls(**parts, text=Text(**_checked(Text, "[file]", layout)), **_checked(cls, "schema", top))
 
     def toml(self) -> str:
         lines = [f"{name} = {toml(value)}" for name in _TOP[:3] if (value := getattr(self, name))]
@@ -202,24 +215,6 @@ class FileSchema:
             of = {f.name: value for f in fields(part) if (value := getattr(part, f.name)) is not None}
             lines += [title, *(f"{name} = {toml(value)}" for name, value in of.items())]
         return "\n".join(lines) + "\n"
-
-
-@lru_cache(maxsize=16)
-def _parsed(text: str) -> FileSchema:
-    """Cached, since the files of a folder mostly have the same."""
-    try:
-        read = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadSchema(f"is not valid TOML ({error}): fix it; docs/data.md has an example") from None
-    layout = read.pop("file", {})
-    columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
-    top = {name: read.pop(name) for name in _TOP if name in read}
-    if read:
-        raise BadSchema(_unknown(next(iter(read)), [*FileSchema.KINDS, "file", *_TOP]))
-    if not columns["label"]:
-        raise BadSchema("the schema names no label: add [[label]] with the name of its column")
-    parts = {"labels": columns["label"], "dense": columns["dense"], "ids": columns["id"]}
-    return FileSchema(**parts, text=Text(**_checked(Text, "[file]", layout)), **_checked(FileSchema, "schema", top))
 
 
 _TOP = ("session", "time", "time_unit", "missing", "nan_is_missing")
