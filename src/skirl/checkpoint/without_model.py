@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +29,6 @@ from skirl.tools.sealed_json import COUNT, CheckpointError, misfit
 _INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
 _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, *HALVES)}
 _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
-
-
-def _initial(table: dict[str, Any]) -> Callable[[str], Any]:
-    """Return a function from a type's name to what makes a table's initial values. An array is known only by its digest."""
-    given = {"Given": lambda digest: Given.absent(table["rows"], table["dim"], digest)}
-    return lambda name: (_INITIAL | given)[name]
 
 
 class Opened(NamedTuple):
@@ -102,7 +97,9 @@ def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collectio
         tables, optimizers = [], {}
         for fields in definition["tables"]:
             of_table = {name: value for name, value in fields.items() if name not in ("optimizer", "pattern", "frozen")}
-            of_table |= {"features": tuple(fields["features"]), "init": of(_initial(fields), fields["init"])}
+            absent = partial(Given.absent, fields["rows"], fields["dim"])  # an array is known only by its digest
+            kinds = _INITIAL | {"Given": absent}
+            of_table |= {"features": tuple(fields["features"]), "init": of(kinds.__getitem__, fields["init"])}
             tables.append(Table(**of_table))
             optimizers[escape(fields["name"])] = of(row_optimizer, fields["optimizer"])
         Groups(Schema.of(tables).tables, optimizers)
