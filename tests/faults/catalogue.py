@@ -194,7 +194,8 @@ DISK = [
           "            os.replace(self.path.parent / path.name, path)\n"
           "self._write_manifest(self.identity, generation, self._logs)"),
     Fault("cleaning writes rows under other rows' keys", "store.disk.log:Log.rewrite",
-          "self.append(keys[picks], rows)", "self.append(keys[picks], np.roll(rows, self._words))"),
+          "self._rows(segment, start + picks, keys[picks])",
+          "np.roll(self._rows(segment, start + picks, keys[picks]), self._words)"),
     Fault("the log is read in another order than it was written", "store.disk.log:load",
           "for entry in manifest.segments:", "for entry in manifest.segments[::-1]:"),
 ]  # fmt: skip
