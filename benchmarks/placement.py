@@ -90,8 +90,6 @@ def by_torchrec(problem: Problem) -> dict[str, Placed]:
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Topology
 
-    from skirl.placement.torchrec import table_plan
-
     world, link, found = len(problem.caps), problem.costs.link / 1e3, dict[str, Placed]()
     of = {"ddr_cap": problem.caps[0], "local_world_size": world, "intra_host_bw": link, "inter_host_bw": link}
     for order in ("storage", "perf"):
@@ -116,9 +114,20 @@ def by_torchrec(problem: Problem) -> dict[str, Placed]:
             except PlannerError:
                 continue
             if all(parameter.sharding_spec is not None for parameter in plan.plan[""].values()):
-                made = table_plan(plan, module, sharders, ranks=world, optimizer=OPTIMIZER)
-                found[f"torchrec {allowed}, {order}"] = made.placed(problem)
+                found[f"torchrec {allowed}, {order}"] = placed_as(plan.plan[""], problem)
     return found
+
+
+def placed_as(sharding: Any, problem: Problem) -> Placed:
+    """Return a module's part of TorchRec's ShardingPlan as a placement."""
+    items, at = [], []
+    for table, spec in enumerate(problem.specs):
+        for shard in sharding[spec.name].sharding_spec.shards:
+            (row, col), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+            if rows and columns:
+                items.append(Piece(table, row, row + rows, col, col + columns))
+                at.append(shard.placement.rank())
+    return problem.at(tuple(items), np.array(at, np.int64))
 
 
 def collection(specs: Sequence[TableSpec]) -> Any:

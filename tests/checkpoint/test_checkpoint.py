@@ -390,7 +390,7 @@ def test_other_tables_optimizers_and_parameters_are_refused(saved: Path) -> None
         r"optimizers\[0\] is of type SGD, it was Adam", optimizers=[torch.optim.SGD(run.model.parameters()), *parts[1:]]
     )
     backwards = torch.optim.Adam(list(run.model.parameters())[::-1])
-    load("where it had .*make model and optimizer as they were saved", optimizers=[backwards, *parts[1:]])
+    load("has other parameters or groups than it had", optimizers=[backwards, *parts[1:]])
     twice = skirl.lookahead([], run.model, accumulate=2)
     load("saved with accumulate=1: set it to that, not 2", ValueError, data=twice)
     load("lookahead over another model", data=Run(Setup()).batches)

@@ -25,17 +25,6 @@ def test_what_comes_is_what_was_sent(size, seed):
     assert found == [expected(rank, size, seed) for rank in range(size)]
 
 
-def test_a_message_that_is_too_large_ends_all():
-    def work(peers):
-        peers.channel("ids").limit = 100
-        peers.channel("ids").exchange([np.zeros(50 * peers.rank, np.uint8)] * 3)
-
-    InProcess.run(3, work)
-    with pytest.raises(PeerError, match="rank 1 has 150 bytes for rank 0 in channel ids, exchange 1, and 100 is the"):
-        InProcess.run(2, lambda peers: (setattr(peers.channel("ids"), "limit", 100),
-                      peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.uint8)] * 2)))  # fmt: skip
-
-
 def test_a_channel_has_one_thread():
     peers, _ = InProcess.job(2)
     ids = peers.channel("ids")

@@ -91,7 +91,6 @@ def test_every_cell_is_somewhere_once_and_no_rank_is_over(seed, full):
         assert (cells == 1).all()
     assert all(u <= cap for u, cap in zip(used, caps)) and used == found.placed.used.tolist()
     assert np.allclose(load, found.placed.load)
-    assert plan.placed(problem).score == pytest.approx(found.placed.score)
     assert all(placed.score[0] == 0 and placed.score >= found.placed.score for placed in found.others)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.engine import engine
-from skirl.store.base import Facts, Frozen, Rows, SavedRows, Store, at_once
+from skirl.store.base import Facts, Frozen, Rows, SavedRows, Store
 from skirl.tools.units import Link
 
 
@@ -69,7 +69,7 @@ class LinkStore(Store):
         self._same()
         return frozen
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         self.inner.thaw(saved, ready)
         self._same()
 

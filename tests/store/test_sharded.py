@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store, own_part
-from skirl.store.base import at_once
 from skirl.store.sharded import ShardedStore
 from skirl.tools.units import Link
 from tests.store import frozen
@@ -122,7 +121,7 @@ class Takes(DiskStore):
 class Fails(DiskStore):
     """Reads its rows until all are ready, and loses its disk once the two others have theirs."""
 
-    def thaw(self, saved, ready=at_once) -> None:
+    def thaw(self, saved, ready=lambda: None) -> None:
         ready()
         assert all(Takes.taken.acquire(timeout=60) for _ in range(2))
         raise OSError("the disk is gone")
@@ -202,8 +201,8 @@ def test_calls_of_stores_run_at_the_same_time():
 
 def test_a_list_opens_the_stores(tmp_path):
     layout, (a, b) = Layout({0: Record(5)}), (f"disk:{tmp_path}/{name}" for name in "ab")
-    with open_store(f"{a},{b}*2.5,memory", layout) as store:
-        assert isinstance(store, ShardedStore) and store.placement.weights == (2, 5, 2)
+    with open_store(f"{a},{b}*3,memory", layout) as store:
+        assert isinstance(store, ShardedStore) and store.placement.weights == (1, 3, 1)
         store.write(np.arange(60), np.zeros((60, 5), np.float32))
     with open_store(b, layout) as store:
         assert len(store) > 25
@@ -216,7 +215,7 @@ def test_a_list_opens_the_stores(tmp_path):
     [
         ("disk:a,checkpoint", "a list in which 'checkpoint' is no store"),
         ("disk:a,", "a list in which '' is no store"),
-        ("disk:a,disk:b*x", "the weight of disk:b is 'x', set it to a number above 0"),
+        ("disk:a,disk:b*x", "the weight of disk:b is 'x', set it to a whole number above 0"),
         ("disk:a,disk:a*2", "which has disk:a twice: name it once, with a weight"),
     ],
 )

@@ -5,7 +5,6 @@ field before anything changes, and an error names the first difference with both
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +104,10 @@ def check_optimizers(saved: list[Any], parts: list[Any], model: nn.Module) -> No
             raise CheckpointError(
                 f"optimizers[{i}] is of type {type(part).__name__}, it was {entry['type']}: pass them as they were saved"
             )
-        if (differs := _other_parameters(entry["parameters"], parameters(part, names))) is not None:
-            raise CheckpointError(f"optimizers[{i}] {differs}: make model and optimizer as they were saved")
+        if entry["parameters"] != parameters(part, names):
+            raise CheckpointError(
+                f"optimizers[{i}] has other parameters or groups than it had: make both as they were saved"
+            )
 
 
 def check_model(saved: dict[str, Any], model: nn.Module) -> None:
@@ -153,17 +154,6 @@ def parameters(part: Any, names: dict[int, str]) -> list[list[str]] | None:
     if not isinstance(part, torch.optim.Optimizer):
         return None
     return [[names.get(id(p), "?") for p in group["params"]] for group in part.param_groups]
-
-
-def _other_parameters(saved: Any, here: Any) -> str | None:
-    """Describe the first difference between two optimizers' parameters by group. Return None if there is none."""
-    if saved == here:
-        return None
-    if saved is None or here is None:
-        return "has parameters, and it had none" if saved is None else "has no parameters, and it had some"
-    named = [[(name, group) for group, of in enumerate(groups) for name in of] for groups in (saved, here)]
-    (was, _), (now, group) = next(pair for pair in zip_longest(*named, fillvalue=("none", 0)) if pair[0] != pair[1])
-    return f"has {now!r} in group {group} where it had {was!r}"
 
 
 def _some(names: Sequence[str]) -> str:

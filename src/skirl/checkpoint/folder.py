@@ -104,14 +104,6 @@ def read(path: Path) -> dict[str, Any]:
     return body
 
 
-def naming(header: Path, error: CheckpointError) -> CheckpointError:
-    if str(header.parent) in str(error):
-        return error
-    named = type(error)(f"{header}: {error}")
-    named.__cause__ = error.__cause__
-    return named
-
-
 def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
     """Return the readable headers in a folder, newest first, each as (step, header)."""
     found = []

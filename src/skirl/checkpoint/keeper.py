@@ -168,9 +168,6 @@ class Keeper:
 
     def facts(self) -> dict[str, Any]:
         self._settle()
-        if self._savings and not self._savings[-1].path.exists():
-            self._failed.append(f"{self._savings[-1].path}, of step {self._whole_at:,}, was removed by someone else")
-            self._whole_at = -1
         pauses = [saving.pause for saving in self._savings]
         return {
             "count": len(pauses),

@@ -21,8 +21,7 @@ class Mismatch(CheckpointError):
     """The checkpoint is undamaged, but of another run, and older ones in the folder would be too."""
 
 
-_WORSE: tuple[type[Exception], ...] = (CheckpointError, OtherVersion, Mismatch)
-"""Errors of a checkpoint, from least to worst. Any other error is worse than all of them."""
+_OF_CHECKPOINT = {kind.__name__: kind for kind in (CheckpointError, OtherVersion, Mismatch)}
 
 
 class Votes:
@@ -40,27 +39,23 @@ class Votes:
         return self._channel.told(value, tag)
 
     def agreed(self, work: Callable[[], T], tag: str) -> T:
-        """Do something on all ranks. If it fails on any, raise the worst error on all; among equals, the lowest rank's."""
+        """Do something on all ranks. If it fails on any, raise the lowest rank's error on all."""
         error: Exception | None = None
         done: list[T] = []
         try:
             done.append(work())
         except Exception as found:
             error = found
-        verdicts = self.told(None if error is None else [_badness(error), said_of(error)], tag)
-        wrong = [(-verdict[0], rank, verdict[1]) for rank, verdict in enumerate(verdicts) if verdict is not None]
+        verdicts = self.told(None if error is None else [type(error).__name__, said_of(error)], tag)
+        wrong = [(rank, *verdict) for rank, verdict in enumerate(verdicts) if verdict is not None]
         if not wrong:
             return done[0]
-        badness, rank, text = min(wrong)
+        rank, kind, text = wrong[0]
         if rank == self.rank and error is not None:
             raise error
-        if -badness < len(_WORSE):
-            raise _WORSE[-badness](f"rank {rank}: {text}")
+        if kind in _OF_CHECKPOINT:
+            raise _OF_CHECKPOINT[kind](f"rank {rank}: {text}")
         raise PeerError(failed(rank, text))
-
-
-def _badness(error: Exception) -> int:
-    return next((n for n in reversed(range(len(_WORSE))) if isinstance(error, _WORSE[n])), len(_WORSE))
 
 
 def trainers_of(model: nn.Module, peers: Peers | None) -> Peers:
@@ -93,7 +88,8 @@ def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tup
         except OtherVersion:
             raise
         except CheckpointError as wrong:
-            error = folder.naming(header, wrong)
+            named = str(header.parent) in str(wrong)
+            error = wrong if named else type(wrong)(f"{header}: {wrong}")
             if isinstance(error, Mismatch):
                 raise error from None
             first = first or error

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,12 +31,6 @@ _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float
 _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
 
 
-def _initial(table: dict[str, Any]) -> Callable[[str], Any]:
-    """Return a function from a type's name to what makes a table's initial values. An array is known only by its digest."""
-    given = {"Given": lambda digest: Given.absent(table["rows"], table["dim"], digest)}
-    return lambda name: (_INITIAL | given)[name]
-
-
 class Opened(NamedTuple):
     rows: nn.Module
     dense: dict[str, torch.Tensor]
@@ -51,26 +46,14 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     """
     votes = Votes(peers or Alone())
 
-    def take(header: Path, digest: str) -> Opened:
-        here: list[Opened] = []
-        try:
-            votes.agreed(lambda: here.append(_open(header)), "checkpoint of another run")
-        except CheckpointError:
-            for found in here:  # undamaged for this trainer, but not for another
-                _close(found)
-            raise
-        return here[0]
-
-    _, found = take_newest(Path(path), votes, take)
+    _, found = take_newest(
+        Path(path), votes, lambda header, _: votes.agreed(lambda: _open(header), "another run's rows")
+    )
     try:
         yield found
     finally:
-        _close(found)
-
-
-def _close(found: Opened) -> None:
-    for collection in collections_of(found.rows).values():
-        collection.engine.store.close()
+        for collection in collections_of(found.rows).values():
+            collection.engine.store.close()
 
 
 def _open(header: Path) -> Opened:
@@ -114,7 +97,9 @@ def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collectio
         tables, optimizers = [], {}
         for fields in definition["tables"]:
             of_table = {name: value for name, value in fields.items() if name not in ("optimizer", "pattern", "frozen")}
-            of_table |= {"features": tuple(fields["features"]), "init": of(_initial(fields), fields["init"])}
+            absent = partial(Given.absent, fields["rows"], fields["dim"])  # an array is known only by its digest
+            kinds = _INITIAL | {"Given": absent}
+            of_table |= {"features": tuple(fields["features"]), "init": of(kinds.__getitem__, fields["init"])}
             tables.append(Table(**of_table))
             optimizers[escape(fields["name"])] = of(row_optimizer, fields["optimizer"])
         Groups(Schema.of(tables).tables, optimizers)

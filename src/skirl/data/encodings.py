@@ -41,10 +41,6 @@ class Encoding:
         """Of that table, to pass to `skirl.Table`."""
         return self._encoder.rows[self.table]
 
-    def __repr__(self) -> str:
-        of = self._spec
-        return f"{type(self).__name__}({of.name!r}, {of.type}: {self.rows:,} rows of table {self.table!r})"
-
     def __call__(self, values: Any) -> Any:
         return self._called(values, self._rows)
 

@@ -40,12 +40,7 @@ def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, t
 
 
 def over(why: str) -> str:
-    """Return the message of a later call on a rank that has ended the job itself.
-
-    >>> print(over("rank 1 ended the job: enough (in step 4)"))  # doctest: +NORMALIZE_WHITESPACE
-    rank 1 ended the job: enough (in step 4); the job is over for all trainers: to end a loop on purpose, break where
-    batches.ends_step is true, after the same step on all
-    """
+    """Return the message of a later call on a rank that has ended the job itself."""
     then = "to end a loop on purpose, break where batches.ends_step is true, after the same step on all"
     return f"{why}; the job is over for all trainers: {then}"
 
@@ -61,8 +56,6 @@ ON_DEVICE = ("rows", "dense")
 """Channels whose tensors are on the rows' device. Tensors of the others are on the host, so these have `exchange`."""
 OF_STEP = " of step "
 NAMED_BY_STEP = ("rows", "dense", "lookups")
-LIMIT = 1 << 30
-"""Most bytes of one message of an exchange."""
 HEAD = np.dtype([("sequence", "<i8"), ("bytes", "<i8"), ("tag", "S96")])
 """The head of a message: the number of the exchange, the size of what follows, and what it is for."""
 
@@ -101,8 +94,6 @@ class Channel(ABC):
     for: in errors, and in an exchange also on the wire.
     """
 
-    limit = LIMIT
-
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.counters = ChannelTraffic([0] * size, [0] * size)
@@ -114,10 +105,6 @@ class Channel(ABC):
     def exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str = "") -> list[NDArray[np.uint8]]:
         """Send a message to each rank and return one from each. Their sizes are sent along."""
         with self._issue("exchange", tag) as doing, self.timed():
-            for rank, message in enumerate(messages):
-                if len(message) > self.limit:
-                    self._fail(f"rank {self.rank} has {len(message):,} bytes for rank {rank} in {doing}, and {self.limit:,} "
-                               "is the most: use smaller batches, or fewer of them ahead")  # fmt: skip
             return self._exchange(messages, tag, doing)
 
     def _exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str, doing: str) -> list[NDArray[np.uint8]]:
@@ -150,14 +137,8 @@ class Channel(ABC):
     ) -> "Swapping[Tensor]":
         """Begin to send a slice of a tensor to each rank, and to receive one from each, of sizes that are known beforehand.
 
-        Call `wait()` on what this returns to get the slices from all, in the order of ranks.
-
-        **Arguments**
-
-        - `send`: [sum of send_counts, ...], contiguous: the vectors for rank 0, then those for rank 1, and so on.
-        - `send_counts`: how many vectors go to each rank; any may be 0.
-        - `receive_counts`: how many come from each: that rank's entry for this one in its `send_counts`.
-        - `tag`: what the call is for.
+        `send` is contiguous, the vectors for rank 0 first. Call `wait()` on what this returns to get those of all, in the
+        same order.
         """
         with self._issue("swap", tag) as doing, self.timed():
             out = send.new_empty((int(sum(receive_counts)), *send.shape[1:]))

@@ -92,8 +92,7 @@ def _forget() -> None:
         _joined.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)
 
 
 def _tell_of_errors() -> None:
@@ -166,7 +165,7 @@ def join(device: "torch.device | str" = "cpu", *, timeout: float | None = None) 
     if dist.is_initialized():  # by the program or by Lightning, which will also destroy it
         return ProcessGroups(dist.distributed_c10d._get_default_store(), device=device, timeout=timeout)
     if launched.one_machine and not any(os.environ.get(name) for name in INTERFACES):
-        os.environ.update(dict.fromkeys(INTERFACES, _loopback()))
+        os.environ.update(dict.fromkeys(INTERFACES, "lo"))
     elif launched.rank == 0:
         over = next(
             (f"{name}={value}" for name in INTERFACES if (value := os.environ.get(name))), "the host's own name"
@@ -238,8 +237,3 @@ def _destroy() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _loopback() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), names[0])

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -25,17 +24,15 @@ STOPPED = "stopped"
 
 
 def this_process() -> list[Any]:
-    """Return what identifies this process to others on its machine. Empty if that is not known."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return [boot, os.readlink("/proc/self/ns/pid"), os.getpid(), _began(os.getpid())]
-    return []
+    """Return what identifies this process to others on its machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return [boot, os.readlink("/proc/self/ns/pid"), os.getpid(), _began(os.getpid())]
 
 
 def is_gone(process: list[Any]) -> bool:
     """Return whether a process on this machine has ended. Always False for one on another machine."""
     mine = this_process()
-    return bool(mine) and process[:2] == mine[:2] and _began(process[2]) != process[3]
+    return process[:2] == mine[:2] and _began(process[2]) != process[3]
 
 
 def launched_here() -> bool:
@@ -72,16 +69,15 @@ def launchers_elsewhere() -> bool:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the system kill this process when its parent ends, however that ends. Only Linux can."""
-    with suppress(AttributeError, OSError):  # not on Linux
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    """Have the system kill this process when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_launcher() -> None:
-    """Have the system kill this trainer when its launcher ends in any way; call it early. Only on Linux."""
-    if not launched_here() or not sys.platform.startswith("linux"):
+    """Have the system kill this trainer when its launcher ends in any way; call it early."""
+    if not launched_here():
         return
     parent = os.getppid()
     die_with_parent(parent)
@@ -137,9 +133,8 @@ class Connections:
 
 def _sockets() -> dict[int, str]:
     found = {}
-    with suppress(OSError):
-        for file in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                if (name := os.readlink(f"/proc/self/fd/{file}")).startswith("socket:"):
-                    found[int(file)] = name
+    for file in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed by now
+            if (name := os.readlink(f"/proc/self/fd/{file}")).startswith("socket:"):
+                found[int(file)] = name
     return found

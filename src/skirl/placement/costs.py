@@ -7,7 +7,6 @@ import base64
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import log, log2
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -37,18 +36,12 @@ MOST = log(4.0)  # the logarithm of a net's factor lies between this and its neg
 
 def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
     """Return a net's features for this many rows and columns of a table, whose lookups are spread over its rows."""
-    share, found = rows / spec.rows, _shared(spec).copy()
+    share, found = rows / spec.rows, np.zeros(len(FEATURES))
     ids = max(spec.ids * share, 1e-3)
-    found[0], found[1], found[3] = log(rows), log(dim), log(ids)
-    found[4], found[5] = log(max(spec.distinct * share, 1e-3)), log(ids / spec.batch)
+    found[:6] = (
+        log(rows), log(dim), log(spec.batch), log(ids), log(max(spec.distinct * share, 1e-3)), log(ids / spec.batch)
+    )  # fmt: skip
     found[6], found[7] = dim % 16 != 0, dim % 8 != 0
-    return found
-
-
-@lru_cache(4096)
-def _shared(spec: TableSpec) -> np.ndarray:
-    found = np.zeros(len(FEATURES))
-    found[2] = log(spec.batch)
     found[len(PLAIN) : len(PLAIN) + BINS] = spec.reuse or np.nan
     found[len(PLAIN) + BINS :] = [spec.optimizer == name for name in OPTIMIZERS]
     return found

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.placement.costs import SUMS, Costs
-from skirl.placement.spec import Piece, TableSpec, check_names, whole
+from skirl.placement.spec import Piece, TableSpec, whole
 from skirl.tools.jit import kernel
 
 EPS = 1e-9
@@ -178,11 +178,8 @@ class Problem:
     blocks: np.ndarray = field(default_factory=lambda: np.zeros((3 + SUMS, 0)))
     """Compute ms, exchange ms, bytes and sums for a net of each rank's blocks of these: [3 + SUMS, ranks]."""
     _known: dict[tuple[int, int, int], tuple[float, float, int, np.ndarray]] = field(default_factory=dict)
-    _last: tuple[Any, ...] = (None,)
-    """Arrays of the last items that were asked for: the same ones are asked for again and again."""
 
     def __post_init__(self) -> None:
-        check_names([spec.name for spec in self.specs])
         if not self.caps or min(self.caps) <= 0:
             raise ValueError(f"the ranks hold {self.caps} bytes: give each more than 0")
         if len(self.caps) > (rows := sum(spec.rows for spec in self.specs)):
@@ -215,12 +212,10 @@ class Problem:
 
     def arrays(self, items: tuple[Piece, ...]) -> tuple[np.ndarray, ...]:
         """Compute and exchange ms, bytes and what is added to sums, each [items]."""
-        if self._last[0] is not items:
-            costs = [self.cost(piece) for piece in items]
-            compute, exchange, nbytes = np.array([cost[:3] for cost in costs]).reshape(-1, 3).T.copy()
-            adds = np.array([cost[3] for cost in costs]).reshape(-1, SUMS)
-            self._last = (items, compute, exchange, nbytes.astype(np.int64), adds)
-        return self._last[1:]
+        costs = [self.cost(piece) for piece in items]
+        compute, exchange, nbytes = np.array([cost[:3] for cost in costs]).reshape(-1, 3).T.copy()
+        adds = np.array([cost[3] for cost in costs]).reshape(-1, SUMS)
+        return compute, exchange, nbytes.astype(np.int64), adds
 
     def greedy(self, items: tuple[Piece, ...], order: np.ndarray) -> Placed:
         at, load, used = np.zeros(len(items), np.int64), self._ms + self._exchange, self.blocks[2].astype(np.int64)

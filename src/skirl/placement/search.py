@@ -18,12 +18,8 @@ BEST, FEW, TRIED = 4, 7, 40
 first, that are moved in and out of the best choice."""
 QUICK, SPARED = 0.5, 0.05
 """Shares of the time: what the choices may take, and what is left for putting the plan together."""
-WIDTH, WIDEST, TOGETHER = 3, 60, 8000
-"""States that a beam keeps: `WIDTH`, or more for few tables, up to `WIDEST`, so that states times the square of the
-number of items are about `TOGETHER`. Few tables on many ranks need cuts of several of them at once, which a narrow beam
-drops on the way."""
-CANDIDATES, MORE_CANDIDATES, FEW_ITEMS = 10, 20, 24
-"""Items of a state that are cut: `CANDIDATES`, or `MORE_CANDIDATES` where there are at most `FEW_ITEMS` tables."""
+WIDTH, CANDIDATES = 3, 10
+"""States that a beam keeps, and items of a state that are cut."""
 PATIENCE = 3
 """Depths without gain after which the beam ends."""
 MEMORY_WEIGHTS = (0.0, 0.5, 2.0, 8.0)
@@ -287,7 +283,6 @@ class _Beam:
 
     def beam(self, states: list[Placed]) -> None:
         best, waited = min(state.score for state in states), 0
-        width = max(WIDTH, min(WIDEST, TOGETHER // len(states[0].items) ** 2))
         while waited < PATIENCE and not self.late(BEAM):
             children = list[Placed]()
             for state in states:
@@ -301,7 +296,7 @@ class _Beam:
                         children.append(child)
             if not children:
                 return
-            states = sorted([*states, *children] if waited == 0 else children, key=lambda placed: placed.score)[:width]
+            states = sorted([*states, *children] if waited == 0 else children, key=lambda placed: placed.score)[:WIDTH]
             gained = states[0].score < (best[0], best[1] * (1 - _LEAST_GAIN))
             best, waited = min(best, states[0].score), 0 if gained else waited + 1
 
@@ -310,7 +305,6 @@ class _Beam:
         compute, exchange, nbytes, *_ = self.problem.arrays(state.items)
         ms = compute + exchange
         over, picked = state.over, list[int]()
-        most = MORE_CANDIDATES if len(self.root) <= FEW_ITEMS else CANDIDATES
 
         def pick(sizes: np.ndarray, which: np.ndarray, most: int) -> None:
             order = np.argsort(-np.where(which, sizes, -1), kind="stable")
@@ -318,9 +312,9 @@ class _Beam:
             picked.extend(may[:most])
 
         if over.max() > 0:
-            pick(nbytes, state.at == over.argmax(), most // 3)
-        pick(ms, state.at == state.load.argmax(), most // 2)
-        pick(ms, np.ones(len(ms), bool), most - len(picked))
+            pick(nbytes, state.at == over.argmax(), CANDIDATES // 3)
+        pick(ms, state.at == state.load.argmax(), CANDIDATES // 2)
+        pick(ms, np.ones(len(ms), bool), CANDIDATES - len(picked))
         return picked
 
     def child(self, state: Placed, key: frozenset[Piece], item: int) -> Placed | None:

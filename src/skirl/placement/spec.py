@@ -5,7 +5,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -19,7 +19,7 @@ from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, TEXT, misfit, put_whole
 from skirl.train.placed import Bytes
 
 if TYPE_CHECKING:
-    from skirl.placement.problem import Placed, Problem
+    from skirl.placement.problem import Placed
 
 FORMAT, VERSION = "skirl-tables", 1
 BINS = 17
@@ -88,9 +88,8 @@ class TableSpec:
         return 2 * _width(self.optimizer, MULTIPLE) != _width(self.optimizer, 2 * MULTIPLE)
 
 
-@lru_cache(4096)
 def _width(optimizer: str, dim: int) -> int:
-    """Floats of a row with its state. Cached, since a search asks tens of thousands of times."""
+    """Floats of a row with its state."""
     return row_optimizer(optimizer)().width(dim)
 
 
@@ -322,16 +321,6 @@ class TablePlan:
                     raise ValueError(
                         f"table {name!r} has {what} {planned} in the plan and {now} now: make the plan again"
                     )
-
-    def placed(self, problem: "Problem") -> "Placed":
-        """The plan as a placement of a problem's tables, in the problem's order."""
-        numbers = {name: number for number, (name, *_) in enumerate(self.tables)}
-        items, at = [], []
-        for table, spec in enumerate(problem.specs):
-            for piece, rank in self.pieces[numbers[spec.name]]:
-                items.append(piece._replace(table=table))
-                at.append(rank)
-        return problem.at(tuple(items), np.array(at, np.int64))
 
     def at(self, rank: int) -> list[str]:
         """The tables of a rank, each with how it is cut."""

@@ -164,8 +164,6 @@ def _expected(
             raise ValueError(
                 f"the constraints of table {who!r} have {len(of)} {what} for {features} features: give one each"
             )
-        if not all(math.isfinite(value) and value >= 0 for value in of):
-            raise ValueError(f"the constraints of table {who!r} have {what} {of}: set them to 0 or more")
     bags = sum(a * b for a, b in zip(poolings, sizes, strict=True))
     ids = sum(a * b * c for a, b, c in zip(pooling, poolings, sizes, strict=True)) * request.world
     rows = config.num_embeddings
@@ -252,7 +250,6 @@ def plan(
 
 
 def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: int, constraints: Any) -> Any:
-    needed()
     from torch.distributed._shard.sharding_spec import ShardMetadata
     from torchrec.distributed.sharding_plan import placement
     from torchrec.distributed.types import (
@@ -318,31 +315,6 @@ def laid_out(
         f"table {name!r} is cut by rows unevenly, or by columns as well; TorchRec looks rows up as if they were cut evenly "
         "over all ranks: plan with `skirl place`"
     )
-
-
-def table_plan(
-    sharding: Any, module: Any, sharders: Iterable[Any] | None = None, *, ranks: int, optimizer: str | None = None
-) -> TablePlan:
-    """Return TorchRec's ShardingPlan as a plan of skirl, which must cover each row and column once."""
-    tables = tables_of(module, sharders_of(sharders), PlanRequest(ranks, optimizer=optimizer))
-    listed, pieces = [], []
-    for number, table in enumerate(tables):
-        spec, of = table.spec, (sharding.plan.get(table.path) or {}).get(table.table)
-        if of is None:
-            raise ValueError(f"the ShardingPlan has no table {spec.name!r}: plan this model again")
-        if of.sharding_spec is None:
-            raise ValueError(
-                f"table {spec.name!r} is {of.sharding_type}, a copy at each rank: allow table_wise instead"
-            )
-        listed.append((spec.name, spec.rows, spec.dim, spec.optimizer))
-        shards = [
-            (Piece(number, row, row + rows, col, col + columns), shard.placement.rank())
-            for shard in of.sharding_spec.shards
-            for (row, col), (rows, columns) in [(shard.shard_offsets, shard.shard_sizes)]
-            if rows and columns
-        ]
-        pieces.append(tuple(sorted(shards)))
-    return TablePlan(ranks, tuple(listed), tuple(pieces))
 
 
 HBM_RESERVED = 0.15  # of a GPU's memory is left free if no reservation is given, as TorchRec's planner does

@@ -4,7 +4,6 @@
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,13 +89,13 @@ def _split(spec: str) -> list[tuple[str, str]]:
     return [(item[: end.start()], end[0]) for item, end in ends if end is not None]
 
 
-def shards(spec: str) -> list[tuple[str, Fraction]]:
+def shards(spec: str) -> list[tuple[str, int]]:
     """Return the stores that a spec names, with their weights. Raise a ValueError unless each can be opened.
 
-    >>> [(store, str(weight)) for store, weight in shards("disk:a,rpc://10.0.0.5:7000*2.5")]
-    [('disk:a', '1'), ('rpc://10.0.0.5:7000', '5/2')]
+    >>> shards("disk:a,rpc://10.0.0.5:7000*2")
+    [('disk:a', 1), ('rpc://10.0.0.5:7000', 2)]
     """
-    out: list[tuple[str, Fraction]] = []
+    out: list[tuple[str, int]] = []
     for store, weight in _split(spec):
         if store.startswith("rpc:"):
             from skirl.store.remote.meeting import Address
@@ -112,11 +111,13 @@ def shards(spec: str) -> list[tuple[str, Fraction]]:
                 f"store is {spec!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT, or a list of these with weights, such "
                 "as disk:a,disk:b*2"
             )
-        if not re.fullmatch(r"(\*[0-9]+(\.[0-9]+)?)?", weight) or (number := Fraction(weight[1:] or 1)) <= 0:
-            raise ValueError(f"store is {spec!r}: the weight of {store} is {weight[1:]!r}, set it to a number above 0")
+        if not re.fullmatch(r"(\*[1-9][0-9]*)?", weight):
+            raise ValueError(
+                f"store is {spec!r}: the weight of {store} is {weight[1:]!r}, set it to a whole number above 0"
+            )
         if store != "memory" and any(store == other for other, _ in out):
             raise ValueError(f"store is {spec!r}, which has {store} twice: name it once, with a weight")
-        out.append((store, number))
+        out.append((store, int(weight[1:] or 1)))
     return out
 
 

@@ -40,30 +40,21 @@ class Arena:
         """
         if items > len(self):
             size, page = max(items * self._item, int(len(self._map) * (1 + spare))), mmap.PAGESIZE
-            self._map = _grown(self._map, -(-size // page) * page)
+            size = -(-size // page) * page
+            try:
+                self._map.resize(size)
+            except BufferError:  # a traceback still holds a view
+                old, self._map = self._map, _anonymous(size)
+                self._map[: len(old)] = memoryview(old)
+            except OSError as error:
+                raise MemoryError(
+                    f"no room to grow to {size:,} bytes: set a smaller cache, or keep rows on disk"
+                ) from error
 
 
 def _anonymous(size: int) -> mmap.mmap:
     # Python's default is shared memory, which cannot grow on Linux, and which a forked child would write to.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _grown(old: mmap.mmap, size: int) -> mmap.mmap:
-    """Return a larger map with the same bytes, grown in place if possible."""
-    try:
-        old.resize(size)
-        return old
-    except (SystemError, ValueError, BufferError):  # no mremap here, or a traceback still holds a view
-        return _copied(old, size)
-    except OSError as error:
-        raise MemoryError(f"no room to grow to {size:,} bytes: set a smaller cache, or keep rows on disk") from error
-
-
-def _copied(old: mmap.mmap, size: int) -> mmap.mmap:
-    new = _anonymous(size)
-    with memoryview(old) as source, memoryview(new) as target:
-        target[: len(source)] = source
-    return new
 
 
 MAX_POSITIONS = (1 << 31) - 1

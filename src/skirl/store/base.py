@@ -55,10 +55,6 @@ DTYPES = ("float32", "float64")
 Rows = NDArray[np.float32] | NDArray[np.float64]
 
 
-def at_once() -> None:
-    """Do nothing: the default `ready` for a store that takes frozen rows alone and waits for no other."""
-
-
 @dataclass(frozen=True)
 class Record:
     """Width and dtype of one table's records.
@@ -277,7 +273,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         """Replace the store's rows, identity and generation.
 
         If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged. `ready` is

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
 from skirl.store.disk.store import DiskStore
 
 log = logging.getLogger("skirl")
@@ -43,10 +43,7 @@ class CheckpointRows(Store):
     def ready(self) -> bool:
         return self._disk is not None
 
-    def __repr__(self) -> str:
-        return "the rows of a checkpoint"
-
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         """The files must not change while the store is open, but may be unlinked."""
         self._check_open()
         beside = folder_beside(saved.folder.parent)

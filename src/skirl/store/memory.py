@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.arena import Arena, Directory
-from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
 from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import manifest_of, named, rows_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
@@ -63,10 +63,6 @@ class _RowsOfKind:
 
 class MemoryStore(Store):
     """A store in memory, for rows that fit there and for tests: at most 2**31 - 1 of one kind of record.
-
-    **Arguments**
-
-    - `layout`: the records of each table; a mapping will do.
 
     >>> store = MemoryStore({0: Record(2), 1: Record(3)})
     >>> _ = store.write(np.array([5]), np.array([[1, 2]], np.float32))
@@ -164,7 +160,7 @@ class MemoryStore(Store):
                 kind.changes.forget(kind.flags.array)
             self._frozen = generation
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         """Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
-from math import lcm
 from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any, TypeVar
@@ -17,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.placement import Placement, Shard
-from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, SavedRows, Store, at_once
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, SavedRows, Store
 from skirl.store.disk.frozen import manifest_of
 
 log = logging.getLogger("skirl")
@@ -36,16 +34,10 @@ _CALLS = 3
 class ShardedStore(Store):
     """The store behind a list of stores, such as `store="disk:a,disk:b*2"`."""
 
-    def __init__(
-        self, stores: Sequence[Store], weights: Sequence[int | Fraction], layout: Layout | Mapping[int, Record]
-    ) -> None:
+    def __init__(self, stores: Sequence[Store], weights: Sequence[int], layout: Layout | Mapping[int, Record]) -> None:
         super().__init__(layout)
         self.stores = tuple(stores)
-        each = [Fraction(weight) for weight in weights]
-        scale = lcm(*(weight.denominator for weight in each))
-        self.placement = Placement(tuple(int(weight * scale) for weight in each), "sites")
-        if len(self.stores) != self.placement.sites:
-            raise ValueError(f"{len(self.stores)} stores and {self.placement.sites} weights: give each store one")
+        self.placement = Placement(tuple(weights), "sites")
         self.durable = any(store.durable for store in self.stores)
         self._pool = ThreadPoolExecutor(_CALLS * len(self.stores), thread_name_prefix="skirl-shard")
         self._take_point()
@@ -138,7 +130,7 @@ class ShardedStore(Store):
             release = frozen.pop_all().close
         return Frozen(lambda: joined(all_at_once(self._pool, writes), self.placement.digest), release)
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         """If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds."""
         self._check_open()
         for part in saved.parts:

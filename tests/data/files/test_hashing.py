@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, hash_numbers, hash_texts, parse_hex, rows_by_hash, seed_of
+from skirl.data.files.hashing import BAD, DIGITS, GOOD, hash_numbers, hash_texts, parse_hex, rows_by_hash, seed_of
 from tests.cases import cases
 from tests.data import logs
 
@@ -41,11 +41,7 @@ def test_zero_is_the_fingerprint_of_nothing() -> None:
 @cases(200)
 def test_rows(prints: list[int], rows: int) -> None:
     out = np.empty(len(prints), np.int64)
-    kinds = np.arange(len(prints), dtype=np.uint8) % 3
-    rows_by_hash(np.array(prints, np.uint64), kinds, rows, out)
-    for row, value, kind in zip(out.tolist(), prints, kinds):
-        assert row == (0 if kind == NONE else logs.row_of(value, rows)) < rows
-    rows_by_hash(np.array(prints, np.uint64), None, rows, out)
+    rows_by_hash(np.array(prints, np.uint64), rows, out)
     for row, value in zip(out.tolist(), prints):
         assert row == (logs.row_of(value, rows) if value else 0) < rows
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from skirl.store import Layout, MemoryStore, Record, open_store
-from skirl.store import arena as arena_module
 from skirl.store import memory as memory_module
+from skirl.store.arena import Arena
 from tests.processes import measure
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled, interrupted
@@ -21,16 +21,12 @@ class TestMemoryStore(StoreConformance):
         return MemoryStore(layout)
 
 
-class TestMemoryStoreWithoutMremap(StoreConformance):
-    """A mapping that cannot grow in place is copied."""
-
-    @pytest.fixture(autouse=True)
-    def no_mremap(self, monkeypatch):
-        monkeypatch.setattr(arena_module, "_SMALLEST", 4096)
-        monkeypatch.setattr(arena_module, "_grown", arena_module._copied)
-
-    def make(self, layout: Layout) -> MemoryStore:
-        return MemoryStore(layout)
+def test_an_array_grows_while_a_view_is_held():
+    arena = Arena(np.int64)
+    view, n = arena.array, len(arena)
+    view[:] = 7
+    arena.reserve(2 * n)
+    assert (arena.array[:n] == 7).all() and not arena.array[n:].any() and (view == 7).all()
 
 
 MEASURE = """

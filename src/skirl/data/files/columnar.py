@@ -180,12 +180,8 @@ def share_lists(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] 
             row = int(wrong[0])
             is_there = f"{above[row]:,} rows above" if above[row] else "in this row"
             return row, f"has {said[row]} in column {spec.run!r}, but the list of column {name!r} is stored {is_there}"
-        offsets = lists.offsets.to_numpy()
-        hidden = (offsets[1:] != offsets[:-1])[~written].any()  # a null may hide ids
-        begins = pa.array(np.append(offsets[:-1][written], offsets[-1:]))
-        there = lists.drop_null() if hidden else type(lists).from_arrays(begins, lists.values)
         inverse = (np.cumsum(written) - 1).astype(np.int32)
-        columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse), there, safe=False)
+        columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse), lists.drop_null(), safe=False)
     return None
 
 

@@ -55,14 +55,14 @@ class Raw:
 
 
 class RowsOf(Protocol):
-    """Maps fingerprints of a table to its rows. kinds: the kind of each; None if they are good, or missing where 0."""
+    """Maps fingerprints of a table to its rows; 0 is a missing value."""
 
     @property
     def described(self) -> str:
         """Equal if the same fingerprints get the same rows, in tables of the same size."""
         ...
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray: ...
+    def __call__(self, table: str, fingerprints: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass
@@ -72,24 +72,22 @@ class ByHash:
     rows: Mapping[str, int]
     described: str = BY_HASH
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
+    def __call__(self, table: str, fingerprints: np.ndarray) -> np.ndarray:
         rows = self.rows[table]
         out = np.empty(len(fingerprints), np.int32 if rows < 1 << 31 else np.int64)
-        rows_by_hash(read_only(fingerprints), kinds, rows, out)
+        rows_by_hash(read_only(fingerprints), rows, out)
         return out
 
 
 @dataclass
 class Fingerprints:
-    """Keeps the fingerprints themselves in place of rows, as int64; 0 where a value is missing."""
+    """Keeps the fingerprints themselves in place of rows, as int64."""
 
     described: str = BY_OPEN
     """In training, only an open vocabulary resumes from a state of fingerprints."""
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
-        if kinds is None or not kinds.any():  # nothing to copy
-            return fingerprints.view(np.int64)
-        return np.where(kinds == NONE, 0, fingerprints.view(np.int64))
+    def __call__(self, table: str, fingerprints: np.ndarray) -> np.ndarray:
+        return fingerprints.view(np.int64)
 
 
 class Marks:
@@ -235,7 +233,9 @@ class Encoder:
         if spec.type == "string" and is_text(column.type):
             fingerprints = np.empty(len(column), np.uint64)
             hash_texts(*arrow.texts_of(column), seed_of(table), fingerprints)
-            return self.rows_of(table, fingerprints, kinds_of(column) if column.null_count else None), None, ""
+            if column.null_count:
+                fingerprints[kinds_of(column) == NONE] = 0
+            return self.rows_of(table, fingerprints), None, ""
         if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
             # The number 7 and the text "7" have different fingerprints, so different rows; and 10 is not 0x10.
             kind = "float" if pa.types.is_floating(column.type) else "int"
@@ -254,8 +254,8 @@ class Encoder:
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
             if odd is not None:
-                odd[fingerprints == 0] = NONE
-            return self.rows_of(table, fingerprints, odd), wrong, why
+                fingerprints = np.where(odd == NONE, np.uint64(0), fingerprints)
+            return self.rows_of(table, fingerprints), wrong, why
         if spec.encode == "row":
             rows = self.rows[table]
             if odd is None and (not len(values) or (values.min() >= 0 and values.max() < rows)):
@@ -266,7 +266,9 @@ class Encoder:
             return np.where(outside, 0, values), outside, f"a row from 0 to {rows - 1}, as the schema sets rows"
         fingerprints = np.empty(len(column), np.uint64)
         hash_numbers(read_only(values), seed_of(table), fingerprints)
-        return self.rows_of(table, fingerprints, odd), wrong, why
+        if odd is not None:
+            fingerprints[odd == NONE] = 0
+        return self.rows_of(table, fingerprints), wrong, why
 
     def _kept(self, column: Any, name: str, marks: Marks) -> pa.Array:
         """A column unchanged, except that a time in text becomes a timestamp or a number."""

@@ -109,16 +109,13 @@ DIGITS[[*b"0123456789abcdefABCDEF"]] = [*range(16), *range(10, 16)]
 
 
 @kernel
-def rows_by_hash(fingerprints, kind, rows, out):
-    """Fill `out` with rows 1 .. rows - 1 for fingerprints, and row 0 for missing values; at most 2**48 rows.
-
-    kind: the kind of each value; None if those with fingerprint 0 are missing, and no others.
-    """
+def rows_by_hash(fingerprints, rows, out):
+    """Fill `out` with rows 1 .. rows - 1 for fingerprints, and row 0 for 0, a missing value; at most 2**48 rows."""
     places = np.uint64(rows - 1)
     if places <= _LOW:
         for i in range(out.size):
             row = ((fingerprints[i] >> _S32) * places) >> _S32
-            out[i] = 0 if _is_missing(fingerprints, kind, i) else np.int64(row) + 1
+            out[i] = 0 if fingerprints[i] == 0 else np.int64(row) + 1
     else:  # the upper 64 bits of a 64 x 64 bit product, from products of 32-bit halves
         high = places >> _S32
         for i in range(out.size):
@@ -126,11 +123,4 @@ def rows_by_hash(fingerprints, kind, rows, out):
             cross = a * (places & _LOW) + ((b * (places & _LOW)) >> _S32)
             more = b * high + (cross & _LOW)
             row = a * high + (cross >> _S32) + (more >> _S32)
-            out[i] = 0 if _is_missing(fingerprints, kind, i) else np.int64(row) + 1
-
-
-@kernel
-def _is_missing(fingerprints, kind, i):
-    if kind is None:
-        return fingerprints[i] == 0
-    return kind[i] == NONE
+            out[i] = 0 if fingerprints[i] == 0 else np.int64(row) + 1

@@ -190,8 +190,21 @@ class FileSchema:
             raise BadSchema(f"schema {path}{' ' if str(error).startswith('is ') else ': '}{error}") from None
 
     @classmethod
+    @lru_cache(maxsize=16)  # the files of a folder mostly have the same
     def parse(cls, text: str) -> "FileSchema":
-        return _parsed(text)
+        try:
+            read = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise BadSchema(f"is not valid TOML ({error}): fix it; docs/data.md has an example") from None
+        layout = read.pop("file", {})
+        columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
+        top = {name: read.pop(name) for name in _TOP if name in read}
+        if read:
+            raise BadSchema(_unknown(next(iter(read)), [*FileSchema.KINDS, "file", *_TOP]))
+        if not columns["label"]:
+            raise BadSchema("the schema names no label: add [[label]] with the name of its column")
+        parts = {"labels": columns["label"], "dense": columns["dense"], "ids": columns["id"]}
+        return cls(**parts, text=Text(**_checked(Text, "[file]", layout)), **_checked(cls, "schema", top))
 
     def toml(self) -> str:
         lines = [f"{name} = {toml(value)}" for name in _TOP[:3] if (value := getattr(self, name))]
@@ -202,24 +215,6 @@ class FileSchema:
             of = {f.name: value for f in fields(part) if (value := getattr(part, f.name)) is not None}
             lines += [title, *(f"{name} = {toml(value)}" for name, value in of.items())]
         return "\n".join(lines) + "\n"
-
-
-@lru_cache(maxsize=16)
-def _parsed(text: str) -> FileSchema:
-    """Cached, since the files of a folder mostly have the same."""
-    try:
-        read = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadSchema(f"is not valid TOML ({error}): fix it; docs/data.md has an example") from None
-    layout = read.pop("file", {})
-    columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
-    top = {name: read.pop(name) for name in _TOP if name in read}
-    if read:
-        raise BadSchema(_unknown(next(iter(read)), [*FileSchema.KINDS, "file", *_TOP]))
-    if not columns["label"]:
-        raise BadSchema("the schema names no label: add [[label]] with the name of its column")
-    parts = {"labels": columns["label"], "dense": columns["dense"], "ids": columns["id"]}
-    return FileSchema(**parts, text=Text(**_checked(Text, "[file]", layout)), **_checked(FileSchema, "schema", top))
 
 
 _TOP = ("session", "time", "time_unit", "missing", "nan_is_missing")
@@ -254,7 +249,7 @@ def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
 def _checked(kind: type, where: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise BadSchema(f"{where} has to be a table of fields")
-    hints, read = _hints(kind), {}
+    hints, read = get_type_hints(kind), {}
     for name, value in values.items():
         if name not in hints:
             raise BadSchema(f"{where}: {_unknown(name, list(hints))}")
@@ -265,13 +260,6 @@ def _checked(kind: type, where: str, values: Any) -> dict[str, Any]:
         except (TypeError, OverflowError) as wanted:
             raise BadSchema(f"{where}: {name} is {value!r}, set it to {wanted}") from None
     return read
-
-
-@lru_cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Types of a dataclass's fields. Cached: finding them takes longer than the rest of making a column."""
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def _unknown(name: str, known: list[str]) -> str:

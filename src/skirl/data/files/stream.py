@@ -58,9 +58,6 @@ class Files:
     look_up: Callable[[Batch], Batch] | None = None
     """Gives fingerprints their rows; None if ids have theirs, or get them elsewhere."""
 
-    def __repr__(self) -> str:
-        return f"Files({len(self.dataset.paths)} files from {self.dataset.paths[0]!r}, batch_size={self.batch_size})"
-
     yields_fresh: ClassVar[bool] = True
 
     bad_rows: int = field(default=0, init=False)

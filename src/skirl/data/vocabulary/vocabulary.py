@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from skirl.data.files.hashing import BY_HASH, BY_OPEN, NONE, numbers_of, seed_of
+from skirl.data.files.hashing import BY_HASH, BY_OPEN, numbers_of, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import replacing, writing
@@ -129,14 +129,9 @@ class Vocabulary:
         if self.checksum != state["checksum"]:
             raise _bad(self.path, "it was changed since the run opened it: put it back as it was")
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
+    def __call__(self, table: str, fingerprints: np.ndarray) -> np.ndarray:
         out = np.empty(len(fingerprints), np.int32)
-        if kinds is None:
-            look_up(*self.tables[table], fingerprints, out)
-            return out
-        look_up(*self.tables[table], np.where(kinds == NONE, np.uint64(0), fingerprints), out)
-        if not fingerprints.all():  # a guard: no value hashes to 0, which marks a missing one
-            out[(fingerprints == 0) & (kinds != NONE)] = 1
+        look_up(*self.tables[table], fingerprints, out)
         return out
 
     def check(self, schema: FileSchema) -> None:

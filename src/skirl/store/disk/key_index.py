@@ -12,7 +12,7 @@ from skirl.store.arena import Arena
 from skirl.store.disk.records import INDEX_BITS, Keys, Number, hash_key
 from skirl.tools.jit import kernel, read_only
 
-_FULL, _AFTER_GROWTH, _AS_LOADED = 0.9, 0.818, 0.86
+_FULL, _AFTER_GROWTH = 0.9, 0.818
 _PAD = 1 << 16  # room past the table for what does not fit at its end; pages not touched take no memory
 _FIRST = 1024
 _MOST = (1 << 32) - 1  # a share of the table is 32 bits
@@ -313,11 +313,6 @@ class KeyIndex:
             return None
         rows = self._rows.get(int(table_of(keys[at])), 0)
         return f"{named(int(keys[at]))} is beyond the {rows:,} rows that it has here"
-
-    def expect(self, count: int) -> None:
-        """Grow once for `count` keys in all, before they are placed, instead of by a tenth again and again."""
-        if count > self._size * _FULL:
-            self._grow(int(count / _AS_LOADED) + 1)
 
     def reserve(self, n_more: int) -> None:
         need = self.count + n_more

@@ -20,7 +20,6 @@ SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
 _SHARE = 32  # a segment holds one part in this many of the rows, and that is how much is freed at a time
 _PIECE = 4096  # records read at a time when all are read
-_SENT = 4 << 20  # bytes that the disk is asked to start writing at a time
 _BUFFER = 256 << 10  # bytes of records that are written in one call
 _MANY = 8  # number of small segments that are worth merging into one
 
@@ -87,7 +86,7 @@ class Log:
 
     # Reading
 
-    def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows) -> None:
+    def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows | Words) -> None:
         """Copy the rows at `positions` to `out`, skipping positions of -1."""
         bad = records.gather(self._handles, self._ids, self._words, positions, keys, out.reshape(-1).view(np.uint32))
         if bad >= 0:
@@ -122,44 +121,30 @@ class Log:
             raise Unusable(f"{segment.keys_path} was cut short at {HEADER + 8 * start + len(data):,} bytes")
         return np.frombuffer(data, np.int64)
 
-    def _checked(self, segment: Segment, keys: Keys, start: int, picks: np.ndarray, out: Words) -> int:
-        """Read records[start:], and copy those of `picks` to flat `out`. Return the first that is damaged, or -1."""
-        first, last = int(picks[0]), int(picks[-1]) + 1
-        size, at = (last - first) * self.stride, HEADER + (start + first) * self.stride
-        data = np.frombuffer(self._files.read(segment.rows.number, size, at), np.uint8)
-        whole = first + len(data) // self.stride  # fewer than requested if the file was cut short
-        there, beyond = picks[picks < whole], picks[picks >= whole]
-        words, id = data[: (whole - first) * self.stride].view(np.uint32), self._ids[segment.slot]
-        bad = records.decode(words, self._words, keys[first:last], there - first, id, start + first, out)
-        return bad + first if bad >= 0 else int(beyond[0]) if beyond.size else -1
+    def _rows(self, segment: Segment, indices: np.ndarray, keys: Keys) -> Words:
+        rows = np.empty(keys.size * self._words, np.uint32)
+        self.rows_at(segment.slot << INDEX_BITS | indices, keys, rows)
+        return rows
 
     def records_of(self, segment: Segment) -> Iterator[tuple[Keys, Words]]:
         """Yield keys and flat rows of all records, garbage included, in order. Raise an Unusable that names any damage."""
-        id, everything = int(self._ids[segment.slot]), int(self._sums[segment.slot])
+        id = int(self._ids[segment.slot])
         with self._opened(segment.keys_path) as keys_file:
-            file = keys_file.number
             check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
-            check_header(self._files, file, segment.keys_path, self.record, id)
-            if self._hash_of(segment, file) != everything:
-                raise Unusable(_other_keys(segment))
-            for start, keys in self._all_keys(segment, file):
-                rows = np.empty(keys.size * self._words, np.uint32)
-                if (bad := self._checked(segment, keys, start, np.arange(keys.size), rows)) >= 0:
-                    self._explain(segment, start + bad, int(keys[bad]))
-                yield keys, rows
-
-    def _hash_of(self, segment: Segment, file: int) -> int:
-        state = np.uint64(0)
-        for _, keys in self._all_keys(segment, file):
-            state = np.uint64(records.hash_keys(keys, state))
-        return int(state)
+            check_header(self._files, keys_file.number, segment.keys_path, self.record, id)
+        keys = self._all_keys(segment)
+        if int(records.hash_keys(keys, np.uint64(0))) != int(self._sums[segment.slot]):
+            raise Unusable(_other_keys(segment))
+        for start in range(0, keys.size, _PIECE):
+            some = keys[start : start + _PIECE]
+            yield some, self._rows(segment, start + np.arange(some.size), some)
 
     def check(self, segment: Segment) -> None:
         deque(self.records_of(segment), maxlen=0)
 
-    def _all_keys(self, segment: Segment, file: int) -> Iterator[tuple[int, Keys]]:
-        for start in range(0, int(self.ends[segment.slot]), _PIECE):
-            yield start, self._keys(segment, file, start, min(start + _PIECE, int(self.ends[segment.slot])))
+    def _all_keys(self, segment: Segment) -> Keys:
+        with self._opened(segment.keys_path) as file:
+            return self._keys(segment, file.number, 0, int(self.ends[segment.slot]))
 
     # Writing
 
@@ -178,7 +163,6 @@ class Log:
                 first = segment.slot << INDEX_BITS | end
                 self.index.place(some, first, self.ends, self.live, self._sums)
             done += some.size
-            self._send(segment)
             if self.ends[segment.slot] >= self._capacity:
                 self.seal()
 
@@ -191,15 +175,6 @@ class Log:
             part = rows[start * self._words : (start + some.size) * self._words]
             records.encode(part, self._words, some, self._ids[segment.slot], end + start, out)
             self._files.write(segment.rows.number, out.data, HEADER + (end + start) * self.stride)
-
-    def _send(self, segment: Segment) -> None:
-        """Ask the disk to start writing what was appended, so that a durable point has less to wait for."""
-        end = int(self.ends[segment.slot])
-        if (end - segment.sent) * self.stride >= _SENT or end >= self._capacity:
-            self._files.send(
-                segment.rows.number, HEADER + segment.sent * self.stride, (end - segment.sent) * self.stride
-            )
-            segment.sent = end
 
     def seal(self) -> None:
         self.active = None
@@ -239,15 +214,13 @@ class Log:
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
         """Append a segment's live rows again, some at a time. Yield how many records each piece covered."""
-        with self._opened(segment.keys_path) as file:
-            for start, keys in self._all_keys(segment, file.number):
-                picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
-                if picks.size:
-                    rows = np.empty(picks.size * self._words, np.uint32)
-                    if (bad := self._checked(segment, keys, start, picks, rows)) >= 0:
-                        self._explain(segment, start + bad, int(keys[bad]))
-                    self.append(keys[picks], rows)
-                yield keys.size
+        every = self._all_keys(segment)
+        for start in range(0, every.size, _PIECE):
+            keys = every[start : start + _PIECE]
+            picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
+            if picks.size:
+                self.append(keys[picks], self._rows(segment, start + picks, keys[picks]))
+            yield keys.size
 
     def sync(self) -> None:
         """Wait until all records are durable. For the names of their files, the folder must be synced."""
@@ -313,24 +286,20 @@ class Log:
     def load(self, entry: SegmentEntry) -> None:
         """Load a segment that an earlier process wrote. Call it in the order of the log."""
         segment = self._registered(entry)
-        slot, paths, other = segment.slot, (segment.rows_path, segment.keys_path), ""
-        with self._opened(segment.keys_path) as keys_file:
-            file = keys_file.number
-            check_header(self._files, file, segment.keys_path, self.record, entry.id)
-            for start in range(0, entry.count, MOST_PLACED):
-                keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
-                if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
-                    other = f"{segment.keys_path} is damaged: {named(keys[at])} has no such records"
-                if (beyond := self.index.beyond(keys)) is not None:
-                    what = f"{segment.keys_path} is damaged, or {beyond}"
-                    raise Unusable(what, "give the table as many rows as it had")
-                self.index.reserve(keys.size)
-                self.index.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
-        if int(self._sums[slot]) != entry.keys_hash:
+        with self._opened(segment.keys_path) as file:
+            check_header(self._files, file.number, segment.keys_path, self.record, entry.id)
+            keys = self._keys(segment, file.number, 0, entry.count)
+        if int(records.hash_keys(keys, np.uint64(0))) != entry.keys_hash:
             raise Unusable(_other_keys(segment))
-        if other:
-            raise Unusable(other)
-        segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
+        if (at := self._layout.stranger(keys, self.record)) >= 0:
+            raise Unusable(f"{segment.keys_path} is damaged: {named(keys[at])} has no such records")
+        if (beyond := self.index.beyond(keys)) is not None:
+            raise Unusable(f"{segment.keys_path} is damaged, or {beyond}", "give the table as many rows as it had")
+        for start in range(0, entry.count, MOST_PLACED):
+            some = keys[start : start + MOST_PLACED]
+            self.index.reserve(some.size)
+            self.index.place(some, segment.slot << INDEX_BITS | start, self.ends, self.live, self._sums)
+        segment.behind = sum(map(_size, (segment.rows_path, segment.keys_path))) - sum(entry.least().values())
 
     def trim(self) -> None:
         """Cut off what an earlier process left after the last records, unless a newer frozen state shares the file."""
@@ -364,10 +333,6 @@ def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mappin
 
 def load(logs: list[Log], manifest: Manifest) -> None:
     by_record = {log.record: log for log in logs}
-    for log in logs:
-        paths = {log.folder / f"{e.name}.keys": e for e in manifest.segments if e.record == log.record}
-        most = sum(min(e.count, path.stat().st_size // 8) for path, e in paths.items() if path.is_file())
-        log.index.expect(log.index.count + most * 2 // 3)  # the others may be garbage; a manifest may claim any count
     for entry in manifest.segments:
         by_record[entry.record].load(entry)
 

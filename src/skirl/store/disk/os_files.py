@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from skirl.tools.interrupts import uninterrupted
 from skirl.tools.os_errors import why
 
 
@@ -54,9 +53,6 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-_NOT_HERE = (OSError, NotImplementedError, AttributeError)  # raised if the system or the file system lacks a call
-
-
 class OsFiles:
     """Files by descriptor, names by path."""
 
@@ -75,8 +71,7 @@ class OsFiles:
 
     def open(self, path: Path, *, writable: bool = False) -> int:
         file = _opened(path, os.O_RDWR if writable else os.O_RDONLY)
-        with suppress(*_NOT_HERE):
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
         return file
 
     def write(self, file: int, data: bytes | memoryview, offset: int) -> None:
@@ -86,16 +81,10 @@ class OsFiles:
             view, offset = view[done:], offset + done
 
     def read(self, file: int, size: int, offset: int) -> bytes:
-        parts: list[bytes] = []
-        while size and (part := os.pread(file, size, offset)):
-            parts.append(part)
-            size, offset = size - len(part), offset + len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def send(self, file: int, offset: int, size: int) -> None:
-        with suppress(*_NOT_HERE):
-            # Linux starts writing dirty pages, then drops those that are clean by then: next to none of these.
-            os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
+        data = b""
+        while len(data) < size and (part := os.pread(file, size - len(data), offset + len(data))):
+            data += part
+        return data
 
     def truncate(self, file: int, size: int) -> None:
         os.ftruncate(file, size)
@@ -149,7 +138,7 @@ class OsFiles:
         """Try to make a hard link, and return whether that worked. An existing file is replaced atomically."""
         there = new.exists()
         path = _draft_of(new) if there else new
-        with suppress(*_NOT_HERE):
+        with suppress(OSError):
             if there:
                 with suppress(FileNotFoundError):
                     self.remove(path)
@@ -167,11 +156,8 @@ class OsFiles:
 
 
 class Handle:
-    """The only owner of a descriptor: nobody else closes it, and it is closed once.
-
-    A Ctrl-C must not lead to a second close, which would hit the next file that got the number. So the number is forgotten
-    first, and SIGINT waits.
-    """
+    """The only owner of a descriptor: nobody else closes it, and it is closed once, also by a Ctrl-C: a second close would
+    hit the next file that got the number, so the number is forgotten first."""
 
     __slots__ = ("_files", "number")
 
@@ -179,18 +165,16 @@ class Handle:
         self._files = files
         self.number = -1
         if opened is not None:
-            with uninterrupted():
-                self.number = opened()
+            self.number = opened()
 
     @property
     def is_open(self) -> bool:
         return self.number >= 0
 
     def close(self) -> None:
-        with uninterrupted():
-            number, self.number = self.number, -1
-            if number >= 0:
-                self._files.close(number)
+        number, self.number = self.number, -1
+        if number >= 0:
+            self._files.close(number)
 
     def __enter__(self) -> "Handle":
         return self

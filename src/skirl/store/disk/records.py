@@ -85,21 +85,6 @@ def encode(rows: Words, width: int, keys: Keys, segment: np.uint64, first: int, 
         out[at + width] = _checksum(rows, i * width, width, keys[i], segment, first + i)
 
 
-@kernel
-def decode(
-    records: Words, width: int, keys: Keys, picks: NDArray[np.int64], segment: np.uint64, first: int, out: Words
-) -> int:
-    """Check and copy the rows of records[picks], whose keys are keys[picks]. Return the first damaged pick, or -1."""
-    for k in range(picks.size):
-        i = picks[k]
-        at = i * (width + 1)
-        if _checksum(records, at, width, keys[i], segment, first + i) != records[at + width]:
-            return i
-        for j in range(width):
-            out[k * width + j] = records[at + j]
-    return -1
-
-
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
 
     def fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:

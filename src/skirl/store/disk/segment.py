@@ -77,7 +77,6 @@ class Segment:
     keys_path: Path
     ordinal: int = 0
     """Its number in the log; later segments have larger ones."""
-    sent: int = 0
     synced: int = 0
     """Number of durable records; -1 for files of an earlier process, whose size may not be durable."""
     suspect: bool = False
@@ -145,7 +144,6 @@ def write_segments(
             state = np.uint64(hash_keys(read_only(keys), state))
             for file, data, at in zip(made, (out, keys), (count * size, count * 8), strict=True):
                 files.write(file.number, data.data, HEADER + at)
-            files.send(made[0].number, HEADER + count * size, out.nbytes)
             count += len(keys)
     if made:
         yield finished()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
 from skirl.store.disk import frozen, os_files
 from skirl.store.disk import log as all_logs
 from skirl.store.disk import manifest as manifests
@@ -62,7 +62,6 @@ class DiskStore(Store):
         files: OsFiles | None = None,
     ) -> None:
         super().__init__(layout)
-        self.layout.rows_by_kind(rows)
         self._rows = rows
         if room < 1.3:
             raise ValueError(f"room is {room}: set it to 1.3 or more; the less, the more often rows are written again")
@@ -95,12 +94,7 @@ class DiskStore(Store):
             self._files.make_folder(self.path)
             self._lock = os_files.Lock(self.path)
         except OSError as error:
-            if error.errno not in (
-                errno.EACCES,
-                errno.EPERM,
-                errno.EROFS,
-                errno.ENOENT,
-            ):  # /proc has no room for folders
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):  # the last one in /proc
                 raise
             raise DiskError(
                 f"{self.path} cannot be written to ({error.strerror}): name another folder, or make it writable"
@@ -268,7 +262,7 @@ class DiskStore(Store):
             log.sync()
             log.seal()
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
         self._check_open()
         with self._writing, explained(self.path), frozen.named(saved.folder, self.path):

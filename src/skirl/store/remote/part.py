@@ -28,9 +28,7 @@ from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.rpc import said
 
-MOST_BYTES = 256 << 20
-"""Most bytes of rows that a call returns."""
-VERSION = 5
+VERSION = 6
 """Version of the protocol between nodes and owners."""
 LOOK = 5.0
 """Seconds between two checks that the owner is alive."""
@@ -87,10 +85,7 @@ class Part:
 
     def _of(self, number: int) -> Held:
         with self._lock:
-            held = self._held.get(number)
-        if held is None:
-            raise NodeError(f"{self._node} has no store {number} of run {self._task.run}: open it first")
-        return held
+            return self._held[number]
 
     # What the owner may call
 
@@ -117,18 +112,13 @@ class Part:
         with self._lock:
             del self._held[number]
 
-    def get(self, number: int, kind: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the rows that are held, in the order of `keys`, and a mask of the keys that are. None: all are held."""
+    def get(self, number: int, kind: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows that are held, in the order of `keys`, and a mask of the keys that are."""
         store = self._of(number).store
         record = store.layout.kinds[kind]
-        if (size := len(keys) * record.nbytes) > MOST_BYTES:
-            raise ValueError(f"{len(keys):,} rows are {size:,} bytes, a call carries {MOST_BYTES:,}: cut it in pieces")
         rows = torch.empty((len(keys), record.width), dtype=getattr(torch, record.dtype))
-        there = store.read(keys.numpy(), rows.numpy())
-        if there.all():
-            return rows, None
-        held = torch.from_numpy(there)
-        return rows[held] if there.any() else None, held
+        held = torch.from_numpy(store.read(keys.numpy(), rows.numpy()))
+        return rows if held.all() else rows[held], held
 
     def put(self, number: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
         self._of(number).store.write(keys.numpy(), rows.numpy())
@@ -146,15 +136,12 @@ class Part:
 
     def freeze(self, number: int, folder: str, since: Any) -> Facts:
         held = self._of(number)
-        if held.frozen is not None:
-            raise ValueError("a frozen state is not released yet: write it or give it up first")
         held.frozen = held.store.freeze(Path(folder), since)
         return _point(held.store)
 
     def write(self, number: int) -> Facts:
         frozen = self._of(number).frozen
-        if frozen is None:
-            raise ValueError("there is no frozen state: freeze first")
+        assert frozen is not None
         return frozen.write()
 
     def release(self, number: int) -> None:

@@ -44,7 +44,7 @@ class Serve:
             timeout = timeout_of(os.environ, TIMEOUT)
             address = Address.meeting(self.address)
             if self.store != "memory":
-                self._folder()
+                Path(self.store.removeprefix("disk:")).mkdir(parents=True, exist_ok=True)
             meeting = Meeting(address, keep=True, seconds=timeout)
             node = Node(meeting, rows=self.store, timeout=timeout)
             try:
@@ -64,12 +64,6 @@ class Serve:
             for number, handler in before.items():
                 signal.signal(number, handler)
         return {"node": str(address), "ended_by": signal.Signals(signals[0]).name}
-
-    def _folder(self) -> None:
-        folder = Path(self.store.removeprefix("disk:"))
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"store is {self.store!r}, which is a file: name a folder")
-        folder.mkdir(parents=True, exist_ok=True)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         return {"node": result["node"], "ended by": result["ended_by"]}

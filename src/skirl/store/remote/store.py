@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
 from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote import part, rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
@@ -211,11 +211,8 @@ class RemoteStore(Store):
         pieces = list(self._pieces(kind, keys.size))
         args = [(self._number, kind, _tensor(keys[at])) for at in pieces]
         for at, (rows, held) in zip(pieces, self._node.calls("get", args), strict=True):
-            n = at.stop - at.start
-            mask = np.ones(n, np.bool_) if held is None else held.numpy()
-            values = np.empty((0, out.shape[1]), out.dtype) if rows is None else rows.numpy()
-            found[at] = mask
-            out[at][slice(None) if held is None else mask] = values
+            found[at] = held.numpy()
+            out[at][found[at]] = rows.numpy()
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         pieces = self._pieces(kind, keys.size)
@@ -257,7 +254,7 @@ class RemoteStore(Store):
             raise
         return Frozen(lambda: self._node.job("write", self._number), release)
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         """The node reads the files twice: it changes its rows only once `ready` has returned."""
         self._check_open()
         for each in saved.parts:
