@@ -4,7 +4,6 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,11 +129,3 @@ def test_all_end_where_the_first_has_no_more():
     assert first.ended and second.ended
     assert first.batch([positions(part) for part in one_row(2)], nothing) is None
     first.end(nothing)
-
-
-def test_ranks_that_are_not_in_step_are_found_out():
-    trainers = two(Plan(1), capacity=3)
-    trainers.owners[1].together.number = 1
-    given = trainers.swap([one_row(1), one_row(2)])
-    with pytest.raises(AssertionError, match="rank 1 is at batch 1, rank 0 at 0"):
-        trainers.owners[0].together.answer(given[0])

@@ -86,8 +86,6 @@ class Capacity:
     free: Callable[[], int] = free_bytes
     split: CacheSplit | None = None
     """None until the first batches have decided it."""
-    by_one: bool = False
-    """True if a batch that was looked up alone decided the split. A lookahead decides by its window instead."""
 
     def __post_init__(self) -> None:
         self._kind, self._amount = parse_cache(self.cache)
@@ -204,7 +202,7 @@ class Capacity:
             self._kind, self._amount = "bytes", sum(map(self._bytes_of, split))  # for all splits to come
 
     def forget(self) -> None:
-        self.split, self.by_one = None, False
+        self.split = None
 
     @property
     def saved(self) -> dict[str, Any] | None:
@@ -214,27 +212,11 @@ class Capacity:
         return {"cache": self.cache, "slots": self.split.slots, "staging_rows": self.split.staging_rows}
 
     def saved_split(self, saved: dict[str, Any] | None) -> CacheSplit | None:
-        """Return the split that a run was saved with, or None if its cache had another size than this one."""
+        """Return the split that a run was saved with. None if its cache had another size, or this machine no room for it."""
         if saved is None or saved["cache"] != self.cache:
             return None
-        return CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
-
-    def allows(self, saved: Any) -> bool:
-        """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""
-        if saved is None or saved["cache"] != self.cache:
-            return True
-        kind, amount = parse_cache(self.cache)
-        counts = [*saved["slots"], *saved["staging_rows"]]
-        if len(counts) != 2 * len(self.rows) or not all(type(n) is int and 0 < n < MAX_ROWS for n in counts):
-            return False
-        weights = self.record_bytes if kind == "bytes" else [1 for _ in self.rows]
-        most = amount * sum(self.rows) if kind == "share" else amount
-        most = max(1, most) + sum(weights[1:])  # a bank that no batch had a row of still has one slot
-        taken = sum(n * weight for n, weight in zip(saved["slots"], weights, strict=True))
-        if kind == "auto":  # another machine may have had more memory: the split stays, so it has to fit here
-            taken = self._bytes_of(saved["slots"]) + self._bytes_of(saved["staging_rows"])
-            most = max(1, self.free())
-        return all(n <= rows for n, rows in zip(saved["slots"], self.rows, strict=True)) and taken <= most
+        split = CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
+        return split if self.cache != "auto" or sum(map(self._bytes_of, split)) <= self.free() else None
 
 
 def _share(

@@ -348,15 +348,6 @@ class Lookahead:
             )
         return self.collections[0].engine
 
-    def moves(self, engine: Engine) -> bool:
-        """Return whether the batches use the rows of an engine.
-
-        **Arguments**
-
-        - `engine`: that of a collection, or of one variant of a sweep.
-        """
-        return engine in self.engines
-
     @property
     def step(self) -> int:
         """Number of steps begun: 1 while the first batch is in the loop."""

@@ -146,13 +146,11 @@ def update_kernel(rule: Rule) -> Kernel:
             # Inlined by hand: in a function, where LLVM cannot see that g overlaps nothing, it took 1.3 times as long.
             count = 0
             first, end = group_start[u], group_start[u + 1]
-            hot = end - first > STRETCH
-            if hot:
-                for d in range(dim):
-                    work[d] = zero
+            for d in range(dim):
+                g[d] = zero
             for begin in range(first, end, STRETCH):
                 for d in range(dim):
-                    g[d] = zero
+                    work[d] = zero
                 for i in range(begin, min(begin + STRETCH, end)):
                     pos = group_pos[i]
                     bag = bag_of[pos]
@@ -161,16 +159,12 @@ def update_kernel(rule: Rule) -> Kernel:
                         if scaled:
                             times = scale[pos]
                             for d in range(dim):
-                                g[d] = g[d] + times * grads[bag, d]
+                                work[d] = work[d] + times * grads[bag, d]
                         else:
                             for d in range(dim):
-                                g[d] = g[d] + grads[bag, d]
-                if hot:
-                    for d in range(dim):
-                        work[d] = work[d] + g[d]
-            if hot:
+                                work[d] = work[d] + grads[bag, d]
                 for d in range(dim):
-                    g[d] = work[d]
+                    g[d] = g[d] + work[d]
             if count == 0:
                 continue
             slot = rows[u]
