@@ -14,6 +14,7 @@ from skirl.tools.machine import free_bytes
 from skirl.tools.units import parse_bytes
 
 CacheSize = int | str
+_HOW = "set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
 AUTO = 0.5
 """Share of the free memory when training begins. The rest is for the model, its activations and what comes later."""
 
@@ -35,19 +36,14 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
     >>> parse_cache(1000), parse_cache("10%"), parse_cache("1MiB"), parse_cache("auto")
     (('rows', 1000), ('share', 0.1), ('bytes', 1048576), ('auto', 0.5))
     """
-    if cache == "auto":
-        return "auto", AUTO
-    if isinstance(cache, Integral) and not isinstance(cache, bool):
-        cache = int(cache)  # numpy's integers too
-    if isinstance(cache, bool) or not isinstance(cache, int | str):
-        raise TypeError(
-            f"cache is a {type(cache).__name__}: set it to a number of rows, a share like '10%', a size like '4GiB' or "
-            "'auto'"
-        )
-    if isinstance(cache, int):
+    if not isinstance(cache, str):
+        if isinstance(cache, bool) or not isinstance(cache, Integral):
+            raise TypeError(f"cache is a {type(cache).__name__}: {_HOW}")
         if not 1 <= cache <= MAX_ROWS:
             raise ValueError(f"cache is {cache} rows: set it to 1 or more, up to 2**{ROW_BITS}")
-        return "rows", cache
+        return "rows", int(cache)
+    if cache == "auto":
+        return "auto", AUTO
     share = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", cache)
     if share:
         if not 0 < float(share[1]) <= 100:
@@ -56,9 +52,7 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
     try:
         size = parse_bytes(cache)
     except ValueError:
-        raise ValueError(
-            f"cache is {cache!r}: set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
-        ) from None
+        raise ValueError(f"cache is {cache!r}: {_HOW}") from None
     if size < 1:
         raise ValueError(f"cache is {cache!r}: set it to 1 byte or more")
     return "bytes", size

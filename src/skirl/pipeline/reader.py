@@ -108,9 +108,8 @@ def _report(number: int, took: float) -> None:
     with suppress(AttributeError, OSError, RuntimeError, ValueError):  # without a terminal there may be no such file
         faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
     log.error(
-        "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it returns, the loop raises "
-        "an error: raise lookahead(timeout=...) if it is only slow. If it hangs, stop it with Ctrl-C, or with `kill %d` "
-        "if that has no effect",
+        "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it hangs, stop it with Ctrl-C "
+        "or `kill %d`; if it is only slow, raise lookahead(timeout=...)",
         number,
         seconds(took),
         os.getpid(),
