@@ -63,8 +63,7 @@ def _of_ids(ids: Any, features: Sequence[str] | None, mask: int = (1 << 64) - 1)
 
 @kernel
 def _find(values, weights, starts, mask, table, hashes, inverse, first):
-    """Number the distinct bags in order of appearance, from where they start. Return how many there are, and their
-    ids."""
+    """Number the distinct bags by their first appearance. Return how many there are, and their ids."""
     bags = left = 0
     last = len(table) - 1
     weighted = len(weights) > 0

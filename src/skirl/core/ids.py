@@ -20,7 +20,7 @@ _NONE, _NO_BAGS = np.empty(0, np.int32), np.zeros(1, np.int32)
 
 @dataclass(slots=True)
 class Ids:
-    """What a micro-batch asks, in arrays that nothing else writes to: read once, and resolved by bank in each
+    """What a micro-batch asks, in arrays that nothing else writes to: read once, resolved by bank in each
     collection."""
 
     keys: tuple[str, ...]

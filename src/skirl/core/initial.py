@@ -1,5 +1,5 @@
-"""Initial values: what a row holds before its first update, from (seed, key) alone or from an array. docs/design.md has the
-formula."""
+"""Initial values: what a row holds before its first update, from (seed, key) alone, as in docs/design.md, or an
+array."""
 
 import hashlib
 from collections.abc import Sequence

@@ -120,8 +120,7 @@ def cuts_of(owner: Owner, dim: int) -> list[tuple[int, slice]]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A predicate on keys: whether they are at one site of each of several placements. It can be sent to another
-    process."""
+    """A predicate on keys, for other processes too: whether they are at one site of each of several placements."""
 
     sites: tuple[tuple[Placement, int], ...]
 

@@ -67,11 +67,9 @@ class CacheSplit(NamedTuple):
 
 @dataclass
 class Capacity:
-    """The size of an engine's cache, for banks of rows: how it is split now, and how it would be for other batches.
-
-    The unit is the row, or the byte if the size is in bytes. The split follows the demand of a run's first batches, and
-    changes if a later batch does not fit: it depends on the data and, with "auto", on the memory that is free at first.
-    """
+    """The size of an engine's cache, for banks of rows, in rows or bytes. Its split follows the demand of a run's first
+    batches, and changes if a later batch does not fit: it depends on the data and, with "auto", on the memory that is
+    free at first."""
 
     cache: CacheSize
     rows: Sequence[int]
@@ -139,10 +137,8 @@ class Capacity:
         return amount - self._bytes_of(staging), staging
 
     def divide(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> CacheSplit:
-        """Split the cache among banks: each gets what one batch needs and at least one slot, the rest goes by demand.
-
-        `distinct`: the demand, distinct rows of each bank in the first window. `largest`: those of one batch.
-        """
+        """Split the cache among banks: each gets what one batch needs and at least one slot, the rest goes by demand,
+        `distinct` rows in the first window. `largest`: the rows of one batch."""
         budget, staging = self._budget(largest, in_flight)
         floors = [min(n, most) for n, most in zip(self.rows, largest, strict=True)]
         # If there is one bank and the cache is in rows, the planner says which batch does not fit.
@@ -170,10 +166,8 @@ class Capacity:
         raise self.refusal(needs, in_flight=in_flight, number=number)
 
     def refusal(self, batches: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
-        """Return the error for batch `number`, which no split holds. `batches`: the rows of it and of batches after it.
-
-        It asks for what the largest of them needs, so that the next is not refused too.
-        """
+        """Return the error for batch `number`, which no split holds, the first of `batches`. It asks for what the
+        largest of them needs, so that the next is not refused too."""
         (budget, staging), needs = self._budget(batches[0], in_flight), self.needs(batches)
         first, most = "this batch" if number is None else f"batch {number}", int(needs.argmax())
         floors = np.minimum(batches[0], self.rows)

@@ -1,5 +1,5 @@
-"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model that is there.
-TorchRec is recognized by the names of its methods and never imported, so any of its releases will do."""
+"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model, also of TorchRec, never
+imported."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -29,7 +29,7 @@ NARROW = 1 << 31
 
 @dataclass(slots=True)
 class Reads:
-    """The rows that one trainer reads of one bank in one step, from a buffer ordered by owner, then table, then last
+    """What one trainer reads of one bank in one step, from a buffer ordered by owner, then table, then last
     position."""
 
     place: np.ndarray

@@ -133,9 +133,9 @@ class InLoop:
         return not self.works or self.micro + 1 == len(self.works[0].micros)
 
     def tears(self, collections: Sequence[Collection]) -> bool:
-        """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all that
-        the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not count.
-        """
+        """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all
+        that the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not
+        count."""
         if not self.applied:
             return False
         needed = [work.begun for work in self.works] if self.updates is None else self.updates
@@ -144,10 +144,8 @@ class InLoop:
 
 
 class Pass:
-    """An iterator over the batches of one pass.
-
-    If it was interrupted while it brought a batch, it refuses to go on, since that batch would be lost.
-    """
+    """An iterator over the batches of one pass. Interrupted while it brings a batch, it refuses to go on: that one is
+    lost."""
 
     def __init__(self, ahead: "Lookahead", pipeline: Pipeline) -> None:
         self._ahead, self.pipeline = ahead, pipeline

@@ -35,11 +35,9 @@ _MOST_PARTS = 10_000
 
 
 class Watch:
-    """Watches the reads of one pass over a loader, which runs in the loop's own thread.
-
-    A thread reports a read that takes longer than the timeout, and again after twice the time, and so on: the stacks of
-    all threads go to stderr and one sentence to the log. When the loader returns, the loop gets `StageStuck`.
-    """
+    """Watches the reads of one pass over a loader, which runs in the loop's own thread. A thread reports one that takes
+    longer than the timeout, again after twice the time, and so on. When the loader returns, the loop gets
+    `StageStuck`."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout

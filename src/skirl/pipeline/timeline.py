@@ -1,6 +1,5 @@
-"""The timeline of a run: what every thread did when, as a file for https://ui.perfetto.dev or chrome://tracing.
-
-A fetch under the compute of earlier steps is hidden; a `wait` shows what was not hidden."""
+"""The timeline of a run: what every thread did when, as a file for https://ui.perfetto.dev or chrome://tracing. A fetch
+under the compute of earlier steps is hidden; a `wait` shows what was not hidden."""
 
 import json
 import logging
@@ -21,11 +20,8 @@ LANES = ("plan", "fetch", LOOP, "write", "write 2")
 
 
 class Timeline:
-    """Writes events to a file as they end. Any thread may add one. Opening it replaces the file.
-
-    Events `read`, `wait`, `load` and `compute` are in the lane of the training loop; `enter` and `plan`, `fetch`, and
-    `write` each in that of a thread of the pipeline. Arrows join those of one step.
-    """
+    """Writes events to a file as they end, `read`, `wait`, `load` and `compute` in the lane of the training loop, the
+    others in that of a thread of the pipeline. Arrows join those of one step. Any thread may add one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

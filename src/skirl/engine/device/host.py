@@ -56,8 +56,7 @@ class Reused:
 
     def _fitting(self, need: int) -> np.ndarray | None:
         """Return the free buffer that fits and was used last, or None. Any thread may give one back meanwhile, so this
-        uses only a list's own methods, which are atomic.
-        """
+        uses only a list's own methods, which are atomic."""
         passed: list[np.ndarray] = []
         try:
             while self._free:

@@ -294,12 +294,9 @@ def sums(
     live: torch.Tensor, stretches: torch.Tensor, runs: torch.Tensor, rounds: Sequence[int], partial: torch.Tensor,
     marks: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Sum the gradients of distinct rows into the first rows of `partial`, as tree.sums does over all rows.
-
-    - `live`: bool or uint8 [features]; empty if all have a gradient.
-    - `partial`: contiguous, [m, dim] for m stretches, in the dtype of `grads`.
-    - `marks`: int32 [m + rows]: the first receive how many positions of each row had a gradient.
-    """
+    """Sum the gradients of distinct rows into the first rows of `partial`, [m, dim] for m stretches, as tree.sums does
+    over all rows. `live` may be empty if all features have a gradient. The first of `marks`, int32 [m + rows], receive
+    how many positions of each row had one."""
     dim = grads.shape[1]
     sum_stretches(group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks)
     shape = block(dim)

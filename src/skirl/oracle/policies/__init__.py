@@ -1,5 +1,4 @@
-"""The interface of an eviction policy, which decides which resident rows leave when a batch needs room. It sees slots,
-never keys."""
+"""The interface of an eviction policy: which resident rows leave when a batch needs room. It sees slots, never keys."""
 
 from collections.abc import Callable
 from typing import Protocol
