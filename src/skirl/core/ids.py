@@ -15,7 +15,7 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
-_NONE, _NO_BAGS = np.empty(0, np.int32), np.zeros(1, np.int32)
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -168,9 +168,6 @@ class BankIds:
     def share(self) -> None:
         """Find which bags are pooled once for several samples."""
         columns = [f for f, each in enumerate(self.inverse) if each is not None and self.pooled]
-        if not columns:
-            self.columns, self.bag, self.begins = _NONE, _NONE, _NO_BAGS
-            return
         self.columns, self.bag = np.array(columns, np.int32), np.empty((self.batch, len(columns)), np.int32)
         self.begins = np.zeros(len(columns) + 1, np.int32)
         np.cumsum(np.diff(self.first)[columns], out=self.begins[1:])

@@ -551,12 +551,7 @@ class Lookahead:
         self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if this lookahead cannot go on from a state. Nothing else happens.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned.
-        """
+        """Raise if this lookahead cannot go on from a state. Nothing else happens."""
         if self.iterating:
             raise RuntimeError(
                 "this lookahead is already iterating: load before its loop, or make a new lookahead and load into that"

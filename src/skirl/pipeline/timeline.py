@@ -31,12 +31,11 @@ class Timeline:
         self._began = time.monotonic()
         self._file: FileIO | None = self.path.open("wb", buffering=0)
         """None once it has ended."""
-        with self._lock:
-            self._write("[")
-            self._put(name="process_name", ph="M", args={"name": "skirl"})
-            for number, lane in enumerate(LANES):
-                self._put(name="thread_name", ph="M", tid=number, args={"name": lane})
-                self._put(name="thread_sort_index", ph="M", tid=number, args={"sort_index": number})
+        self._write("[")
+        self._put(name="process_name", ph="M", args={"name": "skirl"})
+        for number, lane in enumerate(LANES):
+            self._put(name="thread_name", ph="M", tid=number, args={"name": lane})
+            self._put(name="thread_sort_index", ph="M", tid=number, args={"sort_index": number})
 
     def add(
         self, lane: str, what: str, step: int, began: float, ended: float, facts: Mapping[str, Any] | None = None

@@ -50,10 +50,6 @@ def update(
     """
     n, m = rows.numel(), stretches.shape[0]
     half = cache.dtype in (torch.float16, torch.bfloat16)
-    if half != (rounding is not None):
-        raise ValueError(
-            f"update of {cache.dtype} rows: rounding is {rounding}, pass (seed, step) for half precision only"
-        )
     sum_stretches(group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks)
     strides = {"grad_stride": grads.stride(0), "partial_stride": dim}
     options = {"dim": dim, **strides, "SCALED": scale.numel() > 0, "LIVE": live.numel() > 0}
