@@ -227,6 +227,8 @@ class Run:
             for stop in part.passes:
                 taken, before = 0, len(self.report.works)
                 if stop != 0:
+                    if self.ours.engine.capacity.by_one:
+                        self.residents = []  # the cache is split again, and starts empty
                     for item in batches:
                         if taken % case.accumulate == 0:
                             self._begin(items[taken : taken + case.accumulate])

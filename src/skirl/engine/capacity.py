@@ -78,6 +78,8 @@ class Capacity:
     free: Callable[[], int] = free_bytes
     split: CacheSplit | None = None
     """None until the first batches have decided it."""
+    by_one: bool = False
+    """True if a batch that was looked up alone decided the split. A lookahead decides by its window instead."""
 
     def __post_init__(self) -> None:
         self._kind, self._amount = parse_cache(self.cache)
@@ -190,7 +192,7 @@ class Capacity:
             self._kind, self._amount = "bytes", sum(map(self._bytes_of, split))  # for all splits to come
 
     def forget(self) -> None:
-        self.split = None
+        self.split, self.by_one = None, False
 
     @property
     def saved(self) -> dict[str, Any] | None:

@@ -170,8 +170,8 @@ class Engine:
             self.damage, self._cause = what.rstrip(".") + then, cause
 
     def forget_split(self) -> None:
-        """Drop a split that was made for variants that have left."""
-        if any(pack.left for pack in self.packs):
+        """Drop a split that a batch looked up alone has decided, or one for variants that have left."""
+        if self.capacity.by_one or any(pack.left for pack in self.packs):
             self.drop_caches()
 
     def allocate(self, split: CacheSplit) -> None:

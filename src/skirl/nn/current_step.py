@@ -284,11 +284,16 @@ class StepByStep:
         return work
 
     def _planned(self, window: Window, ids: Ids) -> Work:
-        window.enter([ids])
-        works = window.next()
-        if works is None:  # it fits if the cache is split anew among banks
-            self._engine.drop_caches()
-            window.begin_anew()
+        capacity = self._engine.capacity
+        by_one = capacity.by_one or capacity.split is None  # a lookahead will split by its window
+        try:
+            window.enter([ids])
             works = window.next()
-            assert works is not None
+            if works is None:  # it fits if the cache is split anew among banks
+                self._engine.drop_caches()
+                window.begin_anew()
+                works = window.next()
+                assert works is not None
+        finally:
+            capacity.by_one = by_one
         return works[0]
