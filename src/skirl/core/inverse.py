@@ -97,8 +97,7 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> tuple[int, np.nda
         if tensor is None:
             if stride != batch:
                 raise BadIds(
-                    f"feature {name!r} has {stride} bags for {batch} samples and no inverse: give it one, or a bag for each "
-                    "sample"
+                    f"feature {name!r} has {stride} bags for {batch} samples and no inverse: give it one, or {batch} bags"
                 )
             of.append(None)
             continue
@@ -134,8 +133,7 @@ def no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds
 def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
     if len(strides) != len(keys) or any(stride < 0 for stride in strides) or sum(strides) != bags:
         raise BadIds(
-            f"strides are {list(strides)} for {len(keys)} features and {bags} bags: pass how many bags of lengths each "
-            "feature has"
+            f"strides are {list(strides)} for {len(keys)} features and {bags} bags: pass how many each feature has"
         )
 
 
@@ -152,8 +150,7 @@ def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -
         if len({bags[name] for name in names}) > 1:
             each = ", ".join(f"{name}: {bags[name]}" for name in names)
             raise ValueError(
-                f"features of one group have different numbers of bags ({each}): group only features that have the same "
-                "bags"
+                f"features of one group have different numbers of bags ({each}): group those of one number"
             )
         if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1:
             what = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__

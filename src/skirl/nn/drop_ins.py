@@ -106,8 +106,7 @@ class _Bags(_Lookups):
                 ends = torch.cat([ends, ends.new_tensor([input.numel()])])
             if not ends.numel() or ends[0] != 0 or ends[-1] > input.numel() or (ends.diff() < 0).any():
                 raise ValueError(
-                    f"offsets have to ascend from 0 to at most {input.numel()}, the number of ids: pass where each "
-                    "bag begins"
+                    f"offsets have to ascend from 0 to at most {input.numel()} ids: pass where each bag begins"
                 )
         else:
             raise ValueError(f"input is {list(input.shape)}: pass [bags, ids], or one dimension and offsets")
