@@ -157,9 +157,6 @@ class OncePerBag(nn.Module):
             )
         return (feature.rows,)
 
-    def extra_repr(self) -> str:
-        return f"takes={self.takes!r}"
-
 
 def _kind(layer: nn.Module) -> Kind | None:
     if isinstance(layer, _BatchNorm):
