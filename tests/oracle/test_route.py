@@ -4,7 +4,6 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,14 +132,6 @@ def test_all_end_where_the_first_has_no_more():
     first.end(nothing)
 
 
-def test_ranks_that_are_not_in_step_are_found_out():
-    trainers = two(Plan(1), capacity=3)
-    trainers.owners[1].together.number = 1
-    given = trainers.swap([one_row(1), one_row(2)])
-    with pytest.raises(AssertionError, match="rank 1 is at batch 1, rank 0 at 0"):
-        trainers.owners[0].together.answer(given[0])
-
-
 @cases(50)
 @given(seed=st.integers(0, 1 << 30), ranks=st.integers(1, 5), owner=st.integers(0, 2))
 def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
@@ -150,9 +141,9 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
     received = []
     for part in batch:
         halves = [Asking(SCHEMA, bank, placement).of(positions(part[bank])) for bank in range(len(BANKS))]
-        sent = Letter(BATCH, 7, Vote(3, 1 << 40), [given_to[owner] for _, given_to in halves])
+        sent = Letter(BATCH, Vote(3, 1 << 40), [given_to[owner] for _, given_to in halves])
         received.append(Letter.unpacked(sent.packed(), len(BANKS)))
-        assert (received[-1].kind, received[-1].number, received[-1].vote) == (BATCH, 7, (3, 1 << 40))
+        assert (received[-1].kind, received[-1].vote) == (BATCH, (3, 1 << 40))
     for bank, tables in enumerate(BANKS):
         together, serve = joined(np.array(tables), [letter.banks[bank] for letter in received])
         wanted = [asked(part[bank], owner, placement) for part in batch]
@@ -163,5 +154,5 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
 
 def test_rows_at_the_edges_of_their_numbers():
     rows = np.array([0, 2**31, 2**32 - 1, 2**32, 2**48 - 1, 2**31 - 1, 2**31, 2**31 - 1])
-    (part,) = Letter.unpacked(Letter(BATCH, 0, Vote(0, 0), [Requests(rows, np.array([5, 1, 2]))]).packed(), 1).banks
+    (part,) = Letter.unpacked(Letter(BATCH, Vote(0, 0), [Requests(rows, np.array([5, 1, 2]))]).packed(), 1).banks
     assert part.rows.tolist() == rows.tolist() and part.counts.tolist() == [5, 1, 2]

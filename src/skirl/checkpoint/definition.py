@@ -135,7 +135,7 @@ def check_data(saved: Any, data: Any, engines: Sequence[Engine]) -> None:
         return
     if saved is None:
         raise CheckpointError("the checkpoint was saved without data: leave data out, or save with data=batches")
-    if isinstance(data, Lookahead) and not all(map(data.moves, engines)):
+    if isinstance(data, Lookahead) and not {*engines} <= {*data.engines}:
         raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
     if hasattr(data, "check_state"):
         data.check_state(saved)

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
 from skirl.core.jagged import KeyedJagged as KeyedJagged
 
 
-@runtime_checkable
 class Sparse(Protocol):
     """The methods that skirl calls on a batch's ids; TorchRec's KeyedJaggedTensor has them."""
 

@@ -63,35 +63,28 @@ def _of_ids(ids: Any, features: Sequence[str] | None, mask: int = (1 << 64) - 1)
 
 @kernel
 def _find(values, weights, starts, mask, table, hashes, inverse, first):
-    """Number the distinct bags in order of appearance, from where they start. Return how many there are, and their
-    ids."""
+    """Number the distinct bags by their first appearance. Return how many there are, and their ids."""
     bags = left = 0
     last = len(table) - 1
     weighted = len(weights) > 0
     for sample in range(len(starts) - 1):
         begin, end = np.uint64(starts[sample]), np.uint64(starts[sample + 1])  # no index has to be checked for its sign
         bag = -1
-        if sample > 0:
-            before = inverse[sample - 1]
-            low, high = np.uint64(starts[first[before]]), np.uint64(starts[first[before] + 1])
-            if _same(values, weights, weighted, begin, end, low, high):
-                bag = before
+        h = _hash(values, weights, weighted, begin, end) & mask
+        place = np.int64(h >> np.uint64(20)) & last
+        while table[place] >= 0:
+            other = table[place]
+            if hashes[other] == h:
+                low, high = np.uint64(starts[first[other]]), np.uint64(starts[first[other] + 1])
+                if _same(values, weights, weighted, begin, end, low, high):
+                    bag = other
+                    break
+            place = (place + 1) & last
         if bag < 0:
-            h = _hash(values, weights, weighted, begin, end) & mask
-            place = np.int64(h >> np.uint64(20)) & last
-            while table[place] >= 0:
-                other = table[place]
-                if hashes[other] == h:
-                    low, high = np.uint64(starts[first[other]]), np.uint64(starts[first[other] + 1])
-                    if _same(values, weights, weighted, begin, end, low, high):
-                        bag = other
-                        break
-                place = (place + 1) & last
-            if bag < 0:
-                bag = bags
-                table[place], hashes[bag], first[bag] = bag, h, sample
-                bags += 1
-                left += starts[sample + 1] - starts[sample]
+            bag = bags
+            table[place], hashes[bag], first[bag] = bag, h, sample
+            bags += 1
+            left += starts[sample + 1] - starts[sample]
         inverse[sample] = bag
     return bags, left
 

@@ -76,13 +76,9 @@ class Groups(Sequence[RowOptimizer]):
     ) -> NDArray[Any]:
         """Return the numbers that the kernels of one bank need, [all tables, COLUMNS] in the dtype of the rows; zeros
         for tables outside the bank. steps: number of updates that each table has had, including this one."""
-        counts, known = steps.tolist(), {}  # most tables have had the same number
         rows: list[tuple[float, ...]] = [()] * len(self)
         for t in tables:
-            at = self.of[t], counts[t]
-            if at not in known:
-                known[at] = self[t].numbers(*settings[at[0]], counts[t])
-            rows[t] = known[at]
+            rows[t] = self[t].numbers(*settings[self.of[t]], int(steps[t]))
         return padded(rows, dtype)
 
 

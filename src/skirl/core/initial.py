@@ -1,5 +1,5 @@
-"""Initial values: what a row holds before its first update, from (seed, key) alone or from an array. docs/design.md has the
-formula."""
+"""Initial values: what a row holds before its first update, from (seed, key) alone, as in docs/design.md, or an
+array."""
 
 import hashlib
 from collections.abc import Sequence
@@ -112,8 +112,7 @@ class Given:
                 )
             if given.shape != (rows, dim):
                 raise ValueError(
-                    f"has shape {list(given.shape)} in {given.where}, but the table is [{rows}, {dim}]: give both the same "
-                    "shape"
+                    f"has shape {list(given.shape)} in {given.where}, but the table is [{rows}, {dim}]: make them alike"
                 )
         except (TypeError, ValueError) as error:
             raise type(error)(f"table {table!r}: init {error}") from None

@@ -17,12 +17,6 @@ def pays(ids: int, left: int, samples: int) -> bool:
     return ids >= LEAST * left and ids - left >= samples
 
 
-def taken(array: np.ndarray, at: Sequence[slice]) -> np.ndarray:
-    """Return the entries at some of a bank's positions, of an array that is empty or has an entry for each."""
-    parts = [array[each] for each in at] if len(array) else [array]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
 @kernel
 def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, scale):
     """Fill offsets, bag_of and scale. Return whether every bag has exactly one id. By feature: its first bag in
@@ -97,8 +91,7 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> tuple[int, np.nda
         if tensor is None:
             if stride != batch:
                 raise BadIds(
-                    f"feature {name!r} has {stride} bags for {batch} samples and no inverse: give it one, or a bag for each "
-                    "sample"
+                    f"feature {name!r} has {stride} bags for {batch} samples and no inverse: give it one, or {batch} bags"
                 )
             of.append(None)
             continue
@@ -134,8 +127,7 @@ def no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds
 def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
     if len(strides) != len(keys) or any(stride < 0 for stride in strides) or sum(strides) != bags:
         raise BadIds(
-            f"strides are {list(strides)} for {len(keys)} features and {bags} bags: pass how many bags of lengths each "
-            "feature has"
+            f"strides are {list(strides)} for {len(keys)} features and {bags} bags: pass how many each feature has"
         )
 
 
@@ -152,8 +144,7 @@ def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -
         if len({bags[name] for name in names}) > 1:
             each = ", ".join(f"{name}: {bags[name]}" for name in names)
             raise ValueError(
-                f"features of one group have different numbers of bags ({each}): group only features that have the same "
-                "bags"
+                f"features of one group have different numbers of bags ({each}): group those of one number"
             )
         if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1:
             what = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__

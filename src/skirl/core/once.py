@@ -49,8 +49,7 @@ class Distinct(NamedTuple):
 
 
 class Expand(torch.autograd.Function):
-    """Copies entries of bags, by index `at`, to samples. Backward sums by bag, over samples in ascending order,
-    starting from 0."""
+    """Copies entries of bags, by index `at`, to samples. Backward sums by bag, over samples ascending, from 0."""
 
     @staticmethod
     def forward(ctx: Any, per_bag: Tensor, at: Tensor) -> Tensor:
@@ -157,9 +156,6 @@ class OncePerBag(nn.Module):
                 "each: set takes to 'padded' or 'jagged', or use an EmbeddingBagCollection, which pools"
             )
         return (feature.rows,)
-
-    def extra_repr(self) -> str:
-        return f"takes={self.takes!r}"
 
 
 def _kind(layer: nn.Module) -> Kind | None:

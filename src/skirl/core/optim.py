@@ -159,8 +159,7 @@ class RowOptimizer:
         )
 
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return the `numbers` of several tables, [tables, COLUMNS] in the dtype of the rows, rounded once from
-        float64."""
+        """Return the `numbers` of several tables, [tables, COLUMNS] in the dtype of the rows."""
         return padded([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
 
     def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:

@@ -28,10 +28,6 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _WHOLE = 1 << 64
 _MOST = 1 << 32
 """Most that weights may add up to, so that no range is empty."""
-_BUCKET_BITS = 8
-_BUCKETS = 1 << _BUCKET_BITS
-"""Equal parts of the hash. A bucket within one range is stored as ~site, any other as its first site."""
-_TO_BUCKET = np.uint64(64 - _BUCKET_BITS)
 
 
 @dataclass(frozen=True)
@@ -80,14 +76,9 @@ class Placement:
 
     @cached_property
     def arrays(self) -> tuple[Any, ...]:
-        starts = np.array([begin for begin, _ in self.ranges], np.uint64)
-        lasts = np.array([end - 1 for _, end in self.ranges], np.uint64)
-        begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
-        low, high = (
-            np.searchsorted(starts, of, "right") - 1 for of in (begins, begins + np.uint64((1 << int(_TO_BUCKET)) - 1))
-        )
+        """What is added to a key before it is mixed, and the last hash of each site's range."""
         salt = np.uint64((SALTS[self.use] + 1) * _GOLDEN % _WHOLE)
-        return salt, np.where(low == high, ~low, low).astype(np.int32), lasts
+        return salt, np.array([end - 1 for _, end in self.ranges], np.uint64)
 
     def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         out = np.empty(len(keys), np.int32)
@@ -129,8 +120,7 @@ def cuts_of(owner: Owner, dim: int) -> list[tuple[int, slice]]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A predicate on keys: whether they are at one site of each of several placements. It can be sent to another
-    process."""
+    """A predicate on keys, for other processes too: whether they are at one site of each of several placements."""
 
     sites: tuple[tuple[Placement, int], ...]
 
@@ -156,19 +146,16 @@ class Shard:
 
 
 @kernel
-def site_in(key, salt, guess, lasts):
-    """Return, in a kernel, the site of a key; the last three are `Placement.arrays`."""
+def site_in(key, salt, lasts):
+    """Return, in a kernel, the site of a key; the last two are `Placement.arrays`."""
     hashed = mix(np.uint64(key) + salt)
-    known = guess[hashed >> _TO_BUCKET]
-    if known < 0:
-        return np.int64(~known)
-    site = np.uint32(known)
+    site = np.uint32(0)
     while lasts[site] < hashed:  # the last range ends with the last hash
         site += np.uint32(1)
     return np.int64(site)
 
 
 @kernel
-def _sites(keys, salt, guess, lasts, out):
+def _sites(keys, salt, lasts, out):
     for i in range(len(keys)):
-        out[i] = site_in(keys[i], salt, guess, lasts)
+        out[i] = site_in(keys[i], salt, lasts)

@@ -75,8 +75,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Bank:
-    """The tables of one dim and one kind of row optimizer: their records are alike, so they share a cache and a
-    planner."""
+    """The tables of one dim and one kind of row optimizer: alike in their records, they share a cache and a planner."""
 
     dim: int
     tables: tuple[int, ...]

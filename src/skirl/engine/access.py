@@ -54,9 +54,8 @@ def records_of(engine: Engine, keys: np.ndarray, bank: int, pack: int | None = N
 
 
 def weights_of_all(engine: Engine, keys: np.ndarray, bank: int, pack: int = 0) -> np.ndarray:
-    """Return rows as `peek` does, whichever trainer owns them. With several trainers, all must call this at
-    the same time, and only weights are returned.
-    """
+    """Return weights as `peek` does, whichever trainer owns them. With several trainers, all must call this at the same
+    time."""
     of = engine.packs[pack].schema.banks[bank]
     return engine.rows.look_up(keys, of.tables[0], of.dim, lambda keys: peek(engine, keys, bank, pack))
 

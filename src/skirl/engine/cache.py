@@ -1,6 +1,4 @@
-"""The rows that are on the device after the last executed step, by slot, in 18 bytes of the host for each.
-
-It is for those who must see the executed state: evaluation, checkpoints and the next planner."""
+"""The rows that are on the device after the last executed step, for evaluation, checkpoints and the next planner."""
 
 from collections.abc import Sequence
 
@@ -12,7 +10,7 @@ from skirl.tools.jit import kernel
 
 
 class Cache:
-    """The slots of one bank, and the rows that they held after the last executed step."""
+    """The slots of one bank, and the rows that they held after the last executed step, 18 bytes a slot."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -48,10 +46,8 @@ class Cache:
         self.changes.changing(self.flags, slots, self.key_of, self.records)
 
     def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray, bool]], rows: np.ndarray) -> None:
-        """Record an executed step: it emptied the slots `left`, filled `came` and used `rows` in order.
-
-        `came`: keys, slots, and whether the store has or gets all these rows as they came.
-        """
+        """Record an executed step: it emptied the slots `left`, filled `came` (keys, slots, and whether the store has
+        or gets all these rows as they came), and used `rows` in order."""
         _set(self.key_of, left, -1)
         for keys, slots, stored in came:
             _fill(self.key_of, keys, slots)

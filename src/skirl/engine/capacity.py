@@ -14,6 +14,7 @@ from skirl.tools.machine import free_bytes
 from skirl.tools.units import parse_bytes
 
 CacheSize = int | str
+_HOW = "set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
 AUTO = 0.5
 """Share of the free memory when training begins. The rest is for the model, its activations and what comes later."""
 
@@ -35,19 +36,14 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
     >>> parse_cache(1000), parse_cache("10%"), parse_cache("1MiB"), parse_cache("auto")
     (('rows', 1000), ('share', 0.1), ('bytes', 1048576), ('auto', 0.5))
     """
-    if cache == "auto":
-        return "auto", AUTO
-    if isinstance(cache, Integral) and not isinstance(cache, bool):
-        cache = int(cache)  # numpy's integers too
-    if isinstance(cache, bool) or not isinstance(cache, int | str):
-        raise TypeError(
-            f"cache is a {type(cache).__name__}: set it to a number of rows, a share like '10%', a size like '4GiB' or "
-            "'auto'"
-        )
-    if isinstance(cache, int):
+    if not isinstance(cache, str):
+        if isinstance(cache, bool) or not isinstance(cache, Integral):
+            raise TypeError(f"cache is a {type(cache).__name__}: {_HOW}")
         if not 1 <= cache <= MAX_ROWS:
             raise ValueError(f"cache is {cache} rows: set it to 1 or more, up to 2**{ROW_BITS}")
-        return "rows", cache
+        return "rows", int(cache)
+    if cache == "auto":
+        return "auto", AUTO
     share = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", cache)
     if share:
         if not 0 < float(share[1]) <= 100:
@@ -56,9 +52,7 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
     try:
         size = parse_bytes(cache)
     except ValueError:
-        raise ValueError(
-            f"cache is {cache!r}: set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
-        ) from None
+        raise ValueError(f"cache is {cache!r}: {_HOW}") from None
     if size < 1:
         raise ValueError(f"cache is {cache!r}: set it to 1 byte or more")
     return "bytes", size
@@ -73,11 +67,9 @@ class CacheSplit(NamedTuple):
 
 @dataclass
 class Capacity:
-    """The size of an engine's cache, for banks of rows: how it is split now, and how it would be for other batches.
-
-    The unit is the row, or the byte if the size is in bytes. The split follows the demand of a run's first batches, and
-    changes if a later batch does not fit: it depends on the data and, with "auto", on the memory that is free at first.
-    """
+    """The size of an engine's cache, for banks of rows, in rows or bytes. Its split follows the demand of a run's first
+    batches, and changes if a later batch does not fit: it depends on the data and, with "auto", on the memory that is
+    free at first."""
 
     cache: CacheSize
     rows: Sequence[int]
@@ -147,10 +139,8 @@ class Capacity:
         return amount - self._bytes_of(staging), staging
 
     def divide(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> CacheSplit:
-        """Split the cache among banks: each gets what one batch needs and at least one slot, the rest goes by demand.
-
-        `distinct`: the demand, distinct rows of each bank in the first window. `largest`: those of one batch.
-        """
+        """Split the cache among banks: each gets what one batch needs and at least one slot, the rest goes by demand,
+        `distinct` rows in the first window. `largest`: the rows of one batch."""
         budget, staging = self._budget(largest, in_flight)
         floors = [min(n, most) for n, most in zip(self.rows, largest, strict=True)]
         # If there is one bank and the cache is in rows, the planner says which batch does not fit.
@@ -178,10 +168,8 @@ class Capacity:
         raise self.refusal(needs, in_flight=in_flight, number=number)
 
     def refusal(self, batches: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
-        """Return the error for batch `number`, which no split holds. `batches`: the rows of it and of batches after it.
-
-        It asks for what the largest of them needs, so that the next is not refused too.
-        """
+        """Return the error for batch `number`, which no split holds, the first of `batches`. It asks for what the
+        largest of them needs, so that the next is not refused too."""
         (budget, staging), needs = self._budget(batches[0], in_flight), self.needs(batches)
         first, most = "this batch" if number is None else f"batch {number}", int(needs.argmax())
         floors = np.minimum(batches[0], self.rows)
@@ -214,27 +202,11 @@ class Capacity:
         return {"cache": self.cache, "slots": self.split.slots, "staging_rows": self.split.staging_rows}
 
     def saved_split(self, saved: dict[str, Any] | None) -> CacheSplit | None:
-        """Return the split that a run was saved with, or None if its cache had another size than this one."""
+        """Return the split that a run was saved with. None if its cache had another size, or this machine no room for it."""
         if saved is None or saved["cache"] != self.cache:
             return None
-        return CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
-
-    def allows(self, saved: Any) -> bool:
-        """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""
-        if saved is None or saved["cache"] != self.cache:
-            return True
-        kind, amount = parse_cache(self.cache)
-        counts = [*saved["slots"], *saved["staging_rows"]]
-        if len(counts) != 2 * len(self.rows) or not all(type(n) is int and 0 < n < MAX_ROWS for n in counts):
-            return False
-        weights = self.record_bytes if kind == "bytes" else [1 for _ in self.rows]
-        most = amount * sum(self.rows) if kind == "share" else amount
-        most = max(1, most) + sum(weights[1:])  # a bank that no batch had a row of still has one slot
-        taken = sum(n * weight for n, weight in zip(saved["slots"], weights, strict=True))
-        if kind == "auto":  # another machine may have had more memory: the split stays, so it has to fit here
-            taken = self._bytes_of(saved["slots"]) + self._bytes_of(saved["staging_rows"])
-            most = max(1, self.free())
-        return all(n <= rows for n, rows in zip(saved["slots"], self.rows, strict=True)) and taken <= most
+        split = CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
+        return split if self.cache != "auto" or sum(map(self._bytes_of, split)) <= self.free() else None
 
 
 def _share(

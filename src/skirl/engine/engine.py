@@ -294,13 +294,11 @@ class Engine:
         records = np.empty((len(keys), self.held[bank]), self.dtype)
         places = np.arange(len(keys), dtype=np.int32)
         for pack in self.packs:
-            alone = len(self.packs) == 1 and not self.half
-            rows = records if alone else np.empty((len(keys), pack.widths[bank]), self.dtype)
+            rows = np.empty((len(keys), pack.widths[bank]), self.dtype)
             own = pack.columns[bank]
             run(fill, len(keys), keys, places, rows, own.first, *own.filling, threads=torch.get_num_threads())
             self.first_values.give(pack.name, keys, rows)
-            if not alone:
-                records[:, pack.own(bank)] = packed(rows, self.half) if self.half else rows
+            records[:, pack.own(bank)] = packed(rows, self.half) if self.half else rows
         return records
 
     def check_new(self, keys: np.ndarray) -> None:

@@ -1,6 +1,5 @@
-"""Rows that exist for the oracle and are not in the store: they come in as fetched rows do, and get their first values
-here. These are rows of tables that begin from an array or a file.
-"""
+"""Rows that exist for the oracle and are not in the store, of tables that begin from an array or a file: they come in
+as fetched rows do, and get their first values here."""
 
 import threading
 from collections.abc import Iterable, Sequence

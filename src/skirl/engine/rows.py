@@ -368,11 +368,7 @@ def open_rows(
             check_cut(tables[number], optimizers[number], owner, at, half)
         whole[number] = owner
     if at.type != "cpu":
-        log.warning(
-            "%d trainers on GPUs: this has not been run yet, check that `skirl launch -n 2 -- train` and one process give "
-            "the same bits on your machine",
-            peers.size,
-        )
+        log.warning("%d trainers on GPUs: this has not been run yet, compare the bits with one process's", peers.size)
     return SharedRows(peers, whole)
 
 

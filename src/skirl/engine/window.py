@@ -1,6 +1,4 @@
-"""The window of one pass: batches that were read and not planned yet, from their ids to their Steps.
-
-It belongs to the planner's thread."""
+"""The window of one pass: batches that were read and not planned yet, from their ids to their Steps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,11 +22,9 @@ FIRST_WINDOW = 8
 
 
 class Window:
-    """Turns micro-batches into planned steps.
-
-    `enter` and `next` raise what is wrong with a batch: an id out of range, or more rows than the cache holds. If it is
-    only the split of the cache that a batch does not fit, the window is `stopped` once all before it is planned.
-    """
+    """Turns micro-batches into planned steps, in the planner's thread. `enter` and `next` raise what is wrong with a
+    batch: an id out of range, or more rows than the cache holds. If it is only the split of the cache that a batch does
+    not fit, the window is `stopped` once all before it is planned."""
 
     def __init__(
         self,
@@ -122,7 +118,7 @@ class Window:
             self._planner.end()
 
     def next(self) -> list[Work] | None:
-        """Plan the next step and return it, by collection. Return None until the window is full, when it stops, or if all is
+        """Plan the next step and return it, by collection; None until the window is full, when it stops, or if all is
         planned."""
         with self._told():
             return self._next()

@@ -151,10 +151,7 @@ class Work:
 
 @dataclass
 class Counters:
-    """Rows moved since the engine was made.
-
-    Fetched and written rows are counted when they move, and only those that the store had or took.
-    """
+    """Rows moved since the engine was made, counted when they move, and only those that the store had or took."""
 
     steps: int = 0
     fetched: int = 0

@@ -1,5 +1,5 @@
-"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model that is there.
-TorchRec is recognized by the names of its methods and never imported, so any of its releases will do."""
+"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model, also of TorchRec, never
+imported."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -106,8 +106,7 @@ class _Bags(_Lookups):
                 ends = torch.cat([ends, ends.new_tensor([input.numel()])])
             if not ends.numel() or ends[0] != 0 or ends[-1] > input.numel() or (ends.diff() < 0).any():
                 raise ValueError(
-                    f"offsets have to ascend from 0 to at most {input.numel()}, the number of ids: pass where each "
-                    "bag begins"
+                    f"offsets have to ascend from 0 to at most {input.numel()} ids: pass where each bag begins"
                 )
         else:
             raise ValueError(f"input is {list(input.shape)}: pass [bags, ids], or one dimension and offsets")

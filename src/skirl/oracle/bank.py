@@ -1,5 +1,4 @@
-"""The planner of one bank: batches of ids in, Steps out. A use is one distinct row of a batch in the window, its place
-the index of the use."""
+"""The planner of one bank. A use is one distinct row of a batch in the window, its place the index of the use."""
 
 from collections import deque
 from collections.abc import Iterator

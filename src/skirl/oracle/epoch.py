@@ -117,13 +117,9 @@ def planned(
     *,
     hold_rows: Sequence[int] | None = None,
 ) -> Iterator[list[Step]]:
-    """Yield the Steps of a run over batches of keys, one for each bank, from an empty cache and an empty store: what a run
-    would move, without moving a row. The window's limit in bytes counts only the keys; a run counts all that it holds of
-    each batch.
-
-    `hold_rows`: evicted rows of each bank that can be forwarded at any moment. It turns fetches from the store into
-    forwards and changes no other count.
-    """
+    """Yield the Steps of a run over batches of keys, one for each bank, from an empty cache and an empty store: what a
+    run would move. The window's limit in bytes counts only the keys. `hold_rows`: evicted rows of each bank that can be
+    forwarded at any moment; it turns fetches from the store into forwards and changes no other count."""
     planner = Planner[None](bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
     with closing(Epoch([schema])) if plan.depth == "epoch" else nullcontext() as epoch:
         if epoch is not None:

@@ -83,8 +83,8 @@ def is_full(plan: Plan, window: int, planned: int, vote: Vote) -> bool:
 
 
 def due(plan: Plan, window: int, planned: int, votes: Sequence[Vote]) -> int:
-    """Return how many steps are planned before the next batch enters: while all owners' windows have enough rows, or one
-    has no memory left."""
+    """Return how many steps are planned before the next batch enters: while all windows have enough rows, or one is
+    full."""
     rows, memory = min(vote.rows for vote in votes), max(vote.memory for vote in votes)
     steps = 0
     while is_full(plan, window - steps, planned + steps, Vote(rows - steps, memory - steps)):

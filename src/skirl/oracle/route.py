@@ -29,7 +29,7 @@ NARROW = 1 << 31
 
 @dataclass(slots=True)
 class Reads:
-    """The rows that one trainer reads of one bank in one step, from a buffer ordered by owner, then table, then last
+    """What one trainer reads of one bank in one step, from a buffer ordered by owner, then table, then last
     position."""
 
     place: np.ndarray
@@ -167,7 +167,7 @@ def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[BankIds, np.n
 
 
 @kernel
-def _by_owner(tables, found, low, first, salt, guess, lasts, counts, ask, rows, moved):
+def _by_owner(tables, found, low, first, salt, lasts, counts, ask, rows, moved):
     """Order distinct rows by owner. `counts` comes as zeros. `moved` gets the new index of each row, in the order of
     tables. Owners and places are unsigned. Otherwise each would be checked for wrapping around from the end."""
     owner, owners = np.empty(len(moved), np.uint32), len(counts)
@@ -176,7 +176,7 @@ def _by_owner(tables, found, low, first, salt, guess, lasts, counts, ask, rows, 
         high = np.int64(tables[t]) << ROW_BITS
         mine, of = found[low[t] : low[t] + first[t + 1] - first[t]], owner[first[t] : first[t + 1]]
         for i in range(len(of)):
-            of[i] = site_in(high | mine[i], salt, guess, lasts)
+            of[i] = site_in(high | mine[i], salt, lasts)
         of_table[:] = 0
         for o in of:
             of_table[o] += 1
@@ -231,8 +231,6 @@ BATCH, END, ERROR = 0, 1, 2
 class Letter:
     kind: int
     """`BATCH`; `END`: there are no more; or `ERROR`: the sender cannot go on."""
-    number: int
-    """Number of batches that it told of before."""
     vote: Vote
     banks: Sequence[Requests] = ()
     bags: Sequence[np.ndarray] = ()
@@ -240,15 +238,15 @@ class Letter:
     text: str = ""
 
     def packed(self) -> np.ndarray:
-        head = np.array([self.kind, self.number, *self.vote], np.int64)
+        head = np.array([self.kind, *self.vote], np.int64)
         return pack(head, np.frombuffer(self.text.encode(), np.uint8), *self.arrays)
 
     @classmethod
     def unpacked(cls, message: np.ndarray, banks: int) -> "Letter":
         head, text, *arrays = unpack(message)
-        kind, number, *vote = head.tolist()
+        kind, *vote = head.tolist()
         asked = [Requests(*part) for part in zip(arrays[: 2 * banks : 2], arrays[1 : 2 * banks : 2])]
-        return cls(kind, number, Vote(*vote), asked, arrays[2 * banks :], text.tobytes().decode())
+        return cls(kind, Vote(*vote), asked, arrays[2 * banks :], text.tobytes().decode())
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -363,9 +361,9 @@ class SharedRoute(Route):
         """Return what to give each rank, the first half of an exchange. If `banks` is None, there is no batch."""
         self._reads = []
         if self.failure is not None:
-            letter = Letter(ERROR, self.number, vote, text=str(self.failure))
+            letter = Letter(ERROR, vote, text=str(self.failure))
         elif banks is None:
-            letter = Letter(END, self.number, vote)
+            letter = Letter(END, vote)
         else:
             halves = [
                 (None, asking.nothing()) if owners else asking.of(part)
@@ -378,7 +376,7 @@ class SharedRoute(Route):
                 for owner in owners:
                     bags[owner] += arrays
             asked = zip(zip(*(asked for _, asked in halves), strict=True), bags)
-            return [Letter(BATCH, self.number, vote, banks, of).packed() for banks, of in asked]
+            return [Letter(BATCH, vote, banks, of).packed() for banks, of in asked]
         return [letter.packed()] * self._size
 
     def answer(self, given: Sequence[np.ndarray]) -> Joined | None:
@@ -388,11 +386,6 @@ class SharedRoute(Route):
             if letter.kind == ERROR:
                 self.ended = True
                 raise self._named() or FailedElsewhere(f"rank {rank}: {letter.text}")
-        for rank, letter in enumerate(letters):
-            if letter.number != self.number:
-                raise AssertionError(
-                    f"rank {rank} is at batch {letter.number}, rank {self.rank} at {self.number}: this is a bug in skirl"
-                )
         if any(letter.kind == END for letter in letters):
             self.ended = True
             return None

@@ -133,9 +133,9 @@ class InLoop:
         return not self.works or self.micro + 1 == len(self.works[0].micros)
 
     def tears(self, collections: Sequence[Collection]) -> bool:
-        """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all that
-        the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not count.
-        """
+        """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all
+        that the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not
+        count."""
         if not self.applied:
             return False
         needed = [work.begun for work in self.works] if self.updates is None else self.updates
@@ -144,10 +144,8 @@ class InLoop:
 
 
 class Pass:
-    """An iterator over the batches of one pass.
-
-    If it was interrupted while it brought a batch, it refuses to go on, since that batch would be lost.
-    """
+    """An iterator over the batches of one pass. Interrupted while it brings a batch, it refuses to go on: that one is
+    lost."""
 
     def __init__(self, ahead: "Lookahead", pipeline: Pipeline) -> None:
         self._ahead, self.pipeline = ahead, pipeline
@@ -347,15 +345,6 @@ class Lookahead:
                 f"the model has {len(self.collections)} skirl collections: use .engines instead of .engine"
             )
         return self.collections[0].engine
-
-    def moves(self, engine: Engine) -> bool:
-        """Return whether the batches use the rows of an engine.
-
-        **Arguments**
-
-        - `engine`: that of a collection, or of one variant of a sweep.
-        """
-        return engine in self.engines
 
     @property
     def step(self) -> int:
@@ -562,12 +551,7 @@ class Lookahead:
         self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if this lookahead cannot go on from a state. Nothing else happens.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned.
-        """
+        """Raise if this lookahead cannot go on from a state. Nothing else happens."""
         if self.iterating:
             raise RuntimeError(
                 "this lookahead is already iterating: load before its loop, or make a new lookahead and load into that"

@@ -35,11 +35,9 @@ _MOST_PARTS = 10_000
 
 
 class Watch:
-    """Watches the reads of one pass over a loader, which runs in the loop's own thread.
-
-    A thread reports a read that takes longer than the timeout, and again after twice the time, and so on: the stacks of
-    all threads go to stderr and one sentence to the log. When the loader returns, the loop gets `StageStuck`.
-    """
+    """Watches the reads of one pass over a loader, which runs in the loop's own thread. A thread reports one that takes
+    longer than the timeout, again after twice the time, and so on. When the loader returns, the loop gets
+    `StageStuck`."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -108,9 +106,8 @@ def _report(number: int, took: float) -> None:
     with suppress(AttributeError, OSError, RuntimeError, ValueError):  # without a terminal there may be no such file
         faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
     log.error(
-        "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it returns, the loop raises "
-        "an error: raise lookahead(timeout=...) if it is only slow. If it hangs, stop it with Ctrl-C, or with `kill %d` "
-        "if that has no effect",
+        "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it hangs, stop it with Ctrl-C "
+        "or `kill %d`; if it is only slow, raise lookahead(timeout=...)",
         number,
         seconds(took),
         os.getpid(),

@@ -1,5 +1,4 @@
-"""The shards of a step in the loop: random numbers of their own, and dense gradients, summed over their tree and in place
-for the optimizers after the last one."""
+"""The shards of a step in the loop: random numbers of their own, and dense gradients, summed over their tree."""
 
 import hashlib
 import threading

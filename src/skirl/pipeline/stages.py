@@ -16,10 +16,8 @@ log = logging.getLogger("skirl")
 
 
 def keep_rows(engines: Sequence[Engine], torn: bool, *, whole: bool, hold: Hold) -> None:
-    """Write the resident rows of all engines, so that stores on disk have all rows as after the last step.
-
-    Rows that are not all of one step are left as a kill leaves them, with a warning.
-    """
+    """Write the resident rows of all engines, so that stores on disk have all rows as after the last step. Rows that
+    are not all of one step are left as a kill leaves them, with a warning."""
     hold.most = hold.count + 1
     for engine in engines:
         if not engine.store.durable:
@@ -136,10 +134,8 @@ class Stages:
         del self._until[name]
 
     def wake(self, *names: str) -> None:
-        """Wake those stages whose condition has become true. The caller holds the lock.
-
-        Others are not woken: 2 of 5 wakes in a step were for nothing, and each took the GIL twice.
-        """
+        """Wake those stages whose condition has become true. The caller holds the lock. Others are not woken: 2 of 5
+        wakes in a step were for nothing, and each took the GIL twice."""
         for name in names:
             until = self._until.get(name)
             if until is not None and until():
@@ -239,10 +235,8 @@ class Stages:
         self.closing = True
 
     def join(self, hold: Hold) -> list[str]:
-        """Wait for the threads to end. Return the stages that are stuck, or that a Ctrl-C gave up on.
-
-        A first Ctrl-C leaves them a few seconds to write what is left, a second one does not.
-        """
+        """Wait for the threads to end. Return the stages that are stuck, or that a Ctrl-C gave up on: the first one
+        leaves them a few seconds to write what is left."""
         began = time.monotonic()
         last_word: float | None = None
         told = False

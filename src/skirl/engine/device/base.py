@@ -71,10 +71,8 @@ def joined_bags(ids: Sequence[BankIds]) -> np.ndarray:
 
 
 class BankRows(ABC):
-    """The cache of one bank, the buffers of rows on their way, and the computation on them.
-
-    Rows and gradients are torch tensors on the device; ids and keys are numpy arrays on the host, where the oracle plans.
-    """
+    """The cache of one bank, the buffers of rows on their way, and the computation on them. Rows and gradients are
+    torch tensors on the device; ids and keys are numpy arrays on the host, where the oracle plans."""
 
     def __init__(self, facts: BankFacts) -> None:
         self.facts = facts
@@ -124,10 +122,8 @@ class BankRows(ABC):
 
     @abstractmethod
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
-        """Sum the gradients of every row of the current step and apply the optimizer once.
-
-        `scalars`: the numbers of each table's optimizer, [tables, k]. `step` is part of the seed for rounding.
-        """
+        """Sum the gradients of every row of the current step and apply the optimizer once. `scalars`: the numbers of
+        each table's optimizer, [tables, k]. `step` is part of the seed for rounding."""
 
     # The two halves of an update. The sums of other trainers come in between. Sums are values, [rows, dim], and bool
     # [rows], whether any position of the row had a gradient. A row without one has zeros, and is not updated.

@@ -10,7 +10,6 @@ from numpy.typing import DTypeLike
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
-from skirl.core.inverse import taken
 from skirl.engine import kernels
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales, rounded
 from skirl.engine.kernels import cpu
@@ -56,8 +55,7 @@ class Reused:
 
     def _fitting(self, need: int) -> np.ndarray | None:
         """Return the free buffer that fits and was used last, or None. Any thread may give one back meanwhile, so this
-        uses only a list's own methods, which are atomic.
-        """
+        uses only a list's own methods, which are atomic."""
         passed: list[np.ndarray] = []
         try:
             while self._free:
@@ -162,11 +160,9 @@ class HostRows(BankRows):
             offsets = ids.offsets[:0] if ids.one_each else ids.offsets
             self._pool(rows, place, offsets, self.facts.features, ids.scale, out.numpy())
             return out
-        (plain, of_plain), (once, of_once) = ids.pieces
+        scale = ids.scale[ids.order] if len(ids.scale) else ids.scale
+        self._pool(rows, place[ids.order], ids.starts, 1, scale, out.numpy())
         samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
-        if plain:
-            self._pool(rows, taken(place, plain), of_plain, ids.features, taken(ids.scale, plain), samples)
-        self._pool(rows, taken(place, once), of_once, 1, taken(ids.scale, once), bags)
         self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
         return out
 

@@ -1,7 +1,5 @@
-"""Copies between host and GPU: streams and events between them, pinned buffers, plans packed into one, rows on their way.
-
-Tests replace the streams with streams of their own.
-"""
+"""Copies between host and GPU: streams and events between them, pinned buffers, plans packed into one, rows on their
+way."""
 
 import threading
 from collections.abc import Callable, Mapping

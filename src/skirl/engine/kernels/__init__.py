@@ -48,10 +48,7 @@ def _wide() -> ModuleType | None:
         check()
     except Exception as error:
         log.warning(
-            "rows take the plain loops, which give the same bits in two to four times the time: the vector loops cannot be "
-            "built with this Numba and llvmlite (%s: %s)",
-            type(error).__name__,
-            str(error).strip().partition("\n")[0],
+            "rows take the plain loops, in two to four times the time: vectors cannot be built here (%r)", error
         )
         return None
     return wide

@@ -1,7 +1,4 @@
-"""The plain loops on the CPU: pool rows into bags, and apply gradients and the row optimizer in one pass.
-
-Every sum has a fixed order, whatever the number of threads and the width of the processor's vectors.
-"""
+"""The plain loops on the CPU: pool rows into bags, and apply gradients and the row optimizer in one pass."""
 
 from functools import cache as remember
 from math import inf
@@ -73,16 +70,9 @@ def _above(a, b, then, other):
 
 @kernel
 def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
-    """Sum the rows of each bag into out, for rows lo..hi of out.
-
-    An empty bag gives zeros. Bags are visited in the order of `out`, which is faster than that of `offsets`.
-
-    - `cache`: [rows, width], the records.
-    - `slots`: int32 [n], the slot of each position.
-    - `offsets`: int32 [features * batch + 1], feature-major, into slots and scale; empty where every bag has one position.
-    - `scale`: [n] or empty.
-    - `out`: [batch * features, dim].
-    """
+    """Sum the rows of each bag into rows lo..hi of out, [batch * features, dim]; an empty bag gives zeros. Bags are
+    visited in the order of `out`, which is faster than that of `offsets`: int32 [features * batch + 1], feature-major,
+    empty where every bag has one position."""
     one = offsets.size == 0
     batch = (slots.size if one else offsets.size - 1) // features
     zero = cache.dtype.type(0)
@@ -126,16 +116,9 @@ def update_kernel(rule: Rule) -> Kernel:
 
     @kernel
     def update(cache, dim, rows, keys, gradients, scalars, lo, hi):
-        """Sum the gradients of distinct rows lo..hi and apply the row optimizer to each.
-
-        Positions are summed in stretches, see tree.py. A row without a gradient from any feature stays as it is.
-
-        - `cache`: [rows, width], the records.
-        - `rows`: int32 [u], the slot of each row.
-        - `keys`: int64 [u], the key of each row.
-        - `gradients`: `Gradients` of the output.
-        - `scalars`: [tables, COLUMNS], for each table its clip (inf for none), its weight decay, and the rule's numbers.
-        """
+        """Sum the gradients of distinct rows lo..hi in stretches, see tree.py, and apply the row optimizer to each that
+        has one. `scalars`: [tables, COLUMNS], for each table its clip (inf for none), its weight decay, and the rule's
+        numbers."""
         group_start, group_pos, bag_of, scale, grads, live = gradients
         g = np.empty(dim, cache.dtype)
         work = np.empty(dim, cache.dtype)
@@ -146,13 +129,11 @@ def update_kernel(rule: Rule) -> Kernel:
             # Inlined by hand: in a function, where LLVM cannot see that g overlaps nothing, it took 1.3 times as long.
             count = 0
             first, end = group_start[u], group_start[u + 1]
-            hot = end - first > STRETCH
-            if hot:
-                for d in range(dim):
-                    work[d] = zero
+            for d in range(dim):
+                g[d] = zero
             for begin in range(first, end, STRETCH):
                 for d in range(dim):
-                    g[d] = zero
+                    work[d] = zero
                 for i in range(begin, min(begin + STRETCH, end)):
                     pos = group_pos[i]
                     bag = bag_of[pos]
@@ -161,16 +142,12 @@ def update_kernel(rule: Rule) -> Kernel:
                         if scaled:
                             times = scale[pos]
                             for d in range(dim):
-                                g[d] = g[d] + times * grads[bag, d]
+                                work[d] = work[d] + times * grads[bag, d]
                         else:
                             for d in range(dim):
-                                g[d] = g[d] + grads[bag, d]
-                if hot:
-                    for d in range(dim):
-                        work[d] = work[d] + g[d]
-            if hot:
+                                work[d] = work[d] + grads[bag, d]
                 for d in range(dim):
-                    g[d] = work[d]
+                    g[d] = g[d] + work[d]
             if count == 0:
                 continue
             slot = rows[u]
@@ -207,12 +184,8 @@ def update_kernel(rule: Rule) -> Kernel:
 
 @kernel
 def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
-    """Compute each position's weight gradient: out[pos] = dot(grads[bag], row), 0 for a feature without gradient.
-
-    For a mean the caller divides by the bag's count.
-
-    - `out`: [n].
-    """
+    """Compute each position's weight gradient: out[pos] = dot(grads[bag], row), 0 for a feature without gradient. For a
+    mean the caller divides by the bag's count."""
     work = np.empty(dim, cache.dtype)
     zero = cache.dtype.type(0)
     for pos in range(lo, hi):
@@ -245,10 +218,7 @@ def put(cache, slots, rows, lo, hi):
 
 @kernel
 def tree_sum(v, n):
-    """Return the sum of v[:n] by halves: add the upper half to the lower until one is left. Overwrites v.
-
-    The order is the same on every processor, and each addition of halves is a plain vector loop.
-    """
+    """Return the sum of v[:n] by halves: add the upper half to the lower until one is left. Overwrites v."""
     half = 1
     while half < n:
         half *= 2
@@ -273,13 +243,8 @@ def _clip(g, work, dim, most):
 
 @kernel
 def expand(bags, bag, columns, features, out, lo, hi):
-    """Copy bags to their samples, for samples lo..hi.
-
-    - `bags`: [bags, dim], the pooled bags.
-    - `bag`: int32 [batch, shared], the bag of each sample and each feature whose bags are shared.
-    - `columns`: int32 [shared], the numbers of these features.
-    - `out`: [batch * features, dim]; rows of other features stay as they are.
-    """
+    """Copy bags to their samples, for samples lo..hi. `bag`: int32 [batch, shared], the bag of each sample and each
+    feature whose bags are shared; `columns`: int32 [shared], these features. Rows of others stay as they are."""
     dim = bags.shape[1]
     for sample in range(lo, hi):
         for i in range(columns.size):
@@ -290,11 +255,7 @@ def expand(bags, bag, columns, features, out, lo, hi):
 
 @kernel
 def fold(grads, bag, columns, features, out, lo, hi):
-    """Sum the gradients of samples by bag, for bags lo..hi: over the samples in ascending order, from 0.
-
-    - `grads`: [batch * features, dim], the gradients of the samples' rows.
-    - `out`: [bags, dim].
-    """
+    """Sum the gradients of samples by bag, for bags lo..hi: over the samples in ascending order, from 0."""
     dim = grads.shape[1]
     zero = grads.dtype.type(0)
     for b in range(lo, hi):

@@ -1,7 +1,5 @@
-"""The hot loops on a GPU, in Triton, bit for bit those of cpu.py. **Not run on a GPU yet**: block sizes are not measured.
-
-Launchers run on the current stream, allocate nothing and never synchronise. Shapes and names are those of cpu.py.
-"""
+"""The hot loops on a GPU, in Triton, bit for bit those of cpu.py, with its shapes and names. Launchers run on the
+current stream, allocate nothing and never synchronise."""
 
 # pyright: reportInvalidTypeForm=false
 # (Triton's types: an annotated number.)
@@ -44,10 +42,8 @@ def pool(
     cache: torch.Tensor, dim: int, slots: torch.Tensor, offsets: torch.Tensor, features: int, scale: torch.Tensor,
     out: torch.Tensor, ends: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Sum the rows of each bag into `out`, as cpu.pool does over all of it. The arguments are the same.
-
-    `ends` says where each bag ends, and `offsets` where it begins. Without `ends`, each bag ends where the next begins.
-    """
+    """Sum the rows of each bag into `out`, as cpu.pool does over all of it. Without `ends`, each bag ends where the
+    next begins."""
     n = out.shape[0]
     shape = block(dim)
     launch(
@@ -61,10 +57,8 @@ def weight_grad(
     cache: torch.Tensor, dim: int, slots: torch.Tensor, bag_of: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
     out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Compute the gradient of each position's weight, as cpu.weight_grad does over all. The arguments are the same.
-
-    `live` may be empty if all features have a gradient.
-    """
+    """Compute the gradient of each position's weight, as cpu.weight_grad does over all. `live` may be empty if all
+    features have one."""
     n = slots.numel()
     shape = block(dim)
     launch(
@@ -89,10 +83,8 @@ def fill(
     keys: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, dim: int, width: int, seed: int, kind: torch.Tensor,
     scale: torch.Tensor, quantiles: torch.Tensor, state_value: float,
 ) -> None:  # fmt: skip
-    """Write the first record of each key to its slot, as initial.fill does over all keys. The arguments are the same.
-
-    Half-precision rows get the float32 value rounded to nearest. This happens once per row, so no bias adds up.
-    """
+    """Write the first record of each key to its slot, as initial.fill does over all keys. Half-precision rows get the
+    float32 value rounded to nearest: once per row, so no bias adds up."""
     n = keys.numel()
     shape = block(dim)
     state = width - dim

@@ -50,10 +50,6 @@ def update(
     """
     n, m = rows.numel(), stretches.shape[0]
     half = cache.dtype in (torch.float16, torch.bfloat16)
-    if half != (rounding is not None):
-        raise ValueError(
-            f"update of {cache.dtype} rows: rounding is {rounding}, pass (seed, step) for half precision only"
-        )
     sum_stretches(group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks)
     strides = {"grad_stride": grads.stride(0), "partial_stride": dim}
     options = {"dim": dim, **strides, "SCALED": scale.numel() > 0, "LIVE": live.numel() > 0}
@@ -294,12 +290,9 @@ def sums(
     live: torch.Tensor, stretches: torch.Tensor, runs: torch.Tensor, rounds: Sequence[int], partial: torch.Tensor,
     marks: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Sum the gradients of distinct rows into the first rows of `partial`, as tree.sums does over all rows.
-
-    - `live`: bool or uint8 [features]; empty if all have a gradient.
-    - `partial`: contiguous, [m, dim] for m stretches, in the dtype of `grads`.
-    - `marks`: int32 [m + rows]: the first receive how many positions of each row had a gradient.
-    """
+    """Sum the gradients of distinct rows into the first rows of `partial`, [m, dim] for m stretches, as tree.sums does
+    over all rows. `live` may be empty if all features have a gradient. The first of `marks`, int32 [m + rows], receive
+    how many positions of each row had one."""
     dim = grads.shape[1]
     sum_stretches(group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks)
     shape = block(dim)

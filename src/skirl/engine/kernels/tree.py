@@ -1,8 +1,6 @@
-"""The order of sums: a row's positions in stretches, micro-batches along a tree. The plan of both, and the plain loops.
-
-Each stretch is summed from zero in order, then the sums of the stretches are added to zero in order, so that a GPU can sum
-a hot row with many threads.
-"""
+"""The order of sums, so that a GPU can sum a hot row with many threads: a row's positions in stretches, each summed
+from zero in order, then their sums from zero in order; micro-batches along a tree. The plan of both, and the plain
+loops."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -82,13 +80,8 @@ class Parts:
 
 @kernel
 def sums(gradients, ends, leaves, out, counted, lo, hi):
-    """Sum the gradients of distinct rows lo..hi: each part's positions by stretches, then the parts along their tree.
-
-    A part without a gradient at any position adds nothing.
-
-    - `out`: [rows, dim], the sums.
-    - `counted`: bool [rows], whether a position of the row had a gradient.
-    """
+    """Sum the gradients of distinct rows lo..hi: each part's positions by stretches, then the parts along their tree. A
+    part without a gradient at any position adds nothing. `counted`: whether a position of the row had a gradient."""
     group_start, group_pos, bag_of, scale, grads, live = gradients
     dim = out.shape[1]
     zero = out.dtype.type(0)

@@ -1,5 +1,4 @@
-"""The interface of an eviction policy, which decides which resident rows leave when a batch needs room. It sees slots,
-never keys."""
+"""The interface of an eviction policy: which resident rows leave when a batch needs room. It sees slots, never keys."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -19,9 +18,7 @@ class Policy(Protocol):
         ...
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        """Return at least `count` slots whose rows leave for batch `number`. None may be in `batch`, the slots that the
-        batch has already (< 0: none).
-        """
+        """Return at least `count` slots whose rows leave for batch `number`, none of those in `batch` (< 0: none)."""
         ...
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:

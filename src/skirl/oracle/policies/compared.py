@@ -81,13 +81,4 @@ class TTL(LRU):
 
 def smallest(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the indices of the `count` smallest by `first`, ties by `second`, in this order; all, if there are fewer."""
-    if not 0 < count < len(first):
-        chosen = np.arange(len(first) if count else 0)
-        return chosen[np.lexsort((second[chosen], first[chosen]))]
-    bound = np.partition(first, count - 1)[count - 1]
-    below, tied = np.flatnonzero(first < bound), np.flatnonzero(first == bound)
-    room = count - len(below)
-    if room < len(tied):
-        tied = tied[np.argpartition(second[tied], room - 1)[:room]]
-    chosen = np.concatenate([below, tied])
-    return chosen[np.lexsort((second[chosen], first[chosen]))]
+    return np.lexsort((second, first))[:count]

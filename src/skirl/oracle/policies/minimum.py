@@ -1,6 +1,4 @@
-"""Belady's MIN by batches, within the window: the row whose next batch is farthest leaves.
-
-Rows of unknown future leave first, in order of least recent use."""
+"""Belady's MIN by batches, within the window."""
 
 import numpy as np
 
@@ -149,8 +147,8 @@ def _close_up(queue, place, begin, end):
 
 @kernel
 def _farthest(out, taken, lists, after, called, farthest, number):
-    """Fill `out` on, up to a list that is to be sorted. Return how many there are, and the farthest batch that may have
-    rows waiting."""
+    """Fill `out` on, up to a list to be sorted. Return how many there are, and the farthest batch that may have
+    rows."""
     size = len(lists)
     while taken < len(out):
         if farthest <= number:
