@@ -94,26 +94,40 @@ def _find(mark, values, parts, first, at, rows, found, low, row_of, none):
         mine = found[at[t] : at[t + 1]]
         limit = np.uint64(rows[t])
         w = n
-        mark[:] = none
+        direct = rows[t] <= places
+        mark[: rows[t] if direct else places] = none
         for i in range(first[t + 1] - 1, first[t] - 1, -1):
             part = values[parts[i, 0] : parts[i, 1]]
             minus = parts[i, 2]
             of = row_of[parts[i, 3] : parts[i, 3] + len(part)]
-            for p in range(len(part) - 1, -1, -1):
-                row = np.uint64(part[p] - minus)
-                if row >= limit:
-                    return parts[i, 0] + p
-                place = (row * _SPREAD) >> shift
-                r = mark[place]
-                while r != none and mine[r] != np.int64(row):
-                    place = (place + one) & wrap
+            if direct:
+                for p in range(len(part) - 1, -1, -1):
+                    row = np.uint64(part[p] - minus)
+                    if row >= limit:
+                        return parts[i, 0] + p
+                    r = mark[row]
+                    if r == none:
+                        w -= 1
+                        mine[w] = row
+                        r = of.dtype.type(w)
+                        mark[row] = r
+                    of[p] = r
+            else:
+                for p in range(len(part) - 1, -1, -1):
+                    row = np.uint64(part[p] - minus)
+                    if row >= limit:
+                        return parts[i, 0] + p
+                    place = (row * _SPREAD) >> shift
                     r = mark[place]
-                if r == none:
-                    w -= 1
-                    mine[w] = row
-                    r = of.dtype.type(w)
-                    mark[place] = r
-                of[p] = r
+                    while r != none and mine[r] != np.int64(row):
+                        place = (place + one) & wrap
+                        r = mark[place]
+                    if r == none:
+                        w -= 1
+                        mine[w] = row
+                        r = of.dtype.type(w)
+                        mark[place] = r
+                    of[p] = r
         low[t] = at[t] + w
         for i in range(first[t], first[t + 1]):
             of = row_of[parts[i, 3] : parts[i, 3] + parts[i, 1] - parts[i, 0]]
