@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -98,10 +98,9 @@ class BankIds:
     """int32 [batch, shared]: the bag of each sample, as an index into all shared bags of the bank."""
     begins: np.ndarray = field(init=False)
     """int32 [shared + 1]: each shared feature's first bag among all shared bags."""
-    order: np.ndarray = field(init=False)
-    """int32 [n]: positions by their row in the output, as in `bag_of`, ascending in each."""
-    starts: np.ndarray = field(init=False)
-    """int32 [bags + 1]: where each row of the output begins in `order`."""
+    pieces: Sequence[tuple[list[slice], np.ndarray]] = ()
+    """Of plain features, and of shared bags: their positions, and where each bag starts among these, int32 [bags + 1]. The
+    first has a bag for every feature and sample, empty if the feature is shared."""
 
     def __post_init__(self) -> None:
         self.count = int((self.parts[:, 2] - self.parts[:, 1]).sum())
@@ -174,6 +173,20 @@ class BankIds:
         np.cumsum(np.diff(self.first)[columns], out=self.begins[1:])
         for i, f in enumerate(columns):
             self.bag[:, i] = self.inverse[f] + self.begins[i]
+
+    def divide(self) -> None:
+        lengths, none = np.split(np.diff(self.offsets), self.first[1:-1]), np.zeros(self.batch, np.int32)
+        plain = _starts([of if each is None else none for of, each in zip(lengths, self.inverse)])
+        once = _starts([of for of, each in zip(lengths, self.inverse) if each is not None])
+        at = [slice(low, high) for low, high in pairwise(self.offsets[self.first].tolist())]
+        self.pieces = (
+            ([of for of, each in zip(at, self.inverse) if each is None], plain),
+            ([of for of, each in zip(at, self.inverse) if each is not None], once),
+        )
+
+
+def _starts(lengths: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
 
 
 def check_form(sparse: Sparse) -> None:
@@ -318,8 +331,7 @@ class Resolver:
         if not self.pooled:
             of.bag_of = np.arange(of.count, dtype=np.int32)
         elif of.shares:
-            of.order = np.argsort(of.bag_of, kind="stable").astype(np.int32)
-            of.starts = np.concatenate([[0], np.cumsum(np.bincount(of.bag_of, minlength=of.bags))]).astype(np.int32)
+            of.divide()
 
 
 def _complaint(ids: Ids, schema: Schema, position: int) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
+from skirl.core.inverse import taken
 from skirl.engine import kernels
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales, rounded
 from skirl.engine.kernels import cpu
@@ -160,9 +161,11 @@ class HostRows(BankRows):
             offsets = ids.offsets[:0] if ids.one_each else ids.offsets
             self._pool(rows, place, offsets, self.facts.features, ids.scale, out.numpy())
             return out
-        scale = ids.scale[ids.order] if len(ids.scale) else ids.scale
-        self._pool(rows, place[ids.order], ids.starts, 1, scale, out.numpy())
+        (plain, of_plain), (once, of_once) = ids.pieces
         samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
+        if plain:
+            self._pool(rows, taken(place, plain), of_plain, ids.features, taken(ids.scale, plain), samples)
+        self._pool(rows, taken(place, once), of_once, 1, taken(ids.scale, once), bags)
         self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
         return out
 
