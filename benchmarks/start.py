@@ -1,7 +1,4 @@
-"""Claim: compiled kernels are loaded in a fraction of a second ("Start" in docs/performance.md).
-
-The CPU time of kernels in a first training step: with none cached on disk, and with all of them.
-"""
+"""Claim: compiled kernels are loaded in a fraction of a second ("Start" in docs/performance.md)."""
 
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
