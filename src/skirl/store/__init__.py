@@ -142,7 +142,7 @@ def own_part(spec: str, rank: int, *, among_others: bool, cut: str = "") -> str:
 
     def part(store: str) -> str:
         if store.startswith("rpc:"):
-            return f"{store}/rank-{rank}"
+            return f"{store}/rank-{rank}{cut}"
         if store.startswith("disk:") and (among_others or (Path(store[len("disk:") :]) / "rank-0").is_dir()):
             return f"{store}/rank-{rank}{cut}"
         return store

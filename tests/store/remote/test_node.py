@@ -174,6 +174,12 @@ def test_rows_on_disk_outlive_their_owner_and_other_records_are_refused(tmp_path
         again.close()
         with pytest.raises(DiskError, match=r"has records .* open it with the tables"):
             open_store(nodes.spec, Layout({0: Record(7)}))
+        for layout in (
+            Layout({0: Record(7)}),
+            Layout({0: Record(7)}),
+            Layout({0: Record(3)}),
+        ):  # other columns of a table
+            open_store(f"{nodes.spec}/rank-0-0000000{layout.records[0].width}", layout).close()
 
 
 class TestOnNode(StoreConformance):

@@ -8,13 +8,13 @@ import os
 import re
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 log = logging.getLogger("skirl")
 _SPEC = re.compile(
-    r"rpc://(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})(/rank-(?P<owner>[0-9]{1,9}))?"
+    r"rpc://(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})(/rank-(?P<owner>[0-9]{1,9})(-(?P<cut>[0-9a-f]{8}))?)?"
 )
 
 
@@ -25,13 +25,15 @@ class Address:
     host: str
     port: int
     owner: int = 0
+    cut: str = field(default="", compare=False)
+    """The mark of an owner's columns of tables that are cut, which has other records than another one."""
 
     @classmethod
     def parse(cls, spec: str) -> "Address":
         match = _SPEC.fullmatch(spec)
         if match is None or not 0 < int(match["port"]) < 1 << 16:
             raise ValueError(f"store is {spec!r}: write it rpc://HOST:PORT, such as rpc://127.0.0.1:29400")
-        return cls(match["host"].strip("[]"), int(match["port"]), int(match["owner"] or 0))
+        return cls(match["host"].strip("[]"), int(match["port"]), int(match["owner"] or 0), match["cut"] or "")
 
     @classmethod
     def meeting(cls, text: str) -> "Address":

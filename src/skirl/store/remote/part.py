@@ -28,7 +28,7 @@ from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.rpc import said
 
-VERSION = 6
+VERSION = 7
 """Version of the protocol between nodes and owners."""
 LOOK = 5.0
 """Seconds between two checks that the owner is alive."""
@@ -89,8 +89,8 @@ class Part:
 
     # What the owner may call
 
-    def open(self, layout: list[Any], rows: dict[int, int] | None) -> Facts:
-        """Open a store under the lowest free number."""
+    def open(self, layout: list[Any], rows: dict[int, int] | None, cut: str) -> Facts:
+        """Open a store under the lowest free number. `cut`: as in `Address`."""
         records = Layout.from_facts(layout)
         with self._opening:
             with self._lock:
@@ -98,7 +98,8 @@ class Part:
             if self._task.rows == "memory":
                 store: Store = MemoryStore(records)
             else:
-                folder = Path(self._task.rows.removeprefix("disk:")) / f"rank-{self._task.owner}" / f"rows-{place}"
+                own = f"rank-{self._task.owner}" + (f"-{int(cut, 16):08x}" if cut else "")
+                folder = Path(self._task.rows.removeprefix("disk:")) / own / f"rows-{place}"
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 store = DiskStore(folder, records, rows=rows)
             with self._lock:

@@ -186,9 +186,10 @@ class RemoteStore(Store):
     ) -> None:
         super().__init__(layout)
         self.closed = True
-        self._node = connection(Address.parse(spec))
+        address = Address.parse(spec)
+        self._node = connection(address)
         of_tables = None if rows is None else {int(t): int(n) for t, n in rows.items()}
-        facts = self._node.job("open", self.layout.facts(), of_tables)
+        facts = self._node.job("open", self.layout.facts(), of_tables, address.cut)
         self._number: int = facts["store"]
         self.durable, self.about = facts["durable"], facts["about"]
         self._take_point(facts)
