@@ -26,6 +26,8 @@ KEPT = 2
 """Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps; or one
 for rows that come to the cache, and one for those that leave it."""
 SMALLEST = 1024
+SUMMED = 1 << 18
+"""Numbers that are summed at a time, for each thread."""
 
 
 def empty(size: int, dtype: DTypeLike) -> np.ndarray:
@@ -190,20 +192,19 @@ class HostRows(BankRows):
         self._run(cpu.fold, len(bags), grad.numpy(), ids.bag, ids.columns, ids.features, bags)
 
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
-        if len(work.micros) > 1:
-            self._apply(work, *self.sums(work), scalars)
-            return
         bank = self.facts.number
+        if len(work.micros) > 1:
+            self._apply(work, self._gradients(work), work.parts(bank), scalars)
+            return
         ids, plan, grads = work.micros[0].banks[bank], work.steps[bank], work.gradient(bank).numpy()
         groups = plan.group_start, plan.group_pos
         self._update(work, Gradients(*groups, ids.bag_of, ids.scale, grads, work.live_rows(bank)), scalars)
 
-    def _update(self, work: Work, gradients: Gradients, scalars: np.ndarray) -> None:
+    def _update(self, work: Work, gradients: Gradients, scalars: np.ndarray, some: slice = slice(None)) -> None:
         pack, step = self.columns(work), work.steps[self.facts.number]
         kernel, rows = kernels.update_for(pack.dim, self.facts.dtype, pack.rule), self._packs[work.pack]
-        self._run(
-            kernel, len(step.rows), rows, pack.dim, step.rows, step.keys, gradients, scalars, work=gradients.start
-        )
+        slots, keys = step.rows[some], step.keys[some]
+        self._run(kernel, len(slots), rows, pack.dim, slots, keys, gradients, scalars, work=gradients.start)
 
     def values(self, work: Work) -> torch.Tensor:
         slots = work.steps[self.facts.number].slots
@@ -212,12 +213,14 @@ class HostRows(BankRows):
         return out
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        facts = self.facts
-        ids = [m.banks[facts.number] for m in work.micros]
-        parts = work.parts(facts.number) if block is None else work.parts(facts.number).within(block)
-        scale, groups = joined_scales(ids, facts.dtype), work.groups(facts.number)
-        grads, live = work.gradient(facts.number).numpy(), work.live_rows(facts.number)
-        return self._summed(Gradients(*groups, joined_bags(ids), scale, grads, live), parts)
+        parts = work.parts(self.facts.number)
+        return self._summed(self._gradients(work), parts if block is None else parts.within(block))
+
+    def _gradients(self, work: Work) -> Gradients:
+        bank = self.facts.number
+        ids = [m.banks[bank] for m in work.micros]
+        scale, grads = joined_scales(ids, self.facts.dtype), work.gradient(bank).numpy()
+        return Gradients(*work.groups(bank), joined_bags(ids), scale, grads, work.live_rows(bank))
 
     def apply(
         self, work: Work, plan: Step, parts: Parts, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray,
@@ -225,7 +228,7 @@ class HostRows(BankRows):
     ) -> None:  # fmt: skip
         each, none = np.arange(len(values), dtype=np.int32), np.empty(0, self.facts.dtype)
         given = Gradients(plan.group_start, plan.group_pos, each, none, values.numpy(), counted.numpy())
-        self._apply(work, *self._summed(given, parts), scalars)
+        self._apply(work, given, parts, scalars)
 
     def _summed(self, gradients: Gradients, parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
         rows, dim = len(gradients.start) - 1, gradients.grads.shape[1]
@@ -234,13 +237,17 @@ class HostRows(BankRows):
         self._run(kernel, rows, gradients, parts.ends, parts.leaves, *into, work=gradients.start)
         return values, torch.from_numpy(counted)
 
-    def _apply(self, work: Work, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray) -> None:
-        # The sums are applied as the gradients of rows with one position each.
-        rows, times = len(values), 1 / work.shards
-        each = np.arange(rows + 1, dtype=np.int32)
-        scale = np.full(0 if times == 1 else rows, times, self.facts.dtype)
-        alone = Gradients(each, each[:-1], each[:-1], scale, values.numpy(), counted.numpy())
-        self._update(work, alone, scalars)
+    def _apply(self, work: Work, gradients: Gradients, parts: Parts, scalars: np.ndarray) -> None:
+        """Sum the gradients of rows and apply the sums as those of rows with one position each: some rows at a time, so that
+        sums stay in the processor's cache."""
+        times, most = 1 / work.shards, torch.get_num_threads() * SUMMED // gradients.grads.shape[1]
+        for lo in range(0, len(gradients.start) - 1, most):
+            some = slice(lo, min(lo + most, len(gradients.start) - 1))
+            values, counted = self._summed(gradients._replace(start=gradients.start[lo : some.stop + 1]), parts)
+            each = np.arange(len(values) + 1, dtype=np.int32)
+            scale = np.full(0 if times == 1 else len(values), times, self.facts.dtype)
+            alone = Gradients(each, each[:-1], each[:-1], scale, values.numpy(), counted.numpy())
+            self._update(work, alone, scalars, some)
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         bank = self.facts.number
