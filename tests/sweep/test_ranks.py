@@ -61,7 +61,9 @@ def test_all_that_is_left_behind_is_that_of_one_process(
 
 
 SIGNALLED = """
+from skirl.sweep import run
 from skirl.sweep.sweep import Sweep
+run.SECONDS = 1e9  # they meet where something is decided, however slow the machine is
 step = Sweep.step
 def signalled(self, batch):
     if RANK == {rank} and self.lookahead.step == {step}:
