@@ -63,7 +63,8 @@ def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    assert [name for name in theirs if ours[name] != theirs[name]] == []
+    different = [name for name in theirs if ours[name] != theirs[name]]
+    assert not different, different
 
 
 def kill(*_: object) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 import skirl
 from skirl import Adam
 from skirl.checkpoint.rows import FrozenCollection
+from skirl.engine import engine
 from skirl.engine.engine import Damaged
 from skirl.sweep import checkpoint
+from skirl.sweep.checkpoint import PackedRows
 from skirl.tools.sealed_json import CheckpointError
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make, rows_of
 
@@ -52,18 +55,22 @@ def train(folder: Path, *, save_at: int | None = None, stop: bool = False, resum
         return losses, rows, drawn
 
 
-def goes_on_alone(folder: Path, steps: int) -> None:
-    """Go on with v1 alone from its newest checkpoint, and save after each step, as a loop of one's own does."""
-    of = FOUR[1]
+def goes_on_alone(folder: Path, steps: int) -> list[float]:
+    """Go on with a variant alone from its newest checkpoint, and save after each step, as a loop of one's own does."""
+    of = FOUR[NAMES.index(folder.name)]
     embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=of.lr), cache=40, seed=of.seed)
-    model, dense = make(skirl.Variant("v1", of.overrides), embeddings)
+    model, dense = make(skirl.Variant(folder.name, of.overrides), embeddings)
     with skirl.lookahead(batches_of(CASE), model) as batches:
         skirl.load(folder, model=model, optimizers=[dense], data=batches)
+        losses = []
         for _, batch in zip(range(steps), batches):
-            model.loss(batch).backward()
+            loss = model.loss(batch)
+            loss.backward()
+            losses.append(loss.item())
             dense.step()
             dense.zero_grad()
             skirl.save(folder, model=model, optimizers=[dense], data=batches)
+        return losses
 
 
 def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep_from_it(tmp_path):
@@ -83,6 +90,34 @@ def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep
     assert [path.name for path in (tmp_path / "v1").glob("checkpoint-*")] == [
         checkpoint.header_at(tmp_path)["variants"]["v1"]
     ]
+
+
+def test_a_checkpoint_has_the_columns_of_its_step(tmp_path, monkeypatch):
+    """Those of a variant that has left go some steps later, maybe before the thread that writes the last one."""
+    moved, write, place = threading.Event(), PackedRows._write, engine.placed
+
+    def placed(*args: Any, **more: Any) -> Any:
+        schema = place(*args, **more)
+        moved.set()
+        return schema
+
+    def late(*args: Any) -> Any:
+        if args[-1].name == "v3":
+            moved.wait()
+        return write(*args)
+
+    losses = []
+    with made() as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:
+        monkeypatch.setattr(PackedRows, "_write", late)
+        monkeypatch.setattr(engine, "placed", placed)
+        for batch in batches:
+            losses.append(sweep.step(batch)["v3"])
+            if batches.step == 3:
+                sweep.drop("v0")
+                saving = sweep.begin_saving(tmp_path, checkpoint.optimizers_of)
+        assert moved.is_set()
+        saving.wait()
+    assert goes_on_alone(tmp_path / "v3", 1) == losses[3:4]
 
 
 def test_rows_that_could_not_be_written_are_in_no_checkpoint(tmp_path, monkeypatch):

@@ -133,17 +133,17 @@ class PackedRows:
 
     def of(self, pack: Pack) -> Callable[..., Any]:
         """Return what freezes the rows of one variant for a checkpoint of its own."""
-        return lambda engine, path, before: Frozen(partial(self._write, pack, path), lambda: None)
+        # The columns of now: those of variants that have left may go before the rows are on disk.
+        columns = [[t, pack.begins[b], pack.held[b]] for b, bank in enumerate(pack.schema.banks) for t in bank.tables]
+        return lambda engine, path, before: Frozen(partial(self._write, columns, path), lambda: None)
 
-    def _write(self, pack: Pack, path: Path) -> dict[str, Any]:
+    def _write(self, columns: list[list[int]], path: Path) -> dict[str, Any]:
         facts, files = self._written(), OsFiles()
         for of in ("store", "cache"):
             manifest = Manifest.from_facts(facts[of])
             for entries in (manifest.segments, manifest.resident or []):
                 take_over(files, entries, self._path / folder.ROWS, path / folder.ROWS, [])
         files.sync_folder(path / folder.ROWS)
-        banks = enumerate(pack.schema.banks)
-        columns = [[t, pack.begins[b], pack.held[b]] for b, bank in banks for t in bank.tables]
         return {of: facts[of] | {"columns": columns} for of in ("store", "cache")}
 
 
