@@ -1,5 +1,5 @@
-"""The planner of a model: all banks of all its collections, and how far to read ahead, which depends only on the
-data."""
+"""The planner of a model: all banks of all its collections, and how far to read ahead: "auto" reads until the window
+has four times as many distinct rows as the cache, so it depends only on the data."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence

@@ -1,4 +1,5 @@
-"""Belady's MIN by batches, within the window."""
+"""Belady's MIN by batches, within the window: the row whose next batch is farthest leaves; before it those of unknown
+future, in order of least recent use."""
 
 import numpy as np
 
