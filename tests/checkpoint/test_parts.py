@@ -23,12 +23,13 @@ from torch import nn
 import skirl
 from skirl.checkpoint import codec, numbers, saving
 from skirl.checkpoint import folder as folders
+from skirl.checkpoint.votes import Mismatch, Votes
 from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Placement
 from skirl.peers.base import PeerError, Peers
 from skirl.sizing.look import describe_checkpoint as describe
 from skirl.tools.os_errors import NotWritten
-from skirl.tools.sealed_json import CheckpointError
+from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from tests.cases import cases
 from tests.streams import used_rows
 from tests.threads_as_trainers import InProcess
@@ -376,3 +377,23 @@ def test_what_does_not_go_together_is_refused_on_all(tmp_path: Path) -> None:
         trainer.load(tmp_path / "b")
 
     refused(CheckpointError, "make the model as it was saved", other_model)
+
+
+@pytest.mark.parametrize(
+    ("error", "on_others"),
+    [(CheckpointError, CheckpointError), (Mismatch, Mismatch), (OtherVersion, OtherVersion),
+     (folders.Superseded, CheckpointError), (OSError, PeerError)],
+)  # fmt: skip
+def test_an_error_of_one_trainer_is_of_its_kind_on_all(error: type[Exception], on_others: type[Exception]):
+    """Else one would look for an older checkpoint, and the others not."""
+
+    def work(peers: Peers) -> type[Exception]:
+        def fails() -> None:
+            if peers.rank == 1:
+                raise error("damaged")
+
+        with pytest.raises(Exception, match="damaged") as found:
+            Votes(peers).agreed(fails, "a test")
+        return found.type
+
+    assert InProcess.run(2, work) == [on_others, error]

@@ -172,6 +172,8 @@ def _read(
             owners = Placement.even(votes.size, whole=collection.engine.rows.whole.items())
             same = Placement.even(len(body["parts"]), whole=body["parts"][0]["whole"][name]) == owners
             rows["split"] = body["parts"][votes.rank]["split"][name] if same else None  # else the cache is split anew
+            if not collection.engine.capacity.allows(rows["split"]):
+                raise CheckpointError(f"{header} has an impossible split of the cache: use another checkpoint")
             _ = rows_of[name]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{header} is incomplete or damaged ({error!r}): use another checkpoint") from error

@@ -21,7 +21,7 @@ class Mismatch(CheckpointError):
     """The checkpoint is undamaged, but of another run, and older ones in the folder would be too."""
 
 
-_OF_CHECKPOINT = {kind.__name__: kind for kind in (CheckpointError, OtherVersion, Mismatch)}
+_OF_CHECKPOINT = {kind.__name__: kind for kind in (Mismatch, OtherVersion, CheckpointError)}
 
 
 class Votes:
@@ -46,7 +46,8 @@ class Votes:
             done.append(work())
         except Exception as found:
             error = found
-        verdicts = self.told(None if error is None else [type(error).__name__, said_of(error)], tag)
+        like = next((name for name, kind in _OF_CHECKPOINT.items() if isinstance(error, kind)), "")
+        verdicts = self.told(None if error is None else [like, said_of(error)], tag)
         wrong = [(rank, *verdict) for rank, verdict in enumerate(verdicts) if verdict is not None]
         if not wrong:
             return done[0]

@@ -1,7 +1,7 @@
 """Open the rows of a checkpoint without the model that trained them, for `skirl export` and `skirl.import_rows`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -46,14 +46,15 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     """
     votes = Votes(peers or Alone())
 
-    _, found = take_newest(
-        Path(path), votes, lambda header, _: votes.agreed(lambda: _open(header), "another run's rows")
-    )
-    try:
-        yield found
-    finally:
-        for collection in collections_of(found.rows).values():
-            collection.engine.store.close()
+    with ExitStack() as stack:  # closes also what was opened of one that is damaged for another trainer
+
+        def take(header: Path, _: str) -> Opened:
+            found = _open(header)
+            for collection in collections_of(found.rows).values():
+                stack.callback(collection.engine.store.close)
+            return found
+
+        yield take_newest(Path(path), votes, lambda *of: votes.agreed(lambda: take(*of), "another run's rows"))[1]
 
 
 def _open(header: Path) -> Opened:

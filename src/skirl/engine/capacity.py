@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -207,6 +208,20 @@ class Capacity:
             return None
         split = CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
         return split if self.cache != "auto" or sum(map(self._bytes_of, split)) <= self.free() else None
+
+    def allows(self, saved: Any) -> bool:
+        """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""
+        if saved is None or saved["cache"] != self.cache:
+            return True
+        counts = [*saved["slots"], *saved["staging_rows"]]
+        if len(counts) != 2 * len(self.rows) or not all(type(n) is int and 0 < n < MAX_ROWS for n in counts):
+            return False
+        kind, amount = parse_cache(self.cache)
+        weights = self.record_bytes if kind == "bytes" else [1 for _ in self.rows]
+        most = inf if kind == "auto" else amount * (sum(self.rows) if kind == "share" else 1)
+        most = max(1, most) + sum(weights[1:])  # a bank that no batch had a row of still has one slot
+        taken = sum(n * weight for n, weight in zip(saved["slots"], weights, strict=True))
+        return all(n <= rows for n, rows in zip(saved["slots"], self.rows, strict=True)) and taken <= most
 
 
 def _share(
