@@ -98,7 +98,7 @@ def products(x: Tensor, vectors: Tensor) -> Tensor:
     """Compute the pairs of contiguous tensors."""
     batch, n, dim = vectors.shape
     out = torch.empty(batch, dim + n * (n + 1) // 2, dtype=x.dtype)
-    run(_products, batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads())
+    run(_products(dim), batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads())
     return out
 
 
@@ -107,35 +107,44 @@ def gradients(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]
     batch, n, dim = vectors.shape
     of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
     run(
-        _gradients(-(-dim // _TILE) * _TILE), batch, x.numpy(), vectors.view(-1, dim).numpy(), n,
+        _gradients(8 if dim <= 8 else -(-dim // _TILE) * _TILE), batch, x.numpy(), vectors.view(-1, dim).numpy(), n,
         grad.numpy(), of_x.numpy(), of_vectors.view(-1, dim).numpy(), threads=torch.get_num_threads(),
     )  # fmt: skip
     return of_x, of_vectors
 
 
-@kernel
-def _products(x, vectors, n, out, lo, hi):
-    """Fill out for samples lo to hi. Each sample's vectors are stored as columns, to sum 16 products at a time."""
-    dim = x.shape[1]
-    columns = np.zeros((dim, (n + _TILE) // _TILE * _TILE), x.dtype)
-    found = np.empty((1, columns.shape[1]), x.dtype)
-    for sample in range(lo, hi):
-        for d in range(dim):
-            columns[d, 0] = x[sample, d]
-            out[sample, d] = x[sample, d]
-        for i in range(n):
+@remember
+def _products(dim: int) -> Kernel:
+    """Return a kernel for the products of vectors of this length."""
+
+    @kernel
+    def of_all(x, vectors, n, out, lo, hi):
+        # Each sample's vectors are stored as columns, to sum 16 products at a time.
+        columns = np.zeros((dim, (n + _TILE) // _TILE * _TILE), x.dtype)
+        found, width = np.empty((1, _TILE), x.dtype), out.shape[1]
+        for sample in range(lo, hi):
             for d in range(dim):
-                columns[d, i + 1] = vectors[sample * n + i, d]
-        place = dim
-        for i in range(1, n + 1):
-            for first in range(0, i, _TILE):
-                acc = zeros(columns, 16)
+                columns[d, 0] = x[sample, d]
+                out[sample, d] = x[sample, d]
+            for i in range(n):
                 for d in range(dim):
-                    acc = acc + columns[d, i] * load(columns, d, first, 16)
-                store(found, 0, first, acc)
-            for j in range(i):
-                out[sample, place + j] = found[0, j]
-            place += i
+                    columns[d, i + 1] = vectors[sample * n + i, d]
+            place = dim
+            for i in range(1, n + 1):
+                for first in range(0, i, _TILE):
+                    acc = zeros(columns, 16)
+                    for d in range(dim):
+                        acc = acc + columns[d, i] * load(columns, d, first, 16)
+                    begin = place + first
+                    if begin + 16 <= width:  # the vectors that follow overwrite what is too much
+                        store(out, sample, begin, acc)
+                    else:
+                        store(found, 0, 0, acc)
+                        for j in range(width - begin):
+                            out[sample, begin + j] = found[0, j]
+                place += i
+
+    return of_all
 
 
 @remember
@@ -143,7 +152,7 @@ def _gradients(wide: int) -> Kernel:
     """Return a kernel for the gradients of x and the vectors. Each gradient sums over all other vectors in ascending
     order. The sum of x starts from its own gradient, the others from 0.
 
-    wide: length of a vector, rounded up to a multiple of 16.
+    wide: length of a vector, rounded up to 8 or to a multiple of 16.
     """
 
     @kernel

@@ -34,8 +34,9 @@ class Lanes(types.Type):
     def __init__(self, dtype: Any, n: int) -> None:
         self.dtype = dtype
         self.n = n
-        self.wide = BYTES * 8 // dtype.bitwidth
-        if n % self.wide > 1:
+        most = BYTES * 8 // dtype.bitwidth
+        self.wide = most if n >= most else most // 2
+        if n < self.wide or n % self.wide > 1:
             raise ValueError(f"a row of {n} {dtype} is not a multiple of {self.wide} or one more: use the plain loops")
         super().__init__(f"Lanes({dtype}, {n})")
 

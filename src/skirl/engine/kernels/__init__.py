@@ -34,7 +34,7 @@ def sums_for(dim: int, dtype: np.dtype) -> Kernel:
 
 def _wide_for(dim: int, dtype: np.dtype) -> ModuleType | None:
     compiles = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
-    fits = dtype == np.float32 and 16 <= dim <= WIDEST + 1 and dim % 16 <= 1
+    fits = dtype == np.float32 and (dim in (8, 9) or (16 <= dim <= WIDEST + 1 and dim % 16 <= 1))
     return _wide() if compiles and fits else None
 
 
