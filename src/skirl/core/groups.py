@@ -77,8 +77,12 @@ class Groups(Sequence[RowOptimizer]):
         """Return the numbers that the kernels of one bank need, [all tables, COLUMNS] in the dtype of the rows; zeros
         for tables outside the bank. steps: number of updates that each table has had, including this one."""
         rows: list[tuple[float, ...]] = [()] * len(self)
-        for t in tables:
-            rows[t] = self[t].numbers(*settings[self.of[t]], int(steps[t]))
+        known: dict[tuple[int, int], tuple[float, ...]] = {}
+        for t, step in zip(tables, steps[list(tables)].tolist(), strict=True):
+            key = self.of[t], step
+            if key not in known:
+                known[key] = self[t].numbers(*settings[key[0]], step)
+            rows[t] = known[key]
         return padded(rows, dtype)
 
 

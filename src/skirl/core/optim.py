@@ -84,10 +84,7 @@ COLUMNS = 8
 
 def padded(numbers: Sequence[tuple[float, ...]], dtype: DTypeLike) -> NDArray[Any]:
     """Return the numbers of several tables as an array, with zeros for those that a rule does not have."""
-    out = np.zeros((len(numbers), COLUMNS), dtype)
-    for row, own in zip(out, numbers, strict=True):
-        row[: len(own)] = own
-    return out
+    return np.array([own + (0.0,) * (COLUMNS - len(own)) for own in numbers], dtype).reshape(-1, COLUMNS)
 
 
 @dataclass(frozen=True)

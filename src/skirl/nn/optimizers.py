@@ -151,8 +151,8 @@ class DenseGradients:
         """Those of the optimizers, the smallest first."""
         self._kept: list[tuple[Tensor, int, ref[Tensor], int]] = []
         """Weights that a backward gave a gradient: each with its version, its gradient and that one's version."""
-        self._before: dict[Tensor, tuple[ref[Tensor], int]] = {}
-        """The gradients of all weights after a backward, and their versions."""
+        self._before: dict[int, tuple[ref[Tensor], int]] = {}
+        """By id of a weight: its gradient after a backward, and that one's version."""
         self._thread = get_ident()
         """The loop's weights; those of other loops are theirs, which may write their gradients now."""
         self._smallest: Tensor | None = None
@@ -195,8 +195,8 @@ class DenseGradients:
         before, self._before, self._kept = self._before, {}, []
         for weight in self._weights:
             if (grad := weight.grad) is not None:
-                known, version = before.get(weight, (None, 0))
-                self._before[weight] = ref(grad), grad._version
+                known, version = before.get(id(weight), (None, 0))
+                self._before[id(weight)] = ref(grad), grad._version
                 if known is None or known() is not grad or version != grad._version:  # other models' stay as they were
                     self._kept.append((weight, weight._version, ref(grad), grad._version))
         self._smallest = self._kept[0][0].detach().clone() if self._kept else None

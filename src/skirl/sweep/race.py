@@ -258,6 +258,8 @@ class Race:
         return self._leave(gone, f"dropped at step {self.step:,} by {by}")
 
     def _leave(self, numbers: Sequence[int], why: str) -> list[VariantPlace]:
+        if not numbers:
+            return []
         whole, order = self._whole(), self._order()
         left = [replace(self._place(k, why, order, whole), left=self.step) for k in numbers]
         self._gone |= zip(numbers, left, strict=True)
