@@ -266,13 +266,22 @@ CHECKED = {
 
 @pytest.mark.parametrize("way", CHECKED)
 def test_check_compares_what_was_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
 ) -> None:
     data, by, out = write(tmp_path / "in.parquet", made(300, 20)), schema(tmp_path), str(tmp_path / "out")
     command = ["convert", "--data", data, "--out", out, "--schema", by, "--check", "--quiet", *CHECKED[way]]
     assert cli.main(command) == 0
     said = capsys.readouterr().out
     assert "same rows" in said and ("not by time" in said) == (way == "by session")
+    written = out if way == "a file" else f"{out}/*.parquet"
+    train = ["train", "--data", f"parquet:{written}", "--steps", "1", "--batch", "8", "--run", "none"]
+    assert cli.main([*train, "--model", "dlrm-tiny", "--dim", "4", "--valid", "20%", "--quiet"]) == 0
+    assert ("holds out some sessions" in caplog.text) == (way == "by session")
+    capsys.readouterr()
     real = Convert._checked
 
     def changed(self: Any) -> Any:

@@ -187,6 +187,13 @@ class Tosses(Tower):
         return super().loss(batch) * torch.bernoulli(torch.sigmoid(self(batch.sparse).detach())).mean()
 
 
+class Reseeds(Tower):
+    def loss(self, batch: Any) -> Tensor:
+        found = super().loss(batch) * torch.rand(())
+        torch.manual_seed(7)
+        return found
+
+
 class Wrapped(Tower):
     """As a compiled module is."""
 
@@ -202,7 +209,7 @@ class Asks(Tower):
         return super().forward(sparse) * float(sparse.values().sum() % 7)
 
 
-@pytest.mark.parametrize("kind", [Counts, Branches, Tosses, Wrapped, Asks])
+@pytest.mark.parametrize("kind", [Counts, Branches, Tosses, Reseeds, Wrapped, Asks])
 def test_what_does_not_fit_trains_in_turn(kind: type[Tower]):
     sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
     assert not sweep.forms.steps["fused"]

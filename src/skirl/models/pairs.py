@@ -98,7 +98,9 @@ def products(x: Tensor, vectors: Tensor) -> Tensor:
     """Compute the pairs of contiguous tensors."""
     batch, n, dim = vectors.shape
     out = torch.empty(batch, dim + n * (n + 1) // 2, dtype=x.dtype)
-    run(_products(dim), batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads())
+    run(
+        _products(dim), batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads()
+    )
     return out
 
 
