@@ -4,7 +4,7 @@
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,23 +28,31 @@ _inlined: Any = intrinsic(prefer_literal=True)
 """Makes a function for kernels from its type and its instructions."""
 
 
+def counts_of(n: int, most: int) -> list[int]:
+    """Return the numbers of each vector of a row: equal powers of two, at the end perhaps a smaller one. None if that is
+    not enough."""
+    if n < 4:
+        return []
+    wide = min(most, 1 << n.bit_length() - 1)
+    rest = n % wide
+    return [] if rest & (rest - 1) else [wide] * (n // wide) + [rest] * (rest > 0)
+
+
 class Lanes(types.Type):
     """Numba's type of `n` floats in registers."""
 
     def __init__(self, dtype: Any, n: int) -> None:
         self.dtype = dtype
         self.n = n
-        most = BYTES * 8 // dtype.bitwidth
-        self.wide = most if n >= most else most // 2
-        if n < self.wide or n % self.wide > 1:
-            raise ValueError(f"a row of {n} {dtype} is not a multiple of {self.wide} or one more: use the plain loops")
+        self.counts = counts_of(n, BYTES * 8 // dtype.bitwidth)
+        if not self.counts:
+            raise ValueError(f"a row of {n} {dtype} takes too many kinds of vectors: use the plain loops")
         super().__init__(f"Lanes({dtype}, {n})")
 
     @property
     def pieces(self) -> list[Any]:
-        """The vectors that it takes. The last one may have a single number, as in rows that end with a weight."""
-        sizes = [self.wide] * (self.n // self.wide) + [1] * (self.n % self.wide)
-        return [ir.VectorType(_FLOATS[self.dtype], size) for size in sizes]
+        """The vectors that it takes."""
+        return [ir.VectorType(_FLOATS[self.dtype], count) for count in self.counts]
 
 
 @register_default(Lanes)
@@ -88,7 +96,7 @@ def load(typingctx, array, row, column, n):
         start = _pointer(context, builder, array, args[0], args[1], args[2])
         pieces = []
         for i, vector in enumerate(lanes.pieces):
-            place = builder.gep(start, [_I64(i * lanes.wide)])
+            place = builder.gep(start, [_I64(i * lanes.counts[0])])
             piece = builder.load(builder.bitcast(place, vector.as_pointer()))
             piece.align = lanes.dtype.bitwidth // 8
             pieces.append(piece)
@@ -105,7 +113,7 @@ def store(typingctx, array, row, column, value):
     def codegen(context, builder, signature, args):
         start = _pointer(context, builder, array, args[0], args[1], args[2])
         for i, piece in enumerate(_cut(builder, args[3])):
-            place = builder.gep(start, [_I64(i * value.wide)])
+            place = builder.gep(start, [_I64(i * value.counts[0])])
             stored = builder.store(piece, builder.bitcast(place, piece.type.as_pointer()))
             stored.align = value.dtype.bitwidth // 8
         return context.get_dummy_value()
@@ -131,8 +139,7 @@ def _filled(builder: Any, lanes: Lanes, number: Any) -> Any:
     for vector in lanes.pieces:
         if vector.count not in made:
             one = builder.insert_element(ir.Constant(vector, ir.Undefined), number, _I32(0))
-            first = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
-            made[vector.count] = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), first)
+            made[vector.count] = _shuffled(builder, one, one, [0] * vector.count)
     return _joined(builder, [made[vector.count] for vector in lanes.pieces])
 
 
@@ -150,11 +157,17 @@ def root(typingctx, lanes):
 
 
 def _added(builder: Any, low: Any, high: Any) -> Any:
-    """Return low + high, where high may be a vector of one number, which is added to the first one."""
-    if low.type.count == high.type.count:
+    """Return low + high, where high may be a smaller vector, which is added to the first numbers."""
+    n, count = low.type.count, high.type.count
+    if n == count:
         return builder.fadd(low, high)
-    first = builder.fadd(*(builder.extract_element(vector, _I32(0)) for vector in (low, high)))
-    return builder.insert_element(low, first, _I32(0))
+    first = builder.fadd(_shuffled(builder, low, low, range(count)), high)
+    whole = _shuffled(builder, first, first, [i % count for i in range(n)])
+    return _shuffled(builder, whole, low, [i if i < count else n + i for i in range(n)])
+
+
+def _shuffled(builder: Any, a: Any, b: Any, places: Sequence[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), list(places)))
 
 
 @_inlined
@@ -171,10 +184,8 @@ def total(typingctx, lanes):
         n = vector.type.count
         while n > 1:
             n //= 2
-            low, high = (ir.Constant(ir.VectorType(_I32, n), list(range(begin, begin + n))) for begin in (0, n))
-            vector = builder.fadd(
-                builder.shuffle_vector(vector, vector, low), builder.shuffle_vector(vector, vector, high)
-            )
+            low, high = (_shuffled(builder, vector, vector, range(begin, begin + n)) for begin in (0, n))
+            vector = builder.fadd(low, high)
         return builder.extract_element(vector, _I32(0))
 
     return lanes.dtype(lanes), codegen

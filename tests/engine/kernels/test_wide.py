@@ -21,7 +21,7 @@ from tests.processes import interpreter
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="the plain loops are taken then")
 
 WHOLE = settings.get_current_profile_name() == "campaign"
-DIMS = [8, 9, 17, 48, 113] if WHOLE else [8, 17, 48]  # 113: seven vectors and one number
+DIMS = [4, 8, 9, 12, 20, 40, 48, 113] if WHOLE else [4, 17, 40]  # 113: seven vectors and one number
 OPTIMIZERS: list[RowOptimizer] = [
     SGD(lr=0.1, clip=0.5),
     Adagrad(lr=0.1, weight_decay=0.01),
@@ -37,7 +37,7 @@ UPDATED = list(product(DIMS, OPTIMIZERS))
 """Each takes seconds to compile: a campaign runs all, `make test` each optimizer and each way to pool with one dim."""
 if not WHOLE:
     POOLED = [(DIMS[sum(how)], *how) for how in product(BOOLS, repeat=2)]
-    UPDATED = [*zip((8, 17, 48, 9, 8, 16), OPTIMIZERS[:2] + OPTIMIZERS[3:], strict=True)]
+    UPDATED = [*zip((6, 24, 48, 9, 8, 16), OPTIMIZERS[:2] + OPTIMIZERS[3:], strict=True)]
 
 
 def bits(array):
@@ -110,7 +110,7 @@ def test_other_rows_take_the_plain_loops(monkeypatch):
     single, double = np.dtype(np.float32), np.dtype(np.float64)
     assert kernels.pool_for(16, 17, single, True) is not cpu.pool
     assert kernels.pool_for(16, 17, double, True) is cpu.pool
-    for dim, dtype in ((1, single), (10, single), (18, single), (24, single), (272, single), (16, double)):
+    for dim, dtype in ((1, single), (3, single), (11, single), (25, single), (272, single), (16, double)):
         assert kernels.update_for(dim, dtype, SGD().rule) is cpu.update_kernel(SGD().rule)
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
     assert kernels.pool_for(16, 17, single, True) is cpu.pool

@@ -10,6 +10,7 @@ from numba import config
 from skirl.core.optim import Rule
 from skirl.engine.kernels import cpu, tree
 from skirl.tools.jit import Kernel
+from skirl.tools.lanes import counts_of
 
 log = logging.getLogger("skirl")
 
@@ -34,7 +35,7 @@ def sums_for(dim: int, dtype: np.dtype) -> Kernel:
 
 def _wide_for(dim: int, dtype: np.dtype) -> ModuleType | None:
     compiles = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
-    fits = dtype == np.float32 and (dim in (8, 9) or (16 <= dim <= WIDEST + 1 and dim % 16 <= 1))
+    fits = dtype == np.float32 and dim <= WIDEST + 1 and counts_of(dim, 16)
     return _wide() if compiles and fits else None
 
 
