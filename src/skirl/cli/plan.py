@@ -200,10 +200,13 @@ class Place(Composed):
             write(self.out, {spec.name: owners.get(spec.name) for spec in specs}, self.count)
         elif self.out is not None:
             plan.save(self.out)
+        pieces = {spec.name: [piece for piece, _ in of] for spec, of in zip(specs, plan.pieces, strict=True)}
         ways = sent and {
-            spec.name: {"trainer": owners.get(spec.name), **sent[spec.name]._asdict(), **ways_ms(problem, n)}
+            spec.name: {
+                "trainer": owners.get(spec.name), **sent[spec.name]._asdict(), **ways_ms(problem, n, pieces[spec.name]),
+            }
             for n, spec in enumerate(problem.specs)
-        }
+        }  # fmt: skip
         exchange = exchange_of(problem, placed)
         ranks = [
             {
@@ -234,7 +237,8 @@ class Place(Composed):
             for name, of in result["ways"].items():
                 way = "by rows" if of["trainer"] is None else f"whole at {of['trainer']}"
                 if isinstance(of["trainer"], dict):
-                    way = f"columns: {', '.join(f'{count} at {site}' for site, count in of['trainer'].items())}"
+                    cut = ", ".join(f"{count} at {site}" for site, count in of["trainer"].items())
+                    way = f"columns: {cut}, {of['planned_ms']:.3f} ms each at most"
                 ms = (f"{of[name]:.3f} ms" for name in ("rows_ms", "whole_ms"))
                 cells.append((name, way, size(of["rows"]), next(ms), size(of["whole"]), next(ms)))
             lines["ways"] = columns(cells, left=(0, 1)) + "\nbytes and times of a step; the busiest trainer counts"

@@ -26,7 +26,7 @@ from skirl.placement.spec import Piece
 from skirl.tools.machine import machine
 from skirl.tools.progress import progress_of
 
-DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+DIMS = (4, 8, 12, 16, 24, 28, 32, 48, 60, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
 """Batch sizes that costs are fitted to, and those that judge them."""
 TABLES, MOST_PARTS, ROUNDS, COMBINATIONS = 120, 15, 12, 60
@@ -181,7 +181,7 @@ def costs_for(
     if found is not None and known >= {*optimizers}:
         return found
     if minutes is None:
-        what = f"{path} is no file of" if found is None else f"{path or 'skirl'} has no"
+        what = f"{path} is no file of" if found is None else f"{path} has no"
         lacking = ", ".join(sorted({*optimizers} - known))
         raise ValueError(f"{what} costs for {lacking}: leave --no-measure out, and they are measured")
     costs = measure_machine(kernel, sorted(known | {*optimizers}), minutes=minutes, out=path)

@@ -18,12 +18,13 @@ from torch.nn import functional as F
 
 from skirl.placement.spec import BINS, TableSpec
 from skirl.tools import __version__
+from skirl.tools.lanes import counts_of
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import read_sealed, write_sealed
 from skirl.train.placed import Bytes
 
 PLAIN = (
-    "log rows", "log dim", "log batch", "log ids", "log distinct", "log pooling", "no multiple of 16", "no multiple of 8",
+    "log rows", "log dim", "log batch", "log ids", "log distinct", "log pooling", "plain loops", "no multiple of 8",
 )  # fmt: skip
 OPTIMIZERS = ("rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl")
 FEATURES = (*PLAIN, *(f"reuse {n}" for n in range(BINS)), *(f"is {name}" for name in OPTIMIZERS))
@@ -41,7 +42,7 @@ def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
     found[:6] = (
         log(rows), log(dim), log(spec.batch), log(ids), log(max(spec.distinct * share, 1e-3)), log(ids / spec.batch)
     )  # fmt: skip
-    found[6], found[7] = dim % 16 != 0, dim % 8 != 0
+    found[6], found[7] = not counts_of(dim, 16), dim % 8 != 0
     found[len(PLAIN) : len(PLAIN) + BINS] = spec.reuse or np.nan
     found[len(PLAIN) + BINS :] = [spec.optimizer == name for name in OPTIMIZERS]
     return found
@@ -215,10 +216,10 @@ TERMS = (
     "table", "ids", "ids*dim", "distinct", "distinct*dim", "distinct*log2(distinct)", "batch*dim",
     "odd distinct", "odd ids*dim", "odd distinct*dim",
 )  # fmt: skip
-"""The last three are for rows that are no multiple of 16 numbers, which take the plain loops. The logarithm is there
-because many rows do not stay in the caches from the forward pass to the backward one, so that each costs more."""
+"""The last three are for rows that take the plain loops. The logarithm is there because many rows do not stay in the caches
+from the forward pass to the backward one, so that each costs more."""
 FORMAT, VERSION = "skirl-costs", 3
-_WIDE, _FLOAT = 16, 4
+_FLOAT = 4
 _NOTHING = np.zeros(SUMS)
 
 
@@ -226,10 +227,10 @@ def terms_of(spec: TableSpec, rows: int, dim: int) -> tuple[float, ...]:
     """Return the terms for this many rows and columns of a table, whose lookups are spread over its rows.
 
     >>> terms_of(TableSpec("a", rows=1024, dim=8, batch=4, ids=8.0, distinct=8.0), 512, 8)
-    (1.0, 4.0, 32.0, 4.0, 32.0, 8.0, 32.0, 4.0, 32.0, 32.0)
+    (1.0, 4.0, 32.0, 4.0, 32.0, 8.0, 32.0, 0.0, 0.0, 0.0)
     """
     share = rows / spec.rows
-    ids, distinct, odd = spec.ids * share, spec.distinct * share, dim % _WIDE != 0
+    ids, distinct, odd = spec.ids * share, spec.distinct * share, not counts_of(dim, 16)
     looked, updated = ids * dim, distinct * dim
     return (
         1.0, ids, looked, distinct, updated, distinct * log2(max(2.0, distinct)), float(spec.batch * dim),

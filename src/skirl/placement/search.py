@@ -75,11 +75,16 @@ def search(problem: Problem, *, forced: Iterable[int] = (), seconds: float = 30.
     return _RowCuts(problem, frozenset(forced), seconds).run()
 
 
-def ways_ms(problem: Problem, table: int) -> dict[str, float]:
-    """Return what a table takes each rank if its rows are spread, and one rank if it is whole there."""
+def ways_ms(problem: Problem, table: int, pieces: Sequence[Piece]) -> dict[str, float]:
+    """Return what a table takes each rank if its rows are spread, one rank if it is whole there, and at most a rank as
+    these pieces of it."""
     spec = problem.specs[table]
-    block = Piece(table, 0, -(-spec.rows // len(problem.caps)), 0, spec.dim)
-    return {name: sum(problem.cost(of)[:2]) for name, of in (("rows_ms", block), ("whole_ms", whole(table, spec)))}
+    ways = {
+        "rows_ms": [Piece(table, 0, -(-spec.rows // len(problem.caps)), 0, spec.dim)],
+        "whole_ms": [whole(table, spec)],
+        "planned_ms": [piece._replace(table=table) for piece in pieces],
+    }
+    return {name: max(sum(problem.cost(of)[:2]) for of in each) for name, each in ways.items()}
 
 
 @dataclass
