@@ -79,7 +79,7 @@ def train(folder: Path) -> dict[str, object]:
         "limit_mib": int(LIMIT),
         "private_mib_at_most": peak // MIB,
         "index_bytes_a_row": round(sum(log.index.nbytes for log in store._logs) / held, 2),
-        "disk_bytes_to_payload": round(store.bytes_on_disk / (held * RECORD), 3),
+        "disk_bytes_to_payload": round(store._cleaner.held / (held * RECORD), 3),
         "rows_fetched": model.engine.counters.fetched,
     }
     model.close()

@@ -117,12 +117,12 @@ def test_reopens_with_rows_identity_and_generation(tmp_path):
 def test_what_a_kill_left_behind_is_cut_off_and_removed(tmp_path):
     store = filled(lambda layout: DiskStore(tmp_path / "store", layout))
     store.flush()
-    before = store.bytes_on_disk
+    before = store._cleaner.held
     store.write(table_keys(0, np.arange(5000)), random_rows(0, 5000, seed=3))
     store._let_go()
     assert sum(p.stat().st_size for p in store.path.glob("*.*s")) > before
     with DiskStore(tmp_path / "store", LAYOUT) as again:
-        assert sum(p.stat().st_size for p in store.path.glob("*.*s")) == again.bytes_on_disk == before
+        assert sum(p.stat().st_size for p in store.path.glob("*.*s")) == again._cleaner.held == before
 
 
 def test_an_empty_store_that_takes_another_layout_removes_what_a_kill_left_behind(tmp_path):

@@ -41,7 +41,7 @@ def freeze_segments(
             file.close()
         names = [folder / f"{name}.{suffix}" for name in unsynced for suffix in ("rows", "keys")]
         for path in dict.fromkeys(added + names):  # these: the store may unlink its own meanwhile
-            with Handle(files, lambda path=path: files.open(path)) as file:
+            with files.opened(path) as file:
                 files.sync(file.number)
         files.sync_folder(folder)
         entries = [entry.sized(folder) for entry in manifest.segments]

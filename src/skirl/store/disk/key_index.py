@@ -34,14 +34,12 @@ Shape = NDArray[np.int64]
 
 @kernel
 def _number(key: Number, base: NDArray[np.int64]) -> Number:
-    """Return the number of a row among the rows of all tables, or the key itself if their sizes are not known."""
-    return base[key >> ROW_BITS] + (key & (MAX_ROWS - 1)) if base.size else key
+    """Return the number of a row among the rows of all tables."""
+    return base[key >> ROW_BITS] + (key & (MAX_ROWS - 1))
 
 
 @kernel
 def _is_row(key: Number, base: NDArray[np.int64]) -> Number:
-    if base.size == 0:
-        return True
     table, row = key >> ROW_BITS, key & (MAX_ROWS - 1)
     return 0 <= table < base.size - 1 and row < base[table + 1] - base[table]
 
@@ -268,13 +266,11 @@ class _Table:
 class KeyIndex:
     """The position of each key. Not thread-safe: the gate makes threads take turns."""
 
-    def __init__(self, rows: Mapping[int, int] | None = None) -> None:
-        self._rows = rows or {}
-        self._base, self._bits = np.empty(0, np.int64), 64
-        if rows is not None:
-            each = [rows.get(table, 0) for table in range(max(rows) + 1)]
-            self._base = np.concatenate([[0], np.cumsum(each)]).astype(np.int64)
-            self._bits = max(1, (int(self._base[-1]) - 1).bit_length())
+    def __init__(self, rows: Mapping[int, int]) -> None:
+        self._rows = rows
+        each = [rows.get(table, 0) for table in range(max(rows, default=-1) + 1)]
+        self._base = np.cumsum([0, *each], dtype=np.int64)
+        self._bits = max(1, (int(self._base[-1]) - 1).bit_length())
         self._count = np.zeros(1, np.int64)
         self._least_kept = 16
         kept = self._keeps(_FIRST)

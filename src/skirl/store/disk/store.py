@@ -118,7 +118,8 @@ class DiskStore(Store):
         self._remove_strangers()
 
     def _empty(self) -> list[Log]:
-        return all_logs.empty(self.path, self.layout, self._files, self._gate, self._rows)
+        layout = self.layout
+        return [Log(self.path, record, self._files, self._gate, layout, self._rows) for record in layout.kinds]
 
     def _set_logs(self, logs: list[Log]) -> None:
         self._logs, self._cleaner = logs, Cleaner(logs, self._share, self._point)
@@ -187,10 +188,6 @@ class DiskStore(Store):
                     ordinal = segment.ordinal if start else segment.ordinal + 1
                 if keys.size:
                     yield keys
-
-    @property
-    def bytes_on_disk(self) -> int:
-        return self._cleaner.held
 
     # Durable points
 
