@@ -12,10 +12,8 @@ import pytest
 
 from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store, own_part
 from skirl.store.sharded import ShardedStore
-from skirl.tools.units import Link
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, random_rows, table_keys
-from tests.store.links import LinkStore
 
 Weights = Sequence[int]
 ABOUT = {f"t{n}": "zeros()" for n in range(7)}
@@ -73,17 +71,14 @@ def test_stores_on_disk_take_all_or_nothing_and_know_their_list(tmp_path):
         store.write(table_keys(1, [0]), random_rows(1, 1, 0))
 
 
-KINDS = (("memory", "disk", "link"), ("disk", "memory", "disk"))
+KINDS = (("memory", "disk", "memory"), ("disk", "memory", "disk"))
 
 
 def of_kinds(root: Path, kinds=KINDS[0], weights: Weights = (3, 1, 2)) -> ShardedStore:
-    """Return a store with stores in memory, on disk, and behind a link."""
-    made = {
-        "memory": lambda n: MemoryStore(LAYOUT),
-        "link": lambda n: LinkStore(MemoryStore(LAYOUT), Link(rate=1e12, delay=0.0)),
-        "disk": lambda n: DiskStore(root / str(n), LAYOUT),
-    }
-    return ShardedStore([made[kind](n) for n, kind in enumerate(kinds)], weights, LAYOUT)
+    stores = [
+        MemoryStore(LAYOUT) if kind == "memory" else DiskStore(root / str(n), LAYOUT) for n, kind in enumerate(kinds)
+    ]
+    return ShardedStore(stores, weights, LAYOUT)
 
 
 @pytest.mark.parametrize(("make", "lost"), [(on_disks, "disk:.*s2"), (of_kinds, "memory")])
