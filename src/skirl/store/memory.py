@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from skirl.store.arena import Arena, Directory
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
 from skirl.store.changes import Changes, Taken
-from skirl.store.disk.frozen import manifest_of, named, rows_of, worth_keeping, write_frozen
+from skirl.store.disk.frozen import named, rows_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.segment import SegmentEntry
@@ -164,8 +164,6 @@ class MemoryStore(Store):
         """Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
-        for part in saved.parts:
-            manifest_of(saved.folder, part.facts, self.layout)
         with named(saved.folder, saved.folder):
             for number, part in enumerate(saved.parts):
                 for keys, rows in rows_of(OsFiles(), part, self.layout, saved.folder):

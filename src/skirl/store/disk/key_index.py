@@ -280,18 +280,6 @@ class KeyIndex:
     def count(self) -> int:
         return int(self._count[0])
 
-    @property
-    def nbytes(self) -> int:
-        return (self._table.kept // 8 + 4) * self._room
-
-    @property
-    def _size(self) -> int:
-        return int(self._table.shape[_SIZE])
-
-    @property
-    def _room(self) -> int:
-        return int(self._table.shape[_ROOM])
-
     def _limit(self, kept: int, size: int) -> int:
         """Return how far a key may be from its share so that the kept bits still tell nearby hashes apart."""
         if kept >= self._bits:
@@ -312,12 +300,13 @@ class KeyIndex:
 
     def reserve(self, n_more: int) -> None:
         need = self.count + n_more
-        if need > self._size * _FULL:
+        if need > self._table.shape[_SIZE] * _FULL:
             self._grow(int(need / _AFTER_GROWTH) + 1)
-        at_end = self._table.arrays[1][max(0, self._room - n_more - 1) : self._room].any()
-        if at_end or self._room <= self._size + n_more:
+        size, room = self._table.shape[:_BITS].tolist()
+        at_end = self._table.arrays[1][max(0, room - n_more - 1) : room].any()
+        if at_end or room <= size + n_more:
             more = _PAD + n_more  # all of them may belong at the end
-            self._table.reserve(self._room + more)
+            self._table.reserve(room + more)
             self._table.shape[_ROOM] += more
 
     def _grow(self, size: int) -> None:
@@ -327,13 +316,14 @@ class KeyIndex:
                 f"{self.count:,} rows are the maximum for records of one size: give some of the tables another dim"
             )
         table, found = self._table, np.empty(3, np.int64)
-        starts = np.empty(-(-self._room // _BLOCK), np.int64)
+        before = int(table.shape[_ROOM])
+        starts = np.empty(-(-before // _BLOCK), np.int64)
         _survey(*table.arrays, size, _BLOCK, starts, found)
         after, farthest, back = found.tolist()
         kept = self._keeps(size)
         while farthest > self._limit(kept, size):
             kept *= 2
-        room = max(after, size, self._room - _PAD) + _PAD  # `after` is counted, since keys need not be random
+        room = max(after, size, before - _PAD) + _PAD  # `after` is counted, since keys need not be random
         shape = self._shape(kept, size, room)
         if kept == table.kept and not back:
             table.reserve(room)
@@ -366,7 +356,7 @@ class KeyIndex:
             if done == keys.size:
                 return
             self._least_kept = 2 * self._table.kept
-            self._grow(self._size)
+            self._grow(int(self._table.shape[_SIZE]))
 
 
 def named(key: int) -> str:

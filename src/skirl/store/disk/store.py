@@ -263,8 +263,6 @@ class DiskStore(Store):
         """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
         self._check_open()
         with self._writing, explained(self.path), frozen.named(saved.folder, self.path):
-            for part in saved.parts:
-                frozen.manifest_of(saved.folder, part.facts, self.layout)
             logs, added, header = self._empty(), list[Path](), self.path / NAME
             before = header.read_bytes()
             try:

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
-from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote import part, rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.tools.units import timeout_of
@@ -258,8 +257,6 @@ class RemoteStore(Store):
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         """The node reads the files twice: it changes its rows only once `ready` has returned."""
         self._check_open()
-        for each in saved.parts:
-            manifest_of(saved.folder, each.facts, self.layout)
         where = str(saved.folder.absolute())
         self._node.job("check", self._number, where, [each.facts for each in saved.parts])
         ready()
