@@ -13,7 +13,6 @@ from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Sto
 from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import named, rows_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
-from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.segment import SegmentEntry
 from skirl.store.gate import Gate
 from skirl.tools.jit import kernel, read_only
@@ -166,7 +165,7 @@ class MemoryStore(Store):
         kinds = self._empty()
         with named(saved.folder, saved.folder):
             for number, part in enumerate(saved.parts):
-                for keys, rows in rows_of(OsFiles(), part, self.layout, saved.folder):
+                for keys, rows in rows_of(part, saved.folder, self.layout):
                     kind = kinds[self.layout.kind(keys, rows)]
                     kind.reserve(keys.size)
                     positions = kind.directory.place(keys)  # a later record of a key overwrites an earlier one
