@@ -46,10 +46,8 @@ def blank(table: int, n: int) -> np.ndarray:
 def random_rows(table: int, n: int, seed: int) -> np.ndarray:
     """Return rows of arbitrary bits: NaNs with payloads, infinities, denormals, minus zero."""
     record = LAYOUT.records[table]
-    out = np.frombuffer(
-        np.random.default_rng(seed).bytes(n * record.width * np.dtype(record.dtype).itemsize), record.dtype
-    )
-    return out.reshape(n, record.width)
+    bits = np.random.default_rng(seed).bytes(n * record.nbytes)
+    return np.frombuffer(bits, record.dtype).reshape(n, record.width)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -197,7 +195,7 @@ class StoreConformance:
         frozen.save(filled(self.make, n=20), tmp_path)
         store = filled(self.make)
         held = contents(store)
-        rng, files = np.random.default_rng(0), _files(tmp_path)
+        rng, files = np.random.default_rng(0), sorted(path for path in tmp_path.rglob("*") if path.is_file())
         for path in files:
             data = path.read_bytes()
             for at in {0, len(data) - 1, *rng.integers(0, len(data), 200 // len(files)).tolist()}:
@@ -288,10 +286,6 @@ class StoreConformance:
 
 def _fails(*args, **more):
     raise OSError("disk full")
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 ROWS = st.lists(st.integers(0, 60), max_size=20, unique=True)

@@ -7,6 +7,7 @@ changes since. That is more than any journaling file system does, and all that P
 which nothing is lost.
 """
 
+import errno
 import itertools
 import os
 from dataclasses import dataclass, field
@@ -29,6 +30,13 @@ class Unsynced(OsFiles):
 
     def sync_folder(self, path: Path) -> None:
         pass
+
+
+class NoLinks(OsFiles):
+    """Frozen rows are on another file system, so they are copied."""
+
+    def link(self, old: Path, new: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
 class Recorder(OsFiles):

@@ -4,7 +4,6 @@
 first finds what nobody thought of, the second is sure to find what somebody did.
 """
 
-import errno
 import json
 import shutil
 from collections import Counter
@@ -18,20 +17,19 @@ import pytest
 
 from skirl.store import DiskStore, MemoryStore
 from skirl.store.base import Frozen
-from skirl.store.disk import log as log_module
-from skirl.store.disk import log as room_module
+from skirl.store.disk import log
 from skirl.store.disk import manifest as manifests
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, contents, random_rows, table_keys
-from tests.store.crash import Disk, Recorder, Unsynced
+from tests.store.crash import Disk, NoLinks, Recorder, Unsynced
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use segments of a few records without slack: every second write cleans, and makes a point that nobody asked for."""
-    monkeypatch.setattr(room_module, "SLACK", 0)
-    monkeypatch.setattr(log_module, "SMALLEST", 16)
+    monkeypatch.setattr(log, "SLACK", 0)
+    monkeypatch.setattr(log, "SMALLEST", 16)
 
 
 @dataclass
@@ -59,11 +57,8 @@ class Hooked(Recorder):
         super().note(*op)
 
 
-class Copying(Hooked):
-    """Frozen rows are on another file system, so they are copied."""
-
-    def link(self, old, new):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
+class Copying(NoLinks, Hooked):
+    pass
 
 
 def finish(state: Frozen, folder: Path, files: OsFiles) -> None:
@@ -127,14 +122,14 @@ class Workload:
     def write(self) -> None:
         table = int(self.rng.choice(TABLES))
         n = int(self.rng.integers(1, 20))
-        keys = table_keys(table, self.rng.choice(30, n, replace=False))
-        rows = random_rows(table, n, int(self.rng.integers(1 << 30)))
-        self.store.write(keys, rows)
-        self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
+        self.put(table, self.rng.choice(30, n, replace=False))
 
     def overwrite(self) -> None:
         """Overwrite all rows of a table, so that their old segments become garbage."""
-        keys, rows = table_keys(0, range(30)), random_rows(0, 30, int(self.rng.integers(1 << 30)))
+        self.put(0, np.arange(30))
+
+    def put(self, table: int, numbers: np.ndarray) -> None:
+        keys, rows = table_keys(table, numbers), random_rows(table, len(numbers), int(self.rng.integers(1 << 30)))
         self.store.write(keys, rows)
         self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
 
@@ -266,11 +261,8 @@ def is_allowed(work: Workload, k: int, found: Held, thawed: list[Held | None]) -
         assert one is None or one in [(p.content, p.generation) for p in points]
 
 
-class UnsyncedCopies(Unsynced):
-    """Skips all syncs, and has frozen rows on another file system."""
-
-    def link(self, old, new):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
+class UnsyncedCopies(NoLinks, Unsynced):
+    pass
 
 
 def goes_on(root: Path, files: Unsynced, thawed: list[Held | None]) -> None:

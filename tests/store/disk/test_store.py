@@ -12,7 +12,7 @@ import pytest
 
 from skirl.core.tables import MAX_ROWS
 from skirl.store import DiskError, DiskFull, DiskStore, Layout, Record, open_store
-from skirl.store.disk import log as room_module
+from skirl.store.disk import log
 from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME
 from skirl.store.disk.os_files import OsFiles
@@ -30,6 +30,7 @@ from tests.store.conformance import (
     random_rows,
     table_keys,
 )
+from tests.store.crash import NoLinks
 from tests.store.disk.crashing import make_small
 from tests.warm import PIPE
 
@@ -71,15 +72,12 @@ class TestDiskStoreThatCleans(TestDiskStore):
         return DiskStore(self.root / str(next(self.counter)), layout, rows=rows, files=self.files())
 
 
-class NoLinks(Quick):
-    def link(self, old, new):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
+class Copying(NoLinks, Quick):
+    pass
 
 
 class TestDiskStoreThatCopies(TestDiskStore):
-    """The folder is on another file system."""
-
-    files = NoLinks
+    files = Copying
 
 
 def held_then_reopened(store: DiskStore, **more) -> tuple[dict[int, bytes], DiskStore]:
@@ -444,7 +442,7 @@ def test_more_files_than_allowed_raise_the_limit(tmp_path, monkeypatch):
 
 def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch):
     """At every call, whatever is overwritten, and with durable points in between."""
-    monkeypatch.setattr(room_module, "SLACK", 1 << 18)
+    monkeypatch.setattr(log, "SLACK", 1 << 18)
     rows, batch, width, rng = 60_000, 2000, 16, np.random.default_rng(0)
     store = DiskStore(tmp_path / "store", {0: Record(width)}, room=1.5, files=Quick())
     most = 0.0
@@ -453,7 +451,7 @@ def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch)
         keys = np.arange(first, first + batch) if i < rows // batch else rng.choice(rows, batch, replace=False)
         store.write(keys, np.full((batch, width), i, np.float32))
         used = sum(p.stat().st_size for p in store.path.iterdir() if p.suffix in (".rows", ".keys"))
-        most = max(most, (used - room_module.SLACK) / (len(store) * width * 4))
+        most = max(most, (used - log.SLACK) / (len(store) * width * 4))
         if i % 50 == 49:
             store.flush()
     assert 1.2 < most <= 1.5
