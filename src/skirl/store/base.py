@@ -199,7 +199,6 @@ class Store(ABC):
     """Grows with each frozen state, and with each durable point of a store on disk. Frozen rows record theirs."""
 
     read_only = False
-    """True if its rows can be looked up but not trained."""
     ready = True
     """False while the rows that it is to serve are not loaded yet."""
     durable = False

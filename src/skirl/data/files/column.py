@@ -22,7 +22,6 @@ class Bags(NamedTuple):
     of: np.ndarray
     """int64: by bag, its list in the column, or its row if each row has one id."""
     ids: int
-    """Of all bags."""
     inverse: np.ndarray | None
     """int32 [rows]: the bag of each row; None if each row has a bag of its own."""
 
@@ -112,7 +111,6 @@ class Encoded:
     dense: np.ndarray
     """float32 [n, dense features]."""
     ids: list[Column]
-    """By feature."""
     places: np.ndarray
     """int64 [n]: the index of each row in its part."""
     read: int = 0

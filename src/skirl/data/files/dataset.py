@@ -48,7 +48,6 @@ class Dataset:
     paths: list[str]
     schema: FileSchema
     part_bytes: int = PART
-    """Of a text file."""
     slice_rows: int = SLICE
     """Most rows of Parquet files to decode at once, unless a file leaves lists out."""
 

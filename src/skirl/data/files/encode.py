@@ -126,7 +126,6 @@ class Encoder:
     skip: bool = False
     """Leave malformed rows out instead of raising."""
     keep: Span | None = None
-    """If set, keep only rows whose time lies in this span."""
     all_there: bool = False
     """Treat a row as malformed if a column that the schema keeps is missing or NaN, or is no valid time in its unit."""
 
