@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +169,15 @@ def take(
             _share(files, manifest, folder, logs, added)
         else:
             laid.append(rows_of(part, folder, layout))
-    for pairs in laid:
-        _append(logs, layout, pairs, folder, added)
+    before = set(all_logs.paths(logs))
+    try:
+        for keys, rows in chain(*laid):
+            log = logs[layout.kind(keys, rows)]
+            if (beyond := log.index.beyond(keys)) is not None:
+                raise CheckpointError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
+            log.append(keys, rows.reshape(-1).view(np.uint32))
+    finally:
+        added += [path for path in all_logs.paths(logs) if path not in before]
 
 
 def rows_of(part: FrozenPart, folder: Path, layout: Layout | None = None) -> Pairs:
@@ -217,18 +225,6 @@ def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], ad
         for segment in log.segments.values():
             if segment.name in names:
                 log.check(segment)
-
-
-def _append(logs: list[Log], layout: Layout, pairs: Pairs, folder: Path, added: list[Path]) -> None:
-    before = set(all_logs.paths(logs))
-    try:
-        for keys, rows in pairs:
-            log = logs[layout.kind(keys, rows)]
-            if (beyond := log.index.beyond(keys)) is not None:
-                raise CheckpointError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
-            log.append(keys, rows.reshape(-1).view(np.uint32))
-    finally:
-        added += [path for path in all_logs.paths(logs) if path not in before]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
 from skirl.store.disk.segment import Segment, SegmentEntry, begin, check_header, stride
 from skirl.store.gate import Gate
+from skirl.tools.threads import Threads, run
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
@@ -21,6 +22,7 @@ _SHARE = 32  # a segment holds one part in this many of the rows, and that is ho
 _PIECE = 4096  # records read at a time when all are read
 _BUFFER = 256 << 10  # bytes of records that are written in one call
 _MANY = 8  # number of small segments that are worth merging into one
+_readers = Threads()
 
 
 class Log:
@@ -83,15 +85,18 @@ class Log:
     # Reading
 
     def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows | Words) -> None:
-        """Copy the rows at `positions` to `out`, skipping positions of -1."""
-        bad = records.gather(self._handles, self._ids, self._words, positions, keys, out.reshape(-1).view(np.uint32))
-        if bad >= 0:
-            position = int(positions[bad])
-            self._explain(self.segments[position >> INDEX_BITS], position & records.INDEX_MASK, int(keys[bad]))
-
-    def _explain(self, segment: Segment, index: int, key: int) -> None:
-        """Raise an Unusable that says why a record could not be read."""
-        what = f"{segment.rows_path}: record {index}, {named(key)},"
+        """Copy the rows at `positions` to `out`, skipping positions of -1. Raise an Unusable if one cannot be read."""
+        order = np.flatnonzero(positions >= 0)
+        order = order[np.argsort(positions[order])]
+        trouble, flat = np.zeros(1, np.int64), out.reshape(-1).view(np.uint32)
+        arrays = self._handles, self._ids, self._words, order, positions, keys, flat, trouble
+        threads = max(1, min(records.READERS, order.size // records.FEW))
+        run(records.gather, order.size, *arrays, threads=threads, pool=_readers)
+        if not trouble[0]:
+            return
+        row = int(trouble[0]) - 1
+        segment, index = self.segments[positions[row] >> INDEX_BITS], int(positions[row]) & records.INDEX_MASK
+        what = f"{segment.rows_path}: record {index}, {named(keys[row])},"
         at = HEADER + index * self.stride
         try:
             size = len(self._files.read(segment.rows.number, self.stride, at))
