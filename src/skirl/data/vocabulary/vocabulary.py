@@ -139,20 +139,16 @@ class Vocabulary:
         return out
 
     def check(self, schema: FileSchema) -> None:
-        if (wrong := self._misfit(schema)) is not None:
-            raise _bad(self.path, wrong)
-
-    def _misfit(self, schema: FileSchema) -> str | None:
         for table, kind in schema.kinds.items():
             if table not in self.rows:
-                return f"it has no table {table!r}: make it again with this schema"
+                raise _bad(self.path, f"it has no table {table!r}: make it again with this schema")
             stored = self.facts.types[table]
             if stored and kind and stored != kind:  # a converted file records how its values were read
-                return f"its ids of {table!r} are {stored}, not {kind}: make it again with this data"
+                raise _bad(self.path, f"its ids of {table!r} are {stored}, not {kind}: make it again with this data")
         for column in schema.ids:
             if column.encode == "row" and (table := column.table or column.name) in self.rows:
-                return f"it has ids of {table!r}, which is a row in this data already: make it again with this data"
-        return None
+                found = f"it has ids of {table!r}, which is a row in this data already"
+                raise _bad(self.path, f"{found}: make it again with this data")
 
 
 def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
