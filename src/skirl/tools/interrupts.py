@@ -132,11 +132,11 @@ _NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 class Signals:
     """Catches SIGTERM and Ctrl-C inside its block, so that a run is saved first; a second signal ends it at once.
 
-    launched: whether a launcher passes signals on, so that one Ctrl-C comes twice; it also ends who takes too long.
+    once: ignore later signals, as where a launcher passes one Ctrl-C on a second time, and ends who takes too long.
     """
 
-    def __init__(self, on: bool, launched: bool = False) -> None:
-        self._on, self._launched = on and threading.current_thread() is threading.main_thread(), launched
+    def __init__(self, on: bool = True, once: bool = False) -> None:
+        self._on, self._once = on and threading.current_thread() is threading.main_thread(), once
         self._before: dict[int, Any] = {}
         self.came: str | None = None
 
@@ -153,7 +153,7 @@ class Signals:
     def _stop(self, number: int, frame: Any) -> None:
         if self.came is None:
             self.came = _NAMES[number]
-        elif self._launched:
+        elif self._once:
             return
         elif number == signal.SIGINT:
             raise KeyboardInterrupt

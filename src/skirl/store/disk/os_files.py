@@ -185,10 +185,8 @@ class Handle:
         self.close()
 
     def __del__(self) -> None:
-        number, self.number = self.number, -1
-        if number >= 0:
-            with suppress(OSError):
-                self._files.close(number)
+        with suppress(OSError):
+            self.close()
 
 
 def _draft_of(path: Path) -> Path:

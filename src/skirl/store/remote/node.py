@@ -103,9 +103,7 @@ class Node:
                     served.waiting = None
         except (OSError, EOFError):
             gone = True
-        late = (
-            served.waiting and time.monotonic() - served.probed > PROBE + 1
-        )  # it does not even say if its owner lives
+        late = served.waiting and time.monotonic() - served.probed > PROBE + 1  # it does not say if its owner lives
         if gone or late or not served.process.is_alive():
             self._end(served)
 
