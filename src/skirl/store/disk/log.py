@@ -228,7 +228,8 @@ class Log:
             end = int(self.ends[segment.slot])
             if segment.synced < end and self.live[segment.slot]:
                 try:
-                    if segment.keys.is_open:  # a new descriptor is not told of a lost write that another was told of
+                    # A new descriptor is not told of a lost write that another was told of.
+                    if segment.keys.number >= 0:
                         self._files.sync(segment.keys.number)
                     else:
                         with self._files.opened(segment.keys_path) as file:

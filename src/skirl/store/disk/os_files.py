@@ -169,10 +169,6 @@ class Handle:
         if opened is not None:
             self.number = opened()
 
-    @property
-    def is_open(self) -> bool:
-        return self.number >= 0
-
     def close(self) -> None:
         number, self.number = self.number, -1
         if number >= 0:
