@@ -46,18 +46,7 @@ class Point:
     done: int | None = None
 
 
-class Hooked(Recorder):
-    """Reports when a header is renamed."""
-
-    on_rename = staticmethod(lambda path: None)
-
-    def note(self, *op):
-        if op[0] == "rename" and op[2].suffix == ".json":
-            self.on_rename(op[2])
-        super().note(*op)
-
-
-class Copying(NoLinks, Hooked):
+class Copying(NoLinks, Recorder):
     pass
 
 
@@ -72,7 +61,7 @@ def finish(state: Frozen, folder: Path, files: OsFiles) -> None:
 class Workload:
     """Random calls on a recorded store, and the contents that it may have after a crash."""
 
-    def __init__(self, root: Path, rng: np.random.Generator, recorder: type[Hooked], counts: Counter) -> None:
+    def __init__(self, root: Path, rng: np.random.Generator, recorder: type[Recorder], counts: Counter) -> None:
         self.root, self.rng, self.counts = root, rng, counts
         self.room = float(rng.choice([1.3, 3, 8]))  # cleans at almost every write, or keeps older points for long
         self.points: list[Point] = []
@@ -277,7 +266,7 @@ def goes_on(root: Path, files: Unsynced, thawed: list[Held | None]) -> None:
         assert try_thaw(root, root / "frozen0") == (contents(store), store.generation)
 
 
-def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type[Hooked] = Hooked) -> Counter:
+def crash_all(tmp: Path, seed: int, workloads: int, crashes: int) -> Counter:
     """Crash at random calls of random workloads, every second one on a disk that has crashed before."""
     counts = Counter()
     start = tmp / "start"
@@ -286,7 +275,7 @@ def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type
         if number % 2 == 0:
             shutil.rmtree(start, ignore_errors=True)
             start.mkdir()
-        work = Workload(start, rng, recorder, counts)
+        work = Workload(start, rng, Recorder, counts)
         work.run(25)
         work.store._let_go()
         root, known = tmp / "found", Known()
@@ -321,52 +310,47 @@ SCRIPTS = [
 ]
 
 
-KINDS: tuple[type[Hooked], ...] = (Hooked, Copying)
+KINDS: tuple[type[Recorder], ...] = (Recorder, Copying)
 """Frozen rows share files with the store, or are copied."""
 
 
-def crash_everywhere(
-    tmp: Path, seed: int, times: int, scripts: Iterable[str] = SCRIPTS, kinds: Iterable[type[Hooked]] = KINDS
-) -> int:
-    """Crash at each call of some workloads, `times` in each way. Return the number of crashes.
+def crash_everywhere(tmp: Path, seed: int, script: str, kind: type[Recorder]) -> int:
+    """Crash at each call of a workload. Return the number of crashes.
 
     Most disks result from several crashes: each is opened once, and compared with what each of these crashes may leave.
     Skips the gap between two writes, since after both either may be lost. If nothing awaits a sync, only a kill is
     tried.
     """
-    crashes = 0
-    for number, script in enumerate(scripts):
-        for kind in kinds:
-            start, root = tmp / "start", tmp / "found"
-            start.mkdir()
-            rng = np.random.default_rng((seed, number))
-            work = Workload(start, rng, kind, Counter())
-            work.do(script.split())
-            work.store._let_go()
-            seen: dict[object, tuple[Held, list[Held | None]]] = {}
-            went_on: set[object] = set()
-            known: Known = {}
-            for k in range(len(work.files.ops) + 1):
-                before, after = ([*work.files.ops[k - 1 : k], ("",)][0][0], [*work.files.ops[k : k + 1], ("",)][0][0])
-                if before == after == "write":
-                    continue
-                disk = work.files.disk(k)
-                turns = (8 if before == "rename" else 2) * times  # a point not durable yet: most can go wrong
-                for turn in range(before.startswith("sync"), 1 + turns * bool(disk.unnamed or disk.unsynced)):
-                    if turn == 0:
-                        found = disk.killed()
-                    elif turn % 2:
-                        found = killed_and_opened(disk, rng, root)
-                    else:
-                        found = disk.power_off(rng)
-                    same, further = found.as_found(), turn < 2
-                    if same not in seen or (further and same not in went_on):
-                        seen[same] = found_on(found, root, known)
-                        if further:
-                            goes_on(root, Unsynced() if kind is Hooked else UnsyncedCopies(), seen[same][1])
-                            went_on.add(same)
-                        shutil.rmtree(root)
-                    is_allowed(work, k, *seen[same])
-                    crashes += 1
-            shutil.rmtree(start)
+    start, root, crashes = tmp / "start", tmp / "found", 0
+    start.mkdir()
+    rng = np.random.default_rng((seed, 0))
+    work = Workload(start, rng, kind, Counter())
+    work.do(script.split())
+    work.store._let_go()
+    seen: dict[object, tuple[Held, list[Held | None]]] = {}
+    went_on: set[object] = set()
+    known: Known = {}
+    for k in range(len(work.files.ops) + 1):
+        before, after = ([*work.files.ops[k - 1 : k], ("",)][0][0], [*work.files.ops[k : k + 1], ("",)][0][0])
+        if before == after == "write":
+            continue
+        disk = work.files.disk(k)
+        turns = 8 if before == "rename" else 2  # a point not durable yet: most can go wrong
+        for turn in range(before.startswith("sync"), 1 + turns * bool(disk.unnamed or disk.unsynced)):
+            if turn == 0:
+                found = disk.killed()
+            elif turn % 2:
+                found = killed_and_opened(disk, rng, root)
+            else:
+                found = disk.power_off(rng)
+            same, further = found.as_found(), turn < 2
+            if same not in seen or (further and same not in went_on):
+                seen[same] = found_on(found, root, known)
+                if further:
+                    goes_on(root, Unsynced() if kind is Recorder else UnsyncedCopies(), seen[same][1])
+                    went_on.add(same)
+                shutil.rmtree(root)
+            is_allowed(work, k, *seen[same])
+            crashes += 1
+    shutil.rmtree(start)
     return crashes

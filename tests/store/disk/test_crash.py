@@ -14,7 +14,7 @@ from tests.store.disk.crashing import (
     KINDS,
     SCRIPTS,
     Copying,
-    Hooked,
+    Recorder,
     crash_all,
     crash_everywhere,
     finish,
@@ -44,10 +44,10 @@ EACH_WAY = [
 @pytest.mark.parametrize("script, kind", EACH_WAY)
 def test_a_crash_at_each_call_of_a_script(script, kind, tmp_path, monkeypatch, campaign_seed):
     make_small(monkeypatch)
-    assert crash_everywhere(tmp_path, campaign_seed, times=1, scripts=[script], kinds=[kind]) > 100
+    assert crash_everywhere(tmp_path, campaign_seed, script, kind) > 100
 
 
-class FailsOnce(Hooked):
+class FailsOnce(Recorder):
     """A sync fails, and the system forgets the data to be written, as Linux does: the next sync succeeds."""
 
     failing = ".rows"
@@ -244,7 +244,7 @@ def test_what_a_killed_process_left_of_a_frozen_state_is_synced_by_the_next(tmp_
     """It had linked bytes that are not on disk yet; the next frozen state finds the file in its place, and must sync it."""
     root = tmp_path / "root"
     root.mkdir()
-    files, folder = Hooked(root), root / "frozen"
+    files, folder = Recorder(root), root / "frozen"
     store = DiskStore(root / "store", LAYOUT, files=files)
     store.write(table_keys(0, range(20)), random_rows(0, 20, seed=1))
     store.flush()
