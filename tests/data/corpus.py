@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from tests.data.logs import CRITEO, criteo_rows
+from tests.data.logs import CRITEO, criteo_rows, text
 
 ROWS = criteo_rows(6, seed=3)
+TEXT = text(ROWS)
 SCHEMA = """
 [[label]]
 name = "y"
@@ -60,10 +61,6 @@ class Case:
         return (usual if self.rows is None else self.rows) - self.skipped
 
 
-def text(rows: list[list[str]] = ROWS, delimiter: str = "\t", end: str = "\n") -> bytes:
-    return "".join(delimiter.join(row) + end for row in rows).encode()
-
-
 def with_value(row: int, column: str, value: str) -> Callable[[Path], Any]:
     """Return a function that writes Criteo text with one changed value."""
     rows = [list(one) for one in ROWS]
@@ -76,7 +73,7 @@ def raw(data: bytes) -> Callable[[Path], Any]:
 
 
 def line(number: int, data: bytes) -> Callable[[Path], Any]:
-    lines = text().splitlines(keepends=True)
+    lines = TEXT.splitlines(keepends=True)
     lines[number] = data
     return raw(b"".join(lines))
 
@@ -132,21 +129,21 @@ CASES = [
     value("id-long", 5, "C6", "f" * 500, "...", HEX),
     # Lines.
     Case("too-few-columns", line(2, b"0\t1\t2\n"), ("line 3: the line has 3 columns", "expected 40", MEND), skipped=1),
-    Case("last-line-cut", raw(text()[:-100]), ("line 6: the line has ", "expected 40"), skipped=1),
+    Case("last-line-cut", raw(TEXT[:-100]), ("line 6: the line has ", "expected 40"), skipped=1),
     Case("return-inside", line(3, text(ROWS[3:4]).replace(b"\t", b"\r", 1)), ("is a carriage return",), skipped=1),
-    Case("old-mac", raw(text(end="\r")), ("line 1: ",), skipped=1, rows=1),
+    Case("old-mac", raw(text(ROWS, end="\r")), ("line 1: ",), skipped=1, rows=1),
     Case("no-line-end", raw(b"0\t" * (1 << 20)), ("a line is longer than 1 MiB", "is it a text file")),
     Case("test-set-without-label", raw(text([row[1:] for row in ROWS])), ("line 1: the line has 39 columns",), skipped=6),
-    Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + text()), ("line 1: the line begins with a byte order mark",), skipped=1),
+    Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + TEXT), ("line 1: the line begins with a byte order mark",), skipped=1),
     # Files.
     Case("only-bom", raw(b"\xef\xbb\xbf"), ("there are no rows left to read",)),
-    Case("utf-16", raw(text().decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
+    Case("utf-16", raw(TEXT.decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
     Case("xz", raw(b"\xfd7zXZ\0" + bytes(100)), ("is packed with xz",)),
     Case("arrow", arrow, ("is an Arrow file", "write it as Parquet")),
     Case("folder-of-others", lambda path: (path.mkdir(), (path / "README.md").write_text("x")), ("holds no data files",)),
     # gzip.
     Case("gzip-checksum", raw(packed(MANY)[:-8] + bytes(8)), ("is damaged", "incorrect data check")),
-    Case("gzip-junk-after", raw(packed(text()) + b"junk" * 10), ("is damaged",)),
+    Case("gzip-junk-after", raw(packed(TEXT) + b"junk" * 10), ("is damaged",)),
     Case("gzip-of-nothing", raw(packed(b"")), ("is empty",)),
     Case("gzip-bomb", raw(packed(b"0" * (40 << 20))), ("a line is longer than 1 MiB",)),
     # Parquet.
