@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from skirl.store import Layout, Record, Store
 from skirl.store.base import Facts, Frozen
@@ -281,7 +274,7 @@ class StoreConformance:
             def __init__(self) -> None:
                 super().__init__(make, fresh_folder())
 
-        run_state_machine_as_test(Machine, settings=settings(cases(40), stateful_step_count=25))
+        stateful.run_state_machine_as_test(Machine, settings=settings(cases(40), stateful_step_count=25))
 
 
 def _fails(*args, **more):

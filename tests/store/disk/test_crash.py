@@ -9,18 +9,8 @@ from skirl.store import DiskError, DiskStore
 from skirl.tools.sealed_json import CheckpointError
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
-from tests.store.crash import Unsynced
-from tests.store.disk.crashing import (
-    KINDS,
-    SCRIPTS,
-    Copying,
-    Recorder,
-    crash_all,
-    crash_everywhere,
-    finish,
-    make_small,
-    try_thaw,
-)
+from tests.store.crash import Recorder, Unsynced
+from tests.store.disk.crashing import KINDS, SCRIPTS, Copying, crash_all, crash_everywhere, finish, make_small, try_thaw
 
 
 def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):

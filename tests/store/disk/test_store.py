@@ -18,18 +18,8 @@ from skirl.store.disk.manifest import NAME
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import HEADER, INDEX_MASK
 from skirl.tools.sealed_json import CheckpointError, seal
-from tests.store import frozen
-from tests.store.conformance import (
-    LAYOUT,
-    TABLES,
-    StoreConformance,
-    blank,
-    contents,
-    filled,
-    interrupted,
-    random_rows,
-    table_keys,
-)
+from tests.store import conformance, frozen
+from tests.store.conformance import LAYOUT, TABLES, blank, contents, filled, random_rows, table_keys
 from tests.store.crash import NoLinks
 from tests.store.disk.crashing import make_small
 from tests.warm import PIPE
@@ -47,7 +37,7 @@ class Quick(OsFiles):
             super().sync_folder(path)
 
 
-class TestDiskStore(StoreConformance):
+class TestDiskStore(conformance.StoreConformance):
     files: type[OsFiles] = OsFiles
 
     @pytest.fixture(autouse=True)
@@ -523,7 +513,7 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
         "Ctrl-C": lambda *args: signal.raise_signal(signal.SIGINT),
         "another signal": signal.default_int_handler,
     }
-    interrupted(write, 40, (50e-6, 3e-3), held_back[by])
+    conformance.interrupted(write, 40, (50e-6, 3e-3), held_back[by])
     before = None
     for again in (False, True):
         if again:
