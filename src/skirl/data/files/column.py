@@ -145,13 +145,11 @@ class Encoded:
         if len(pieces) == 1:
             return pieces[0]
         kept = [[array.cast(arrays[0].type) for array in arrays] for arrays in zip(*(piece.kept for piece in pieces))]
-        return cls(
-            np.concatenate([piece.labels for piece in pieces]),
-            np.concatenate([piece.dense for piece in pieces]),
-            [Column.concat(columns) for columns in zip(*(piece.ids for piece in pieces))],
-            np.concatenate([piece.places for piece in pieces]),
-            kept=[pa.concat_arrays(arrays) for arrays in kept],
+        labels, dense, places = (
+            np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("labels", "dense", "places")
         )
+        ids = [Column.concat(columns) for columns in zip(*(piece.ids for piece in pieces))]
+        return cls(labels, dense, ids, places, kept=[pa.concat_arrays(arrays) for arrays in kept])
 
     def batch(self, rows: np.ndarray, names: list[str]) -> Batch:
         bags = [column.bags(rows) for column in self.ids]
