@@ -165,12 +165,10 @@ def test_rows_of_stores_of_all_kinds_are_taken_by_any(tmp_path):
         assert contents(store) == held
     for name, kinds, weights in (("b", KINDS[0], (3, 1, 2)), ("c", KINDS[1], (3, 1, 2)), ("d", KINDS[1], (1, 1, 1))):
         with of_kinds(tmp_path / name, kinds, weights) as store:
-            over = [(table_keys(0, [3, 97]), random_rows(0, 2, 3))]
-            frozen.load(store, tmp_path / "saved" / "rows", over)
-            wanted = held | dict(
-                zip(table_keys(0, [3, 97]).tolist(), (row.tobytes() for row in over[0][1]), strict=True)
-            )
-            assert contents(store) == wanted and divided(store)
+            keys, rows = table_keys(0, [3, 97]), random_rows(0, 2, 3)
+            frozen.load(store, tmp_path / "saved" / "rows", [(keys, rows)])
+            over = {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
+            assert contents(store) == held | over and divided(store)
     with DiskStore(tmp_path / "one", LAYOUT) as one:
         frozen.load(one, tmp_path / "saved" / "rows")
         assert contents(one) == held

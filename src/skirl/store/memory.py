@@ -174,9 +174,8 @@ class MemoryStore(Store):
                         kind.changing(positions)
         ready()
         first, *others = saved.parts
-        whole = (
-            first.shard is None and "columns" not in first.facts and all("resident" in part.facts for part in others)
-        )
+        of_caches = all("resident" in part.facts for part in others)
+        whole = first.shard is None and "columns" not in first.facts and of_caches
         with self._gate.alone():
             self._kinds = kinds
             self.identity, self.generation = saved.identity, saved.generation

@@ -229,13 +229,10 @@ def _operator(function: Any, operation: str) -> None:
         return None
 
 
-for _function, _name in (
-    (operator.add, "fadd"),
-    (operator.sub, "fsub"),
-    (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):
-    _operator(_function, _name)
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
 
 
 def _hinting(level: int, writes: int) -> Callable[..., Any]:

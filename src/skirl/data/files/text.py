@@ -68,9 +68,8 @@ class TextFile:
             return "skip"
 
         if not data:
-            return Raw(
-                {name: pa.array([], pa.string()) for name in needed}, np.arange(0), self.path, str, [], nulls=True
-            )
+            nothing = {name: pa.array([], pa.string()) for name in needed}
+            return Raw(nothing, np.arange(0), self.path, str, [], nulls=True)
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
