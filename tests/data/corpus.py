@@ -61,13 +61,6 @@ class Case:
         return (usual if self.rows is None else self.rows) - self.skipped
 
 
-def with_value(row: int, column: str, value: str) -> Callable[[Path], Any]:
-    """Return a function that writes Criteo text with one changed value."""
-    rows = [list(one) for one in ROWS]
-    rows[row][CRITEO.index(column)] = value
-    return lambda path: path.write_bytes(text(rows))
-
-
 def raw(data: bytes) -> Callable[[Path], Any]:
     return lambda path: path.write_bytes(data)
 
@@ -108,7 +101,9 @@ MANY = text(criteo_rows(3000))
 
 def value(name: str, row: int, column: str, found: str, *words: str) -> Case:
     """Return a case of Criteo text with one malformed value."""
-    return Case(name, with_value(row, column, found), (f"line {row + 1}: ", column, *words, MEND), skipped=1)
+    rows = [list(one) for one in ROWS]
+    rows[row][CRITEO.index(column)] = found
+    return Case(name, raw(text(rows)), (f"line {row + 1}: ", column, *words, MEND), skipped=1)
 
 
 NUMBER = "expected a finite number, or nothing"

@@ -77,12 +77,6 @@ def held_then_reopened(store: DiskStore, **more) -> tuple[dict[int, bytes], Disk
     return held, DiskStore(store.path, store.layout, **more)
 
 
-@pytest.fixture
-def store(tmp_path):
-    with DiskStore(tmp_path / "store", LAYOUT) as store:
-        yield store
-
-
 # Reopening
 
 
@@ -131,7 +125,8 @@ def test_many_short_lives_leave_few_files(tmp_path):
     assert len(list(store.path.iterdir())) < 8
 
 
-def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path, store):
+def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path):
+    store = DiskStore(tmp_path / "store", LAYOUT)
     store.write(np.array([5]), random_rows(0, 1, seed=1))
     segment = next(iter(store._logs[LAYOUT.kinds.index(LAYOUT.records[0])].segments.values()))
     segment.suspect = True
