@@ -68,7 +68,6 @@ class Disk(Bench):
             with Stopwatch() as written:
                 for offset in range(0, total, _PIECE):
                     files.write(file.number, piece.data, offset)
-                    files.send(file.number, offset, _PIECE)
                 files.sync(file.number)
 
             def read(records: np.ndarray) -> None:
