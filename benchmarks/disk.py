@@ -68,7 +68,6 @@ class Disk(Bench):
             with Stopwatch() as written:
                 for offset in range(0, total, _PIECE):
                     files.write(file.number, piece.data, offset)
-                    files.send(file.number, offset, _PIECE)
                 files.sync(file.number)
 
             def read(records: np.ndarray) -> None:
@@ -105,12 +104,12 @@ class Disk(Bench):
                     store.write(part, rows[: part.size])
                 store.flush()
             cold, warm = self._read(lambda picks: store.read(keys[picks], out), path)
-            index = sum(log.index.nbytes for log in store._logs) / self.rows
+            index = sum(of.nbytes for log in store._logs for of in log.index._table.arrays) / self.rows
             before, most, turns = counting.written, 0, max(1, round(2 * self.rows / self.batch))
             with Stopwatch() as overwritten:
                 for picks in self._picks(turns):
                     store.write(keys[picks], rows)
-                    most = max(most, store.bytes_on_disk)
+                    most = max(most, store._cleaner.held)
                 store.flush()
         payload = turns * self.batch * 4 * self.width
         return {

@@ -30,7 +30,7 @@ from skirl.tools.machine import cores
 from skirl.tools.units import Link
 from skirl.train.loop import Done, keys_of, steps
 from skirl.train.recipe import Recipe
-from tests.store.links import LinkStore
+from tests.store.links import SlowRows
 
 LR = 0.05
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
@@ -81,7 +81,7 @@ class Slice:
 class Mode:
     """A way to hold the rows: a model over some embeddings, and its training loop."""
 
-    store: LinkStore | None = None
+    link: SlowRows | None = None
 
     def __init__(self, setting: Setting, embeddings: Embeddings) -> None:
         torch.manual_seed(0)
@@ -116,7 +116,7 @@ class Mode:
         self._loop = None
 
     def _moved(self) -> tuple[int, int]:
-        return (self.store.received.nbytes, self.store.sent.nbytes) if self.store is not None else (0, 0)
+        return (self.link.received.nbytes, self.link.sent.nbytes) if self.link is not None else (0, 0)
 
 
 class WithStore(Mode):
@@ -125,10 +125,11 @@ class WithStore(Mode):
     def __init__(self, setting: Setting, name: str) -> None:
         spec = setting.flags.store if name != "resident" else "memory"
         records = {t: Record(table.dim) for t, table in enumerate(setting.tables)}
-        self.store = LinkStore(open_store(spec if spec == "memory" else f"{spec}/{name}", records), setting.link)
+        store = open_store(spec if spec == "memory" else f"{spec}/{name}", records)
+        self.link = SlowRows(store, setting.link)
         cache = {"resident": setting.touched, "on_demand": setting.largest}.get(name, setting.cache)
         self.embeddings = EmbeddingBagCollection(
-            setting.tables, optimizer=SGD(lr=LR), cache=cache, store=self.store, device=setting.flags.device
+            setting.tables, optimizer=SGD(lr=LR), cache=cache, store=store, device=setting.flags.device
         )
         super().__init__(setting, self.embeddings)
 

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from tests.data.logs import CRITEO, criteo_rows
+from tests.data.logs import CRITEO, criteo_rows, text
 
 ROWS = criteo_rows(6, seed=3)
+TEXT = text(ROWS)
 SCHEMA = """
 [[label]]
 name = "y"
@@ -60,23 +61,12 @@ class Case:
         return (usual if self.rows is None else self.rows) - self.skipped
 
 
-def text(rows: list[list[str]] = ROWS, delimiter: str = "\t", end: str = "\n") -> bytes:
-    return "".join(delimiter.join(row) + end for row in rows).encode()
-
-
-def with_value(row: int, column: str, value: str) -> Callable[[Path], Any]:
-    """Return a function that writes Criteo text with one changed value."""
-    rows = [list(one) for one in ROWS]
-    rows[row][CRITEO.index(column)] = value
-    return lambda path: path.write_bytes(text(rows))
-
-
 def raw(data: bytes) -> Callable[[Path], Any]:
     return lambda path: path.write_bytes(data)
 
 
 def line(number: int, data: bytes) -> Callable[[Path], Any]:
-    lines = text().splitlines(keepends=True)
+    lines = TEXT.splitlines(keepends=True)
     lines[number] = data
     return raw(b"".join(lines))
 
@@ -111,7 +101,9 @@ MANY = text(criteo_rows(3000))
 
 def value(name: str, row: int, column: str, found: str, *words: str) -> Case:
     """Return a case of Criteo text with one malformed value."""
-    return Case(name, with_value(row, column, found), (f"line {row + 1}: ", column, *words, MEND), skipped=1)
+    rows = [list(one) for one in ROWS]
+    rows[row][CRITEO.index(column)] = found
+    return Case(name, raw(text(rows)), (f"line {row + 1}: ", column, *words, MEND), skipped=1)
 
 
 NUMBER = "expected a finite number, or nothing"
@@ -124,32 +116,29 @@ CASES = [
     # Values of text.
     value("label-negative", 1, "label", "-1", "'-1'", LABEL),
     value("label-missing", 2, "label", "", "label label is nothing", LABEL),
-    value("label-nan", 5, "label", "nan", "'nan'", LABEL),
-    value("dense-nan", 1, "I2", "NaN", "'NaN'", NUMBER),
     value("dense-overflow", 3, "I13", "1e400", "'1e400'", NUMBER),
     value("dense-hex", 5, "I8", "0x1f", "'0x1f'", NUMBER),
     Case("not-utf8", line(4, text(ROWS[4:5]).replace(b"\t", b"\xff\t", 1)),
          ("line 5: byte 2 of the line is 0xff", "expected UTF-8 text"), skipped=1),
     value("id-not-hex", 0, "C1", "xyz", "'xyz'", HEX),
-    value("id-overflow", 2, "C26", "1" * 17, "'11111111111111111'", HEX),
     value("id-long", 5, "C6", "f" * 500, "...", HEX),
     # Lines.
     Case("too-few-columns", line(2, b"0\t1\t2\n"), ("line 3: the line has 3 columns", "expected 40", MEND), skipped=1),
-    Case("last-line-cut", raw(text()[:-100]), ("line 6: the line has ", "expected 40"), skipped=1),
+    Case("last-line-cut", raw(TEXT[:-100]), ("line 6: the line has ", "expected 40"), skipped=1),
     Case("return-inside", line(3, text(ROWS[3:4]).replace(b"\t", b"\r", 1)), ("is a carriage return",), skipped=1),
-    Case("old-mac", raw(text(end="\r")), ("line 1: ",), skipped=1, rows=1),
+    Case("old-mac", raw(text(ROWS, end="\r")), ("line 1: ",), skipped=1, rows=1),
     Case("no-line-end", raw(b"0\t" * (1 << 20)), ("a line is longer than 1 MiB", "is it a text file")),
     Case("test-set-without-label", raw(text([row[1:] for row in ROWS])), ("line 1: the line has 39 columns",), skipped=6),
-    Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + text()), ("line 1: the line begins with a byte order mark",), skipped=1),
+    Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + TEXT), ("line 1: the line begins with a byte order mark",), skipped=1),
     # Files.
     Case("only-bom", raw(b"\xef\xbb\xbf"), ("there are no rows left to read",)),
-    Case("utf-16", raw(text().decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
+    Case("utf-16", raw(TEXT.decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
     Case("xz", raw(b"\xfd7zXZ\0" + bytes(100)), ("is packed with xz",)),
     Case("arrow", arrow, ("is an Arrow file", "write it as Parquet")),
     Case("folder-of-others", lambda path: (path.mkdir(), (path / "README.md").write_text("x")), ("holds no data files",)),
     # gzip.
     Case("gzip-checksum", raw(packed(MANY)[:-8] + bytes(8)), ("is damaged", "incorrect data check")),
-    Case("gzip-junk-after", raw(packed(text()) + b"junk" * 10), ("is damaged",)),
+    Case("gzip-junk-after", raw(packed(TEXT) + b"junk" * 10), ("is damaged",)),
     Case("gzip-of-nothing", raw(packed(b"")), ("is empty",)),
     Case("gzip-bomb", raw(packed(b"0" * (40 << 20))), ("a line is longer than 1 MiB",)),
     # Parquet.
@@ -170,9 +159,6 @@ CASES = [
     Case("parquet-large-float", parquet(x=[1e300, 0.0, 0.0, 0.0]), ("column x is 1e+300", "fits a float32"), *OURS, 1),
     Case("parquet-large-label", parquet(y=[0.0, 1.0, -1e39, 3.0]),
          ("row 1 of row group 2: label y is -1e+39", "fits a float32", MEND), "parquet", NUMBERS, 1),
-    Case("csv-large-label", raw(b"1,0.5,1\n1e39,0.5,1\n2,0.5,1\n"),
-         ("line 2: label y is '1e39'", "fits a float32", MEND),
-         "csv", CSV.replace('"y"\n', '"y"\nkind = "number"\n', 1), 1, rows=3),
     Case("parquet-row-beyond", parquet(item=[1, 2, 100, 4]), ("column item is 100", "a row from 0 to 99"), *ROW, 1),
     # CSV with a schema, and headers.
     Case("csv-header-without-column", raw(b"y,x,thing\n0,1,2\n"), ("line 1: label y is 'y'", LABEL), *PLAIN, 1),
@@ -181,8 +167,6 @@ CASES = [
          ("line 3: a quote is not closed in its line", "expected quotes in pairs", MEND),
          "csv", CSV + "quotes = true", 1, rows=4),
     Case("csv-header-wanted", raw(b"0,1,2\n"), ("its header has no column 'y'",), "csv", CSV + 'header = "yes"'),
-    Case("csv-id-is-too-large", raw(b"y,x,item\n0,1,2\n1,1,9223372036854775808\n"),
-         ("line 3: column item is '9223372036854775808'",), *PLAIN, 1),
     # Held out, time.
     Case("too-few-rows", raw(text(ROWS[:1])), ("there are 1 rows: too few to hold some out",), flags={"valid": "20%"}),
 ]  # fmt: skip

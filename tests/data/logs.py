@@ -30,9 +30,12 @@ def criteo_rows(n: int, seed: int = 0) -> list[list[str]]:
     return rows
 
 
-def write_tsv(path: Path, rows: list[list[str]], *, packed: bool = False, end: str = "\n") -> Path:
-    text = "".join("\t".join(row) + end for row in rows).encode()
-    path.write_bytes(gzip.compress(text) if packed else text)
+def text(rows: list[list[str]], end: str = "\n") -> bytes:
+    return "".join("\t".join(row) + end for row in rows).encode()
+
+
+def write_tsv(path: Path, rows: list[list[str]], *, packed: bool = False) -> Path:
+    path.write_bytes(gzip.compress(text(rows)) if packed else text(rows))
     return path
 
 
@@ -120,8 +123,8 @@ INTS = '[[label]]\nname = "y"\nkind = "number"\n[[id]]\nname = "item"\ntype = "i
 """A schema with two columns and no header."""
 
 
-def ids_of(folder: Path, text: bytes, schema: str, **flags: Any) -> list[int]:
+def ids_of(folder: Path, text: bytes, schema: str) -> list[int]:
     (folder / "file").write_bytes(text)
     (folder / "s.toml").write_text(schema)
-    files = DataFlags(f"csv:{folder / 'file'}", schema=str(folder / "s.toml"), rows="1000", **flags).files()
+    files = DataFlags(f"csv:{folder / 'file'}", schema=str(folder / "s.toml"), rows="1000").files()
     return [row for batch in files for row in batch.sparse.values().tolist()]

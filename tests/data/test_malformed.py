@@ -10,7 +10,8 @@ from skirl.data import DataFlags
 from skirl.data.files.find import BadRow
 from skirl.data.files.stream import Files
 from tests.data import logs
-from tests.data.corpus import CASES, Case, text
+from tests.data.corpus import CASES, Case
+from tests.data.logs import text
 
 
 def opened(case: Case, folder: Path, **flags: Any) -> Files:

@@ -18,8 +18,7 @@ from skirl.data import DataFlags
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import BUILT_IN
-from skirl.data.vocabulary.counting import Counts
-from skirl.data.vocabulary.vocabulary import BadVocabulary, Facts, load, save
+from skirl.data.vocabulary.vocabulary import BadVocabulary, Counts, Facts, load, save
 from tests.cases import cases
 from tests.data import logs
 

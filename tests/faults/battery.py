@@ -24,7 +24,7 @@ from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of
 from tests.pipeline import test_shards
 from tests.runs import Case, Part, Run
-from tests.store.disk.crashing import SCRIPTS, crash_everywhere, make_small
+from tests.store.disk.crashing import KINDS, SCRIPTS, crash_everywhere, make_small
 from tests.sweep import runs as sweeps
 from tests.sweep.test_sweep import MIXED
 from tests.test_trainers import test_a_step_that_overflows_on_one_trainer_is_skipped_by_all as overflows
@@ -162,7 +162,8 @@ def crashes(shift: int, script: str) -> None:
     folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
     with pytest.MonkeyPatch.context() as patch, folder as name:
         make_small(patch)
-        crash_everywhere(Path(name), shift, times=1, scripts=[script])
+        for kind in KINDS:
+            crash_everywhere(Path(name), shift, script, kind)
 
 
 def battery(area: str, shift: int) -> dict[str, Callable[[], object]]:

@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from skirl.store import Layout, Record, Store
 from skirl.store.base import Facts, Frozen
@@ -46,10 +39,8 @@ def blank(table: int, n: int) -> np.ndarray:
 def random_rows(table: int, n: int, seed: int) -> np.ndarray:
     """Return rows of arbitrary bits: NaNs with payloads, infinities, denormals, minus zero."""
     record = LAYOUT.records[table]
-    out = np.frombuffer(
-        np.random.default_rng(seed).bytes(n * record.width * np.dtype(record.dtype).itemsize), record.dtype
-    )
-    return out.reshape(n, record.width)
+    bits = np.random.default_rng(seed).bytes(n * record.nbytes)
+    return np.frombuffer(bits, record.dtype).reshape(n, record.width)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -197,7 +188,7 @@ class StoreConformance:
         frozen.save(filled(self.make, n=20), tmp_path)
         store = filled(self.make)
         held = contents(store)
-        rng, files = np.random.default_rng(0), _files(tmp_path)
+        rng, files = np.random.default_rng(0), sorted(path for path in tmp_path.rglob("*") if path.is_file())
         for path in files:
             data = path.read_bytes()
             for at in {0, len(data) - 1, *rng.integers(0, len(data), 200 // len(files)).tolist()}:
@@ -283,15 +274,11 @@ class StoreConformance:
             def __init__(self) -> None:
                 super().__init__(make, fresh_folder())
 
-        run_state_machine_as_test(Machine, settings=settings(cases(40), stateful_step_count=25))
+        stateful.run_state_machine_as_test(Machine, settings=settings(cases(40), stateful_step_count=25))
 
 
 def _fails(*args, **more):
     raise OSError("disk full")
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 ROWS = st.lists(st.integers(0, 60), max_size=20, unique=True)

@@ -7,6 +7,7 @@ changes since. That is more than any journaling file system does, and all that P
 which nothing is lost.
 """
 
+import errno
 import itertools
 import os
 from dataclasses import dataclass, field
@@ -31,8 +32,18 @@ class Unsynced(OsFiles):
         pass
 
 
+class NoLinks(OsFiles):
+    """Frozen rows are on another file system, so they are copied."""
+
+    def link(self, old: Path, new: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
 class Recorder(OsFiles):
     """Carries out calls and records them. Syncs nothing, because the disk in question is simulated."""
+
+    on_rename = staticmethod(lambda path: None)
+    """Called before a header is renamed."""
 
     def __init__(self, root: Path, first: "Disk | None" = None) -> None:
         """first: the durable part of what is in `root`; None: all of it."""
@@ -45,7 +56,9 @@ class Recorder(OsFiles):
         self.made = itertools.count(1 << 64)
 
     def note(self, *op: Any) -> None:
-        """Record one more call, with paths relative to the root. Tests hook in here."""
+        """Record one more call, with paths relative to the root."""
+        if op[0] == "rename" and op[2].suffix == ".json":
+            self.on_rename(op[2])
         self.ops.append(tuple(part.relative_to(self.root) if isinstance(part, Path) else part for part in op))
 
     def path_of(self, file: int) -> str:

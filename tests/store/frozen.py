@@ -1,7 +1,7 @@
 """Frozen rows in a folder under a header: a minimal checkpoint for tests."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +28,19 @@ def files_of(facts: Facts) -> set[str]:
     return {f"{text.split(' ')[0]}.{suffix}" for text in facts["segments"] for suffix in ("rows", "keys")}
 
 
-def put(folder: Path, facts: Facts) -> None:
-    write_sealed(folder / HEADER, body_of(facts), secrets.token_hex(8))
-
-
-def sweep(folder: Path) -> None:
-    known = {HEADER} | (files_of(facts_in(folder)) if (folder / HEADER).exists() else set())
-    for path in folder.iterdir():
-        if path.name not in known:
-            path.unlink()
-
-
-def finish(frozen: Frozen, folder: Path, put: Callable[[Path, Facts], None] = put) -> Facts:
+def finish(frozen: Frozen, folder: Path) -> Facts:
     """Write a frozen state and its header. Whatever fails, the folder then holds this state or the one before."""
     try:
         try:
             facts = frozen.write()
         finally:
             frozen.release()
-        put(folder, facts)
+        write_sealed(folder / HEADER, body_of(facts), secrets.token_hex(8))
     finally:
-        sweep(folder)
+        known = {HEADER} | (files_of(facts_in(folder)) if (folder / HEADER).exists() else set())
+        for path in folder.iterdir():
+            if path.name not in known:
+                path.unlink()
     return facts
 
 

@@ -1,17 +1,16 @@
-"""A store whose calls take as long as over a link of some rate and delay, for tests and benchmarks."""
+"""Stores whose calls take as long as over a link of some rate and delay, for tests and benchmarks."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skirl.engine import engine
-from skirl.store.base import Facts, Frozen, Rows, SavedRows, Store
+from skirl.store.base import Rows, Store
 from skirl.tools.units import Link
 
 
@@ -32,50 +31,23 @@ class _Pipe:
             time.sleep(left)
 
 
-class LinkStore(Store):
-    """Any store, whose rows read and written take the time of a link. Keys and checkpoints cross it for free."""
+class SlowRows:
+    """Has the rows that a store reads and writes take the time of a link. Keys and checkpoints cross it for free."""
 
-    def __init__(self, inner: Store, link: Link) -> None:
-        super().__init__(inner.layout)
-        self.inner, self.link = inner, link
+    def __init__(self, store: Store, link: Link) -> None:
         self.received, self.sent = _Pipe(link), _Pipe(link)
-        self.about, self.durable = inner.about, inner.durable
-        self._same()
-
-    def _same(self) -> None:
-        self.identity, self.generation = self.inner.identity, self.inner.generation
+        self._quick_read, self._quick_write = store._read, store._write
+        store._read, store._write = self._read, self._write
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         began = time.perf_counter()
-        self.inner._read(kind, keys, out, found)
+        self._quick_read(kind, keys, out, found)
         self.received.wait(int(np.count_nonzero(found)) * out.itemsize * out.shape[1], began)
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         began = time.perf_counter()
-        self.inner._write(kind, keys, rows)
+        self._quick_write(kind, keys, rows)
         self.sent.wait(rows.nbytes, began)
-
-    def held(self) -> Iterator[NDArray[np.int64]]:
-        return self.inner.held()
-
-    def describe(self, about: Mapping[str, Any] | None = None) -> int:
-        rows = self.inner.describe(about)
-        self.about = self.inner.about
-        self._same()
-        return rows
-
-    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        frozen = self.inner.freeze(folder, since)
-        self._same()
-        return frozen
-
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
-        self.inner.thaw(saved, ready)
-        self._same()
-
-    def close(self, *, flush: bool = True) -> None:
-        self.inner.close(flush=flush)
-        super().close()
 
 
 @contextmanager
@@ -83,8 +55,10 @@ def behind_a_link(text: str) -> Iterator[None]:
     """Let each engine that is made in this block reach its store over this link."""
     opened = engine.open_store
 
-    def open_store(*given: Any, **options: Any) -> LinkStore:
-        return LinkStore(opened(*given, **options), Link.parse(text))
+    def open_store(*given: Any, **options: Any) -> Store:
+        store = opened(*given, **options)
+        SlowRows(store, Link.parse(text))
+        return store
 
     engine.open_store = open_store
     try:

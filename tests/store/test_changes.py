@@ -89,10 +89,9 @@ def test_what_is_taken_is_what_was_frozen(calls, away, seed):
             else:
                 while take():
                     pass
-                n = changes.freeze(flags, key_of[:count], everything=given)
+                changes.freeze(flags, key_of[:count], everything=given)
                 some = [p for p in range(count) if key_of[p] >= 0 and (given or p in changed)]
                 owed, changed = {int(key_of[p]): rows[p].tobytes() for p in some}, set()
-                assert n == len(owed)
         while take():
             pass
         assert not owed

@@ -12,10 +12,8 @@ import pytest
 
 from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store, own_part
 from skirl.store.sharded import ShardedStore
-from skirl.tools.units import Link
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, random_rows, table_keys
-from tests.store.links import LinkStore
 
 Weights = Sequence[int]
 ABOUT = {f"t{n}": "zeros()" for n in range(7)}
@@ -73,17 +71,14 @@ def test_stores_on_disk_take_all_or_nothing_and_know_their_list(tmp_path):
         store.write(table_keys(1, [0]), random_rows(1, 1, 0))
 
 
-KINDS = (("memory", "disk", "link"), ("disk", "memory", "disk"))
+KINDS = (("memory", "disk", "memory"), ("disk", "memory", "disk"))
 
 
 def of_kinds(root: Path, kinds=KINDS[0], weights: Weights = (3, 1, 2)) -> ShardedStore:
-    """Return a store with stores in memory, on disk, and behind a link."""
-    made = {
-        "memory": lambda n: MemoryStore(LAYOUT),
-        "link": lambda n: LinkStore(MemoryStore(LAYOUT), Link(rate=1e12, delay=0.0)),
-        "disk": lambda n: DiskStore(root / str(n), LAYOUT),
-    }
-    return ShardedStore([made[kind](n) for n, kind in enumerate(kinds)], weights, LAYOUT)
+    stores = [
+        MemoryStore(LAYOUT) if kind == "memory" else DiskStore(root / str(n), LAYOUT) for n, kind in enumerate(kinds)
+    ]
+    return ShardedStore(stores, weights, LAYOUT)
 
 
 @pytest.mark.parametrize(("make", "lost"), [(on_disks, "disk:.*s2"), (of_kinds, "memory")])
@@ -170,12 +165,10 @@ def test_rows_of_stores_of_all_kinds_are_taken_by_any(tmp_path):
         assert contents(store) == held
     for name, kinds, weights in (("b", KINDS[0], (3, 1, 2)), ("c", KINDS[1], (3, 1, 2)), ("d", KINDS[1], (1, 1, 1))):
         with of_kinds(tmp_path / name, kinds, weights) as store:
-            over = [(table_keys(0, [3, 97]), random_rows(0, 2, 3))]
-            frozen.load(store, tmp_path / "saved" / "rows", over)
-            wanted = held | dict(
-                zip(table_keys(0, [3, 97]).tolist(), (row.tobytes() for row in over[0][1]), strict=True)
-            )
-            assert contents(store) == wanted and divided(store)
+            keys, rows = table_keys(0, [3, 97]), random_rows(0, 2, 3)
+            frozen.load(store, tmp_path / "saved" / "rows", [(keys, rows)])
+            over = {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
+            assert contents(store) == held | over and divided(store)
     with DiskStore(tmp_path / "one", LAYOUT) as one:
         frozen.load(one, tmp_path / "saved" / "rows")
         assert contents(one) == held

@@ -110,7 +110,8 @@ def test_one_that_comes_while_the_block_is_left_is_raised_behind_it(lent, monkey
 
     with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
         if lent:
-            hold.lend()
+            released = hold.released()
+            released.__enter__()
         hold.most = 1
         monkeypatch.setattr(interrupts, "install", pressed)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

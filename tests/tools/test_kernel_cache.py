@@ -71,19 +71,13 @@ def test_one_constant_changes_few_kernels():
     assert HOUSE / "engine/kernels/tree.py" not in sources_of(HOUSE / "oracle/loops.py")
 
 
-@pytest.fixture
-def places(tmp_path, monkeypatch):
-    """The places where kernels may be stored: a folder in the package, and the user's."""
+def test_without_any_folder_kernels_are_compiled_all_the_same(tmp_path, monkeypatch, caplog):
     (tmp_path / "package").mkdir()
+    (tmp_path / "package/__pycache__").touch()
+    (tmp_path / "user").touch()
     monkeypatch.setattr(kernel_cache, "PACKAGE", tmp_path / "package")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.setattr(config, "CACHE_DIR", "")
-    return tmp_path
-
-
-def test_without_any_folder_kernels_are_compiled_all_the_same(places, caplog):
-    (places / "package/__pycache__").touch()
-    (places / "user").touch()
     assert kernel_folder.__wrapped__() is None
     assert "set NUMBA_CACHE_DIR" in caplog.text
 

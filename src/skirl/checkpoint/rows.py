@@ -24,7 +24,6 @@ from skirl.store.disk.frozen import (
     check_files,
     check_rows,
     keys_of,
-    layout_of,
     manifest_of,
     named,
     rows_of,
@@ -121,7 +120,7 @@ class OwnRows(NamedTuple):
     def each(self, layout: Layout, files: Path) -> Pairs:
         """Yield keys and records of a layout. Later records of a key replace earlier ones."""
         for part in self.taken:
-            yield from rows_of(OsFiles(), part, layout, files)
+            yield from rows_of(part, files, layout)
 
     def thaw(self, engine: Engine, files: Path) -> None:
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
@@ -186,7 +185,7 @@ class Moved(NamedTuple):
         for piece in np.array_split(keys, -(-len(keys) // at_once)) if len(keys) else ():  # all is read again for each
             records = np.zeros((len(piece), width), engine.dtype)
             for number, (facts, _) in enumerate(entries):
-                for found, rows in rows_of(OsFiles(), FrozenPart(facts), layout_of(files, facts), files):
+                for found, rows in rows_of(FrozenPart(facts), files):
                     place = np.minimum(np.searchsorted(piece, found), len(piece) - 1)
                     hit = np.flatnonzero(piece[place] == found)
                     for table in np.unique(table_of(found[hit])).tolist():

@@ -112,7 +112,7 @@ class Vocab(FileFlags):
         check_new(self.out, self.force, ", and runs may need it")
 
     def run(self) -> dict[str, Any]:
-        from skirl.data.vocabulary.counting import count
+        from skirl.data.vocabulary.vocabulary import count
 
         held_out = self.valid  # whose rows are not counted: a vocabulary that knew them would leak
         return self.timed(

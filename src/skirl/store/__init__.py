@@ -141,10 +141,8 @@ def own_part(spec: str, rank: int, *, among_others: bool, cut: str = "") -> str:
     """
 
     def part(store: str) -> str:
-        if store.startswith("rpc:"):
-            return f"{store}/rank-{rank}{cut}"
-        if store.startswith("disk:") and (among_others or (Path(store[len("disk:") :]) / "rank-0").is_dir()):
-            return f"{store}/rank-{rank}{cut}"
-        return store
+        divided = among_others or (Path(store.removeprefix("disk:")) / "rank-0").is_dir()
+        own = store.startswith("rpc:") or (store.startswith("disk:") and divided)
+        return f"{store}/rank-{rank}{cut}" if own else store
 
     return ",".join(part(store) + weight for store, weight in _split(spec))

@@ -5,13 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
+from skirl.core.keys import MAX_ROWS, MAX_TABLES, ROW_BITS, table_of
 from skirl.core.placement import Shard
 from skirl.tools.jit import kernel
 
@@ -72,8 +71,7 @@ class Record:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if type(self.dtype) is not str or self.dtype not in DTYPES:
-            object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
         if self.width < 1:
             raise ValueError(f"width is {self.width}, set it to 1 or more")
         if self.dtype not in DTYPES:
@@ -169,13 +167,11 @@ class Layout:
             )
         return kind
 
-    def rows_by_kind(self, rows: Mapping[int, int] | None) -> list[dict[int, int] | None]:
+    def rows_of(self, record: Record, rows: Mapping[int, int] | None) -> dict[int, int]:
+        """Return how many rows each table with these records has: as `rows` says, else as many as any may have."""
         if rows is not None and (missing := self.records.keys() - rows.keys()):
             raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
-        return [
-            None if rows is None else {t: rows[t] for t, of in self.records.items() if of == record}
-            for record in self.kinds
-        ]
+        return {t: MAX_ROWS if rows is None else rows[t] for t, of in self.records.items() if of == record}
 
     def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
@@ -203,7 +199,6 @@ class Store(ABC):
     """Grows with each frozen state, and with each durable point of a store on disk. Frozen rows record theirs."""
 
     read_only = False
-    """True if its rows can be looked up but not trained."""
     ready = True
     """False while the rows that it is to serve are not loaded yet."""
     durable = False
@@ -312,7 +307,5 @@ class Store(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(flush=kind is None)

@@ -37,31 +37,20 @@ def _mark(flags, places):
         flags[place] |= DIRTY
 
 
-class Copy(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-
-    def landed(self) -> Rows: ...
-
-
 class Away(Protocol):
-    @property
-    def shape(self) -> tuple[int, int]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def itemsize(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    itemsize: int
+    nbytes: int
 
-    def copy(self, places: NDArray[np.int32]) -> Copy:
-        """Copy the records at these places as they are now, unaffected by later changes."""
+    def copy(self, places: NDArray[np.int32]) -> Any:
+        """Copy the records at these places as they are now, unaffected by later changes; `landed` waits for the copy."""
         ...
 
 
 Records = Rows | Away
 Taken = tuple[NDArray[np.int64], NDArray[Any]]
-_Kept = tuple[NDArray[np.int64], NDArray[Any] | Copy]
+_Kept = tuple[NDArray[np.int64], Any]
 
 
 def _copied(flags: NDArray[np.uint8], owed: NDArray, key_of: NDArray[np.int64], rows: Records) -> _Kept:
@@ -102,12 +91,11 @@ class Changes:
                 self._aside_bytes += keys.nbytes + out.nbytes
             _mark(flags, places)
 
-    def freeze(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], *, everything: bool = False) -> int:
-        """Mark what has changed since the last call, or everything, as owed as it is now. Return how many records are."""
+    def freeze(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], *, everything: bool) -> None:
+        """Mark what has changed since the last call, or everything, as owed as it is now."""
         with self._lock:
             assert not self._owed, "frozen twice"
             self._owed, self._from = int(_freeze(flags[: key_of.size], key_of, everything)), 0
-            return self._owed
 
     def take(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], rows: Records) -> Taken | None:
         """Return keys and rows of some owed records, or None if there are no more."""

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from skirl.store.arena import Arena, Directory
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
 from skirl.store.changes import Changes, Taken
-from skirl.store.disk.frozen import manifest_of, named, rows_of, worth_keeping, write_frozen
+from skirl.store.disk.frozen import named, rows_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
-from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.segment import SegmentEntry
 from skirl.store.gate import Gate
 from skirl.tools.jit import kernel, read_only
@@ -164,11 +163,9 @@ class MemoryStore(Store):
         """Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
-        for part in saved.parts:
-            manifest_of(saved.folder, part.facts, self.layout)
         with named(saved.folder, saved.folder):
             for number, part in enumerate(saved.parts):
-                for keys, rows in rows_of(OsFiles(), part, self.layout, saved.folder):
+                for keys, rows in rows_of(part, saved.folder, self.layout):
                     kind = kinds[self.layout.kind(keys, rows)]
                     kind.reserve(keys.size)
                     positions = kind.directory.place(keys)  # a later record of a key overwrites an earlier one
@@ -177,9 +174,8 @@ class MemoryStore(Store):
                         kind.changing(positions)
         ready()
         first, *others = saved.parts
-        whole = (
-            first.shard is None and "columns" not in first.facts and all("resident" in part.facts for part in others)
-        )
+        of_caches = all("resident" in part.facts for part in others)
+        whole = first.shard is None and "columns" not in first.facts and of_caches
         with self._gate.alone():
             self._kinds = kinds
             self.identity, self.generation = saved.identity, saved.generation

@@ -10,7 +10,7 @@ from _signal import getsignal  # pyright: ignore[reportMissingImports]
 from _signal import signal as install  # pyright: ignore[reportMissingImports]
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 QUIET = 0.5
@@ -44,9 +44,7 @@ class Hold:
                 self.active = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.active:
             self.active = self._lending = False
             install(signal.SIGINT, self._before)
@@ -63,8 +61,9 @@ class Hold:
             self._held.clear()
             self._hand_on(frame)
 
-    def lend(self) -> None:
-        """Let SIGINT through until `resume`, while code runs that the user must be able to interrupt.
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Let SIGINT through while code runs that the user must be able to interrupt.
 
         After one interrupt, SIGINT is held back for `QUIET` seconds, so that `resume` is reached. If the code swallows
         the exception, later interrupts are let through again.
@@ -75,6 +74,10 @@ class Hold:
             self._quiet_until = 0.0
             self._pid = os.getpid()
             install(signal.SIGINT, self._lent)
+        try:
+            yield
+        finally:
+            self.resume()
 
     def resume(self) -> None:
         """Hold SIGINT back again, or do nothing after the end of the block.
@@ -88,14 +91,6 @@ class Hold:
             if now != self._lent and callable(now):  # the user's code has set a handler of its own
                 self._before = now
             self._lending = False
-
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        self.lend()
-        try:
-            yield
-        finally:
-            self.resume()
 
     def _hand_on(self, frame: FrameType | None) -> None:
         """Call the handler that was installed before; by default it raises KeyboardInterrupt."""
@@ -137,11 +132,11 @@ _NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 class Signals:
     """Catches SIGTERM and Ctrl-C inside its block, so that a run is saved first; a second signal ends it at once.
 
-    launched: whether a launcher passes signals on, so that one Ctrl-C comes twice; it also ends who takes too long.
+    once: ignore later signals, as where a launcher passes one Ctrl-C on a second time, and ends who takes too long.
     """
 
-    def __init__(self, on: bool, launched: bool = False) -> None:
-        self._on, self._launched = on and threading.current_thread() is threading.main_thread(), launched
+    def __init__(self, on: bool = True, once: bool = False) -> None:
+        self._on, self._once = on and threading.current_thread() is threading.main_thread(), once
         self._before: dict[int, Any] = {}
         self.came: str | None = None
 
@@ -151,16 +146,14 @@ class Signals:
                 self._before[number] = signal.signal(number, self._stop)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._before:
             signal.signal(*self._before.popitem())
 
     def _stop(self, number: int, frame: Any) -> None:
         if self.came is None:
             self.came = _NAMES[number]
-        elif self._launched:
+        elif self._once:
             return
         elif number == signal.SIGINT:
             raise KeyboardInterrupt

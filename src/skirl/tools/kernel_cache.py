@@ -106,8 +106,15 @@ class KernelCache:
 
     def load_overload(self, sig: Any, target: Any) -> CompileResult | None:
         target.refresh()
-        found = self._read(self._path(sig, target.codegen()))
-        return None if found is None else CompileResult._rebuild(target, *found)
+        path = self._path(sig, target.codegen())
+        try:
+            found = pickle.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # it was cut off
+            log.warning("the compiled kernel %s cannot be read, and is compiled again: %r", path, error)
+            return None
+        return CompileResult._rebuild(target, *found)
 
     def save_overload(self, sig: Any, result: Any) -> None:
         path = self._path(sig, result.codegen)
@@ -127,15 +134,6 @@ class KernelCache:
         key = repr((sig, codegen.magic_tuple(), _content(self._function))).encode()
         name = self._function.__qualname__.replace("<locals>", "")
         return self.cache_path / f"{self._module}.{name}-{hashlib.sha256(self._digest + key).hexdigest()[:32]}.nbc"
-
-    def _read(self, path: Path) -> Any:
-        try:
-            return pickle.loads(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # it was cut off
-            log.warning("the compiled kernel %s cannot be read, and is compiled again: %r", path, error)
-            return None
 
 
 def _content(value: Any) -> Any:

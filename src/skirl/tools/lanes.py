@@ -207,7 +207,9 @@ def above(typingctx, a, b, then, other):
     return lanes(*given), codegen
 
 
-def _each(operation: str) -> Callable[..., Any]:
+def _operator(function: Any, operation: str) -> None:
+    """Define an operator for lanes on both sides, or a number of their dtype on one."""
+
     @_inlined
     def apply(typingctx, a, b):
         def codegen(context, builder, signature, args):
@@ -215,12 +217,6 @@ def _each(operation: str) -> Callable[..., Any]:
             return _joined(builder, [getattr(builder, operation)(x, y) for x, y in pairs])
 
         return a(a, b), codegen
-
-    return apply
-
-
-def _operator(function: Any, apply: Any) -> None:
-    """Define an operator for lanes on both sides, or a number of their dtype on one."""
 
     @overload(function)
     def between(a, b):
@@ -233,13 +229,10 @@ def _operator(function: Any, apply: Any) -> None:
         return None
 
 
-for _function, _name in (
-    (operator.add, "fadd"),
-    (operator.sub, "fsub"),
-    (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):
-    _operator(_function, _each(_name))
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
 
 
 def _hinting(level: int, writes: int) -> Callable[..., Any]:

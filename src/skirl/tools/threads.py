@@ -56,19 +56,6 @@ def _work(queue: "SimpleQueue[Callable[[], None]]") -> None:
 _threads = Threads()
 
 
-def partition(n: int, parts: int, work: NDArray[Any] | None = None) -> list[int]:
-    """Return the borders of ranges that cover 0..n: part p is borders[p]..borders[p + 1].
-
-    - `work`: [n + 1], ascending: the cost of all items before each, such as the group starts of rows. None: all items cost
-      the same.
-    """
-    if work is None:
-        return [n * p // parts for p in range(parts + 1)]
-    first, last = int(work[0]), int(work[n])
-    aims = [first + (last - first) * p // parts for p in range(1, parts)]
-    return [0, *np.searchsorted(work[: n + 1], aims).tolist(), n]
-
-
 def run(
     kernel: Callable[..., Any],
     n: int,
@@ -80,6 +67,9 @@ def run(
     """Call kernel(*args, lo, hi) on ranges that cover 0..n, in up to `threads` threads, including this one.
 
     Return when all parts have ended. An exception of any part is raised here, with its traceback.
+
+    - `work`: [n + 1], ascending: the cost of all items before each, such as the group starts of rows. None: all items cost
+      the same.
     """
     if threads < 1:
         raise ValueError(f"threads is {threads}, set it to 1 or more")
@@ -88,7 +78,12 @@ def run(
         if n > 0:
             kernel(*args, 0, n)
         return
-    borders = partition(n, parts, work)
+    if work is None:
+        borders = [n * p // parts for p in range(parts + 1)]
+    else:
+        first, last = int(work[0]), int(work[n])
+        aims = [first + (last - first) * p // parts for p in range(1, parts)]
+        borders = [0, *np.searchsorted(work[: n + 1], aims).tolist(), n]
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
     workers = pool or _threads
     workers.ensure(parts - 1)

@@ -53,7 +53,7 @@ ROW = st.tuples(
 def piece(rows: list[tuple[str, ...]]) -> Raw:
     names = ("y", "x", "item", "tags")
     columns = {name: pa.array([row[i] for row in rows], pa.string()) for i, name in enumerate(names)}
-    return Raw(columns, len(rows), "file", lambda row: f"row {row}", [])
+    return Raw(columns, np.arange(len(rows)), "file", lambda row: f"row {row}", [])
 
 
 def encoder(**other: Any) -> Encoder:

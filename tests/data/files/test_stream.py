@@ -69,12 +69,6 @@ def test_a_state_goes_on_at_its_batch(folder: Path, name: str, shuffle: int) -> 
     assert all_same(list(other), batches), "the next pass is a whole one"
 
 
-def test_workers_change_nothing(folder: Path) -> None:
-    for name, flags in (("text", {"shuffle": 128}), ("parquet", {"valid": "30%"})):
-        alone = list(opened(folder / name, epochs=2, **flags))
-        assert all_same(list(opened(folder / name, epochs=2, workers=3, **flags)), alone)
-
-
 def test_a_pass_that_is_left_leaves_no_process(folder: Path) -> None:
     before = multiprocessing.active_children()
     files = opened(folder / "text", workers=2)

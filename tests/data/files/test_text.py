@@ -14,8 +14,8 @@ from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.text import MindFile, TextFile
 from tests.cases import cases
 from tests.data import logs
-from tests.data.corpus import CRITEO, ROWS, text
-from tests.data.logs import INTS, ids_of
+from tests.data.corpus import ROWS, TEXT
+from tests.data.logs import CRITEO, INTS, ids_of, text
 
 PAIRS = FileSchema.parse(
     '[[label]]\nname = "y"\n[[id]]\nname = "item"\n[file]\ncolumns = ["y", "item"]\nheader = "no"\n'
@@ -52,8 +52,8 @@ def test_what_looks_odd_and_is_right(tmp_path: Path) -> None:
     """A byte order mark, CRLF, no newline at the end, a header, odd numbers: all of these are read."""
     expected = [logs.criteo_sample(row, 1000) for row in ROWS]
     header = "\t".join(CRITEO).encode() + b"\n"
-    crlf, members = text(end="\r\n"), gzip.compress(text(ROWS[:2])) + gzip.compress(text(ROWS[2:]))
-    for data in (crlf, text()[:-1], crlf[:-1], header + text(), b"\xef\xbb\xbf" + header + text(), members):
+    crlf, members = text(ROWS, end="\r\n"), gzip.compress(text(ROWS[:2])) + gzip.compress(text(ROWS[2:]))
+    for data in (crlf, TEXT[:-1], crlf[:-1], header + TEXT, b"\xef\xbb\xbf" + header + TEXT, members):
         path = tmp_path / "file"
         path.write_bytes(data)
         found = logs.samples_of(list(DataFlags(f"criteo:{path}", rows="1000").files()))

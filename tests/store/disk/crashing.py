@@ -4,7 +4,6 @@
 first finds what nobody thought of, the second is sure to find what somebody did.
 """
 
-import errno
 import json
 import shutil
 from collections import Counter
@@ -18,20 +17,19 @@ import pytest
 
 from skirl.store import DiskStore, MemoryStore
 from skirl.store.base import Frozen
-from skirl.store.disk import log as log_module
-from skirl.store.disk import log as room_module
+from skirl.store.disk import log
 from skirl.store.disk import manifest as manifests
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, contents, random_rows, table_keys
-from tests.store.crash import Disk, Recorder, Unsynced
+from tests.store.crash import Disk, NoLinks, Recorder, Unsynced
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use segments of a few records without slack: every second write cleans, and makes a point that nobody asked for."""
-    monkeypatch.setattr(room_module, "SLACK", 0)
-    monkeypatch.setattr(log_module, "SMALLEST", 16)
+    monkeypatch.setattr(log, "SLACK", 0)
+    monkeypatch.setattr(log, "SMALLEST", 16)
 
 
 @dataclass
@@ -48,22 +46,8 @@ class Point:
     done: int | None = None
 
 
-class Hooked(Recorder):
-    """Reports when a header is renamed."""
-
-    on_rename = staticmethod(lambda path: None)
-
-    def note(self, *op):
-        if op[0] == "rename" and op[2].suffix == ".json":
-            self.on_rename(op[2])
-        super().note(*op)
-
-
-class Copying(Hooked):
-    """Frozen rows are on another file system, so they are copied."""
-
-    def link(self, old, new):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
+class Copying(NoLinks, Recorder):
+    pass
 
 
 def finish(state: Frozen, folder: Path, files: OsFiles) -> None:
@@ -77,7 +61,7 @@ def finish(state: Frozen, folder: Path, files: OsFiles) -> None:
 class Workload:
     """Random calls on a recorded store, and the contents that it may have after a crash."""
 
-    def __init__(self, root: Path, rng: np.random.Generator, recorder: type[Hooked], counts: Counter) -> None:
+    def __init__(self, root: Path, rng: np.random.Generator, recorder: type[Recorder], counts: Counter) -> None:
         self.root, self.rng, self.counts = root, rng, counts
         self.room = float(rng.choice([1.3, 3, 8]))  # cleans at almost every write, or keeps older points for long
         self.points: list[Point] = []
@@ -127,14 +111,14 @@ class Workload:
     def write(self) -> None:
         table = int(self.rng.choice(TABLES))
         n = int(self.rng.integers(1, 20))
-        keys = table_keys(table, self.rng.choice(30, n, replace=False))
-        rows = random_rows(table, n, int(self.rng.integers(1 << 30)))
-        self.store.write(keys, rows)
-        self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
+        self.put(table, self.rng.choice(30, n, replace=False))
 
     def overwrite(self) -> None:
         """Overwrite all rows of a table, so that their old segments become garbage."""
-        keys, rows = table_keys(0, range(30)), random_rows(0, 30, int(self.rng.integers(1 << 30)))
+        self.put(0, np.arange(30))
+
+    def put(self, table: int, numbers: np.ndarray) -> None:
+        keys, rows = table_keys(table, numbers), random_rows(table, len(numbers), int(self.rng.integers(1 << 30)))
         self.store.write(keys, rows)
         self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
 
@@ -266,11 +250,8 @@ def is_allowed(work: Workload, k: int, found: Held, thawed: list[Held | None]) -
         assert one is None or one in [(p.content, p.generation) for p in points]
 
 
-class UnsyncedCopies(Unsynced):
-    """Skips all syncs, and has frozen rows on another file system."""
-
-    def link(self, old, new):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
+class UnsyncedCopies(NoLinks, Unsynced):
+    pass
 
 
 def goes_on(root: Path, files: Unsynced, thawed: list[Held | None]) -> None:
@@ -285,7 +266,7 @@ def goes_on(root: Path, files: Unsynced, thawed: list[Held | None]) -> None:
         assert try_thaw(root, root / "frozen0") == (contents(store), store.generation)
 
 
-def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type[Hooked] = Hooked) -> Counter:
+def crash_all(tmp: Path, seed: int, workloads: int, crashes: int) -> Counter:
     """Crash at random calls of random workloads, every second one on a disk that has crashed before."""
     counts = Counter()
     start = tmp / "start"
@@ -294,7 +275,7 @@ def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type
         if number % 2 == 0:
             shutil.rmtree(start, ignore_errors=True)
             start.mkdir()
-        work = Workload(start, rng, recorder, counts)
+        work = Workload(start, rng, Recorder, counts)
         work.run(25)
         work.store._let_go()
         root, known = tmp / "found", Known()
@@ -329,52 +310,47 @@ SCRIPTS = [
 ]
 
 
-KINDS: tuple[type[Hooked], ...] = (Hooked, Copying)
+KINDS: tuple[type[Recorder], ...] = (Recorder, Copying)
 """Frozen rows share files with the store, or are copied."""
 
 
-def crash_everywhere(
-    tmp: Path, seed: int, times: int, scripts: Iterable[str] = SCRIPTS, kinds: Iterable[type[Hooked]] = KINDS
-) -> int:
-    """Crash at each call of some workloads, `times` in each way. Return the number of crashes.
+def crash_everywhere(tmp: Path, seed: int, script: str, kind: type[Recorder]) -> int:
+    """Crash at each call of a workload. Return the number of crashes.
 
     Most disks result from several crashes: each is opened once, and compared with what each of these crashes may leave.
     Skips the gap between two writes, since after both either may be lost. If nothing awaits a sync, only a kill is
     tried.
     """
-    crashes = 0
-    for number, script in enumerate(scripts):
-        for kind in kinds:
-            start, root = tmp / "start", tmp / "found"
-            start.mkdir()
-            rng = np.random.default_rng((seed, number))
-            work = Workload(start, rng, kind, Counter())
-            work.do(script.split())
-            work.store._let_go()
-            seen: dict[object, tuple[Held, list[Held | None]]] = {}
-            went_on: set[object] = set()
-            known: Known = {}
-            for k in range(len(work.files.ops) + 1):
-                before, after = ([*work.files.ops[k - 1 : k], ("",)][0][0], [*work.files.ops[k : k + 1], ("",)][0][0])
-                if before == after == "write":
-                    continue
-                disk = work.files.disk(k)
-                turns = (8 if before == "rename" else 2) * times  # a point not durable yet: most can go wrong
-                for turn in range(before.startswith("sync"), 1 + turns * bool(disk.unnamed or disk.unsynced)):
-                    if turn == 0:
-                        found = disk.killed()
-                    elif turn % 2:
-                        found = killed_and_opened(disk, rng, root)
-                    else:
-                        found = disk.power_off(rng)
-                    same, further = found.as_found(), turn < 2
-                    if same not in seen or (further and same not in went_on):
-                        seen[same] = found_on(found, root, known)
-                        if further:
-                            goes_on(root, Unsynced() if kind is Hooked else UnsyncedCopies(), seen[same][1])
-                            went_on.add(same)
-                        shutil.rmtree(root)
-                    is_allowed(work, k, *seen[same])
-                    crashes += 1
-            shutil.rmtree(start)
+    start, root, crashes = tmp / "start", tmp / "found", 0
+    start.mkdir()
+    rng = np.random.default_rng((seed, 0))
+    work = Workload(start, rng, kind, Counter())
+    work.do(script.split())
+    work.store._let_go()
+    seen: dict[object, tuple[Held, list[Held | None]]] = {}
+    went_on: set[object] = set()
+    known: Known = {}
+    for k in range(len(work.files.ops) + 1):
+        before, after = ([*work.files.ops[k - 1 : k], ("",)][0][0], [*work.files.ops[k : k + 1], ("",)][0][0])
+        if before == after == "write":
+            continue
+        disk = work.files.disk(k)
+        turns = 8 if before == "rename" else 2  # a point not durable yet: most can go wrong
+        for turn in range(before.startswith("sync"), 1 + turns * bool(disk.unnamed or disk.unsynced)):
+            if turn == 0:
+                found = disk.killed()
+            elif turn % 2:
+                found = killed_and_opened(disk, rng, root)
+            else:
+                found = disk.power_off(rng)
+            same, further = found.as_found(), turn < 2
+            if same not in seen or (further and same not in went_on):
+                seen[same] = found_on(found, root, known)
+                if further:
+                    goes_on(root, Unsynced() if kind is Recorder else UnsyncedCopies(), seen[same][1])
+                    went_on.add(same)
+                shutil.rmtree(root)
+            is_allowed(work, k, *seen[same])
+            crashes += 1
+    shutil.rmtree(start)
     return crashes

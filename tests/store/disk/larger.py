@@ -78,8 +78,8 @@ def train(folder: Path) -> dict[str, object]:
         "gigabytes": round(held * RECORD / 1e9, 2),
         "limit_mib": int(LIMIT),
         "private_mib_at_most": peak // MIB,
-        "index_bytes_a_row": round(sum(log.index.nbytes for log in store._logs) / held, 2),
-        "disk_bytes_to_payload": round(store.bytes_on_disk / (held * RECORD), 3),
+        "index_bytes_a_row": round(sum(of.nbytes for log in store._logs for of in log.index._table.arrays) / held, 2),
+        "disk_bytes_to_payload": round(store._cleaner.held / (held * RECORD), 3),
         "rows_fetched": model.engine.counters.fetched,
     }
     model.close()

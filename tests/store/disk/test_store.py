@@ -12,24 +12,15 @@ import pytest
 
 from skirl.core.tables import MAX_ROWS
 from skirl.store import DiskError, DiskFull, DiskStore, Layout, Record, open_store
-from skirl.store.disk import log as room_module
+from skirl.store.disk import log
 from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import HEADER, INDEX_MASK
 from skirl.tools.sealed_json import CheckpointError, seal
-from tests.store import frozen
-from tests.store.conformance import (
-    LAYOUT,
-    TABLES,
-    StoreConformance,
-    blank,
-    contents,
-    filled,
-    interrupted,
-    random_rows,
-    table_keys,
-)
+from tests.store import conformance, frozen
+from tests.store.conformance import LAYOUT, TABLES, blank, contents, filled, random_rows, table_keys
+from tests.store.crash import NoLinks
 from tests.store.disk.crashing import make_small
 from tests.warm import PIPE
 
@@ -46,7 +37,7 @@ class Quick(OsFiles):
             super().sync_folder(path)
 
 
-class TestDiskStore(StoreConformance):
+class TestDiskStore(conformance.StoreConformance):
     files: type[OsFiles] = OsFiles
 
     @pytest.fixture(autouse=True)
@@ -71,15 +62,12 @@ class TestDiskStoreThatCleans(TestDiskStore):
         return DiskStore(self.root / str(next(self.counter)), layout, rows=rows, files=self.files())
 
 
-class NoLinks(Quick):
-    def link(self, old, new):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
+class Copying(NoLinks, Quick):
+    pass
 
 
 class TestDiskStoreThatCopies(TestDiskStore):
-    """The folder is on another file system."""
-
-    files = NoLinks
+    files = Copying
 
 
 def held_then_reopened(store: DiskStore, **more) -> tuple[dict[int, bytes], DiskStore]:
@@ -87,12 +75,6 @@ def held_then_reopened(store: DiskStore, **more) -> tuple[dict[int, bytes], Disk
     held = contents(store)
     store.close()
     return held, DiskStore(store.path, store.layout, **more)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with DiskStore(tmp_path / "store", LAYOUT) as store:
-        yield store
 
 
 # Reopening
@@ -117,12 +99,12 @@ def test_reopens_with_rows_identity_and_generation(tmp_path):
 def test_what_a_kill_left_behind_is_cut_off_and_removed(tmp_path):
     store = filled(lambda layout: DiskStore(tmp_path / "store", layout))
     store.flush()
-    before = store.bytes_on_disk
+    before = store._cleaner.held
     store.write(table_keys(0, np.arange(5000)), random_rows(0, 5000, seed=3))
     store._let_go()
     assert sum(p.stat().st_size for p in store.path.glob("*.*s")) > before
     with DiskStore(tmp_path / "store", LAYOUT) as again:
-        assert sum(p.stat().st_size for p in store.path.glob("*.*s")) == again.bytes_on_disk == before
+        assert sum(p.stat().st_size for p in store.path.glob("*.*s")) == again._cleaner.held == before
 
 
 def test_an_empty_store_that_takes_another_layout_removes_what_a_kill_left_behind(tmp_path):
@@ -143,7 +125,8 @@ def test_many_short_lives_leave_few_files(tmp_path):
     assert len(list(store.path.iterdir())) < 8
 
 
-def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path, store):
+def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path):
+    store = DiskStore(tmp_path / "store", LAYOUT)
     store.write(np.array([5]), random_rows(0, 1, seed=1))
     segment = next(iter(store._logs[LAYOUT.kinds.index(LAYOUT.records[0])].segments.values()))
     segment.suspect = True
@@ -444,7 +427,7 @@ def test_more_files_than_allowed_raise_the_limit(tmp_path, monkeypatch):
 
 def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch):
     """At every call, whatever is overwritten, and with durable points in between."""
-    monkeypatch.setattr(room_module, "SLACK", 1 << 18)
+    monkeypatch.setattr(log, "SLACK", 1 << 18)
     rows, batch, width, rng = 60_000, 2000, 16, np.random.default_rng(0)
     store = DiskStore(tmp_path / "store", {0: Record(width)}, room=1.5, files=Quick())
     most = 0.0
@@ -453,7 +436,7 @@ def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch)
         keys = np.arange(first, first + batch) if i < rows // batch else rng.choice(rows, batch, replace=False)
         store.write(keys, np.full((batch, width), i, np.float32))
         used = sum(p.stat().st_size for p in store.path.iterdir() if p.suffix in (".rows", ".keys"))
-        most = max(most, (used - room_module.SLACK) / (len(store) * width * 4))
+        most = max(most, (used - log.SLACK) / (len(store) * width * 4))
         if i % 50 == 49:
             store.flush()
     assert 1.2 < most <= 1.5
@@ -525,7 +508,7 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
         "Ctrl-C": lambda *args: signal.raise_signal(signal.SIGINT),
         "another signal": signal.default_int_handler,
     }
-    interrupted(write, 40, (50e-6, 3e-3), held_back[by])
+    conformance.interrupted(write, 40, (50e-6, 3e-3), held_back[by])
     before = None
     for again in (False, True):
         if again:

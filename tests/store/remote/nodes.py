@@ -17,26 +17,20 @@ from skirl.store.remote.store import _connected, leave
 class Nodes:
     """Some nodes, each at an address, that serve requests meanwhile."""
 
-    def __init__(self, count: int, *, rows: str = "memory", timeout: float = 20.0) -> None:
+    def __init__(self, count: int, rows: str = "memory") -> None:
         self.errors: list[BaseException] = []
-        self._timeout = timeout
         self.addresses = [Address("127.0.0.1", port) for port in free_ports(count)]
-        self._rows = rows
-        self.nodes = [self._node(i) for i in range(count)]
-        self._start()
+        self.nodes = [
+            Node(Meeting(at, keep=True, seconds=20.0), rows=rows.replace("{}", str(i)), timeout=20.0, body=body)
+            for i, at in enumerate(self.addresses)
+        ]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
 
     @property
     def spec(self) -> str:
         return ",".join(f"rpc://{address}" for address in self.addresses)
-
-    def _node(self, i: int) -> Node:
-        meeting = Meeting(self.addresses[i], keep=True, seconds=self._timeout)
-        return Node(meeting, rows=self._rows.replace("{}", str(i)), timeout=self._timeout, body=body)
-
-    def _start(self) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -65,9 +59,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def served(count: int, **more) -> Iterator[Nodes]:
+def served(count: int, rows: str = "memory") -> Iterator[Nodes]:
     leave()
-    nodes = Nodes(count, **more)
+    nodes = Nodes(count, rows)
     try:
         yield nodes
     finally:
@@ -76,17 +70,16 @@ def served(count: int, **more) -> Iterator[Nodes]:
 
 
 def body(pipe, task) -> None:
-    """A part in which tests may make system calls fail."""
+    """A part in which tests may make fsync fail."""
     part.run(pipe, task, (*part.FUNCTIONS, failing))
 
 
-_real = {"fsync": os.fsync}
+_fsync = os.fsync
 
 
-def failing(name: str | None) -> tuple[str, None]:
-    """Make this system call of a part fail from now on; None: none fails."""
-    for each, function in _real.items():
-        setattr(os, each, _fails if each == name else function)
+def failing(on: bool) -> tuple[str, None]:
+    """Make each fsync of a part fail from now on, or none."""
+    os.fsync = _fails if on else _fsync
     return "ok", None
 
 
@@ -95,21 +88,21 @@ def _fails(*args, **more):
 
 
 class Patch:
-    """Acts like pytest's monkeypatch to make system calls fail, but on the nodes that hold this process's rows."""
+    """Acts like pytest's monkeypatch to make fsync fail, but on the nodes that hold this process's rows."""
 
     @contextmanager
     def context(self) -> Iterator["Patch"]:
         try:
             yield self
         finally:
-            self._all(None)
+            self._all(False)
 
     def setattr(self, name: str, value: object) -> None:
-        self._all(name.removeprefix("os."))
+        self._all(True)
 
-    def _all(self, name: str | None) -> None:
+    def _all(self, on: bool) -> None:
         for there in _connected.values():
-            rpc.end(rpc.begin(there.name, failing, (name,), 20.0))
+            rpc.end(rpc.begin(there.name, failing, (on,), 20.0))
 
 
 def in_process(nodes: Nodes, what: str, more: str) -> str:

@@ -69,13 +69,8 @@ def stop(pid: int) -> None:
 def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_its_place(nodes: Nodes, monkeypatch):
     store = filled_on(nodes)
     stop(nodes.pids()[0])
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(NodeError, match=r"has not answered within 1 s"),
-    ):
-        patch.setattr(
-            store.stores[0]._node, "timeout", 1.0
-        )  # only now: other calls are answered, late on a busy machine
+    with monkeypatch.context() as patch, pytest.raises(NodeError, match=r"has not answered within 1 s"):
+        patch.setattr(store.stores[0]._node, "timeout", 1.0)  # other calls are answered, late on a busy machine
         len(store)
     assert one_row(filled_on(nodes)).shape == (1, 4)
 
@@ -128,7 +123,8 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
             store.describe({})  # as an engine does
             for keys in whole.held():
                 own = keys[saved.site_of(keys) == site]
-                out = np.zeros((own.size, LAYOUT.records[int(keys[0] >> 48)].width), _dtype(keys))
+                record = LAYOUT.records[int(keys[0] >> 48)]
+                out = np.zeros((own.size, record.width), record.dtype)
                 whole.read(own, out)
                 store.write(own, out)
             since = frozen_in(rows, store, None)
@@ -151,10 +147,6 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
         assert found == model
 
 
-def _dtype(keys: np.ndarray) -> str:
-    return LAYOUT.records[int(keys[0] >> 48)].dtype
-
-
 def frozen_in(folder: Path, store: Store, since: Facts | None) -> Facts:
     state = store.freeze(folder, since)
     try:
@@ -174,12 +166,8 @@ def test_rows_on_disk_outlive_their_owner_and_other_records_are_refused(tmp_path
         again.close()
         with pytest.raises(DiskError, match=r"has records .* open it with the tables"):
             open_store(nodes.spec, Layout({0: Record(7)}))
-        for layout in (
-            Layout({0: Record(7)}),
-            Layout({0: Record(7)}),
-            Layout({0: Record(3)}),
-        ):  # other columns of a table
-            open_store(f"{nodes.spec}/rank-0-0000000{layout.records[0].width}", layout).close()
+        for width in (7, 7, 3):  # other columns of a table
+            open_store(f"{nodes.spec}/rank-0-0000000{width}", Layout({0: Record(width)})).close()
 
 
 class TestOnNode(StoreConformance):

@@ -22,7 +22,6 @@ class Bags(NamedTuple):
     of: np.ndarray
     """int64: by bag, its list in the column, or its row if each row has one id."""
     ids: int
-    """Of all bags."""
     inverse: np.ndarray | None
     """int32 [rows]: the bag of each row; None if each row has a bag of its own."""
 
@@ -112,7 +111,6 @@ class Encoded:
     dense: np.ndarray
     """float32 [n, dense features]."""
     ids: list[Column]
-    """By feature."""
     places: np.ndarray
     """int64 [n]: the index of each row in its part."""
     read: int = 0
@@ -147,13 +145,11 @@ class Encoded:
         if len(pieces) == 1:
             return pieces[0]
         kept = [[array.cast(arrays[0].type) for array in arrays] for arrays in zip(*(piece.kept for piece in pieces))]
-        return cls(
-            np.concatenate([piece.labels for piece in pieces]),
-            np.concatenate([piece.dense for piece in pieces]),
-            [Column.concat(columns) for columns in zip(*(piece.ids for piece in pieces))],
-            np.concatenate([piece.places for piece in pieces]),
-            kept=[pa.concat_arrays(arrays) for arrays in kept],
+        labels, dense, places = (
+            np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("labels", "dense", "places")
         )
+        ids = [Column.concat(columns) for columns in zip(*(piece.ids for piece in pieces))]
+        return cls(labels, dense, ids, places, kept=[pa.concat_arrays(arrays) for arrays in kept])
 
     def batch(self, rows: np.ndarray, names: list[str]) -> Batch:
         bags = [column.bags(rows) for column in self.ids]

@@ -72,7 +72,8 @@ class ParquetFile:
         if wrong := share_lists(columns, self._schema):
             row, found = wrong
             raise self._damaged(f"row {row + 1:,} of row group {group + 1:,} {found}")
-        return Raw(columns, there, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
+        where = f" of row group {group + 1:,}"
+        return Raw(columns, np.arange(there), self.path, lambda row: f"row {first + row + 1:,}{where}", [])
 
     def _read(self, part: int) -> Any:
         """The slice of a part. Going back within a group reads the group again from its start."""

@@ -193,7 +193,6 @@ class Span(NamedTuple):
     dated: bool = False
     """Whether the times are dates; `low` and `high` are then seconds since 1970."""
     flag: str = ""
-    """The text of --valid."""
 
 
 def is_date(kind: pa.DataType) -> bool:

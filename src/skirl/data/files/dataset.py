@@ -48,7 +48,6 @@ class Dataset:
     paths: list[str]
     schema: FileSchema
     part_bytes: int = PART
-    """Of a text file."""
     slice_rows: int = SLICE
     """Most rows of Parquet files to decode at once, unless a file leaves lists out."""
 
@@ -173,23 +172,12 @@ def pieces(
     dataset: Dataset, encoder: Encoder, ranges: Sequence[Stretch], workers: int
 ) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
     """Yield the encoded pieces of each range in turn, with their parts, and None at the end of each range."""
-    if workers:
-        yield from _by_workers(dataset, encoder, ranges, workers)
+    if not workers:
+        for stretch in ranges:
+            for part, file in dataset.parts(*stretch):
+                yield _read(encoder, part, file), part
+            yield None
         return
-    for stretch in ranges:
-        for part, file in dataset.parts(*stretch):
-            yield _read(encoder, part, file), part
-        yield None
-
-
-def _read(encoder: Encoder, part: FilePart, file: Any) -> Encoded:
-    raw = file.read(part.part)
-    return encoder(raw.only(part.low, part.high) if part.low or part.high is not None else raw)
-
-
-def _by_workers(
-    dataset: Dataset, encoder: Encoder, ranges: Sequence[Stretch], workers: int
-) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["skirl.data.files.dataset"])  # imports modules once, which takes 2 s
     team: list[tuple[Any, Connection]] = []
@@ -225,6 +213,11 @@ def _by_workers(
         for process, _ in team:
             process.join()
             process.close()
+
+
+def _read(encoder: Encoder, part: FilePart, file: Any) -> Encoded:
+    raw = file.read(part.part)
+    return encoder(raw.only(part.low, part.high) if part.low or part.high is not None else raw)
 
 
 def _receive(process: Any, pipe: Connection) -> Any:

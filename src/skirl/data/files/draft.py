@@ -12,19 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from skirl.data.files import columns as arrow
 from skirl.data.files.columnar import DAMAGED, SLICE, embedded_schema, short
-from skirl.data.files.columns import (
-    floats_of,
-    ints_of,
-    is_date,
-    is_list,
-    is_text,
-    one,
-    pc,
-    plain,
-    seconds_of,
-    since_1970,
-)
+from skirl.data.files.columns import is_date, is_list, is_text, one, pc, plain
 from skirl.data.files.find import BadFile, BadSchema, find, kind_of, no_column
 from skirl.data.files.hashing import BAD, GOOD
 from skirl.data.files.schema import BUILT_IN, FileSchema, Id, Text, toml
@@ -51,7 +41,7 @@ class Column:
     separator: str = ""
 
     def numbers(self) -> np.ndarray:
-        found, kinds = floats_of(self.values, True)
+        found, kinds = arrow.floats_of(self.values, True)
         return np.asarray(found[kinds == GOOD], np.float64)
 
     @property
@@ -164,14 +154,14 @@ def _kind(values: Any) -> str:
     if is_date(values.type):
         return "date"
     for kind in ("int", "float"):
-        if not (ints_of(values, True, kind == "float")[1] == BAD).any():
+        if not (arrow.ints_of(values, True, kind == "float")[1] == BAD).any():
             return kind
     long = is_text(values.type) and pc.all(pc.match_substring_regex(values, r"^\d+$")).as_py()
-    if not long and not (floats_of(values, True)[1] == BAD).any():
+    if not long and not (arrow.floats_of(values, True)[1] == BAD).any():
         return "number"
     if not is_text(values.type):
         return "it holds infinite numbers"
-    dates = all(not (seconds_of(some)[1] == BAD).any() for some in (values.slice(0, 100), values))
+    dates = all(not (arrow.seconds_of(some)[1] == BAD).any() for some in (values.slice(0, 100), values))
     return "date" if dates else "text"
 
 
@@ -222,7 +212,7 @@ def _unit(column: Column) -> str:
     """The unit of a column of times that are numbers; "" for any other."""
     if column.kind == "int" and TIME.search(column.name):
         for unit in ("YYMMDDHH", "seconds", "milliseconds", "microseconds"):
-            seconds = since_1970(column.numbers(), unit)
+            seconds = arrow.since_1970(column.numbers(), unit)
             if ((seconds > 6e8) & (seconds < 3e9)).all():  # 1989 to 2065
                 return unit
     return ""

@@ -5,7 +5,7 @@ Malformed rows are marked on the way. At the end, the first one is raised, or al
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,20 +29,19 @@ class Raw:
 
     columns: Mapping[str, Any]
     """Arrow arrays of n rows, by name."""
-    rows: int
+    places: np.ndarray
+    """int64 [n]: the index of each row in the piece."""
     file: str
     where: Callable[[int], str]
     """Returns the location of a row of the piece in the file, as an error names it; malformed rows count."""
     broken: list[tuple[int, str, str]]
     """Rows that could not be split into columns: the row of the piece, what was found, what was expected."""
-    places: np.ndarray = field(default=None)  # type: ignore[assignment]
-    """int64 [n]: the index of each row in the piece."""
     nulls: bool = False
     """True if texts that mean no value are nulls already."""
 
-    def __post_init__(self) -> None:
-        if self.places is None:
-            self.places = np.arange(self.rows)
+    @property
+    def rows(self) -> int:
+        return len(self.places)
 
     def only(self, low: int, high: int | None) -> "Raw":
         """Rows `low` to before `high`, or to the last, of the piece, malformed ones counted."""
@@ -51,7 +50,7 @@ class Raw:
         begin = int(np.searchsorted(self.places, low))
         columns = {name: column.slice(begin, len(places)) for name, column in self.columns.items()}
         broken = [each for each in self.broken if low <= each[0] < end]
-        return replace(self, columns=columns, rows=len(places), broken=broken, places=places)
+        return replace(self, columns=columns, broken=broken, places=places)
 
 
 class RowsOf(Protocol):
@@ -126,7 +125,6 @@ class Encoder:
     skip: bool = False
     """Leave malformed rows out instead of raising."""
     keep: Span | None = None
-    """If set, keep only rows whose time lies in this span."""
     all_there: bool = False
     """Treat a row as malformed if a column that the schema keeps is missing or NaN, or is no valid time in its unit."""
 

@@ -5,7 +5,6 @@ import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from skirl.tools.flags import WrongFlags
 
@@ -64,7 +63,6 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + " ..."
 
 
-Kind = Literal["text", "gzip", "parquet"]
 ENDINGS = {"", ".tsv", ".csv", ".txt", ".gz", ".parquet", ".pq"}
 """Suffixes of the files to take from a folder. A file that is named, or matches a pattern, may have any suffix."""
 HEAD = 4096
@@ -109,7 +107,8 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def kind_of(path: str) -> Kind:
+def kind_of(path: str) -> str:
+    """Return parquet, gzip or text, as the first bytes say."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)

@@ -30,7 +30,6 @@ class Label:
 class Dense:
     name: str
     column: str = ""
-    """To read it from; `name` if not set."""
     transform: Literal["none", "log", "hour"] = "none"
     """none; log: log(1 + max(x, 0)); hour: the hour of YYMMDDHH or of a date, divided by 24."""
     fill: float = 0.0
@@ -46,15 +45,11 @@ class Id:
     type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
     """How values are read. A float must be a whole number; a fingerprint is one that `skirl convert` wrote."""
     of: Literal["", "texts", "hex", "numbers"] = ""
-    """For a fingerprint: how the values that it was made from were read; unknown if not set."""
     encode: Literal["hash", "row"] = "hash"
     """hash: hash the value to a row, or look it up in --vocab; row: the value is the row, from 0 to rows - 1."""
     rows: int | None = None
-    """Of its table; --rows decides if not set."""
     table: str = ""
-    """Its columns share rows; a table of its own if not set."""
     list: bool = False
-    """Any number of ids per sample: a list column, or text with a separator."""
     separator: str = ""
     pooling: Literal["sum", "mean"] = "sum"
     run: str = ""
@@ -70,15 +65,11 @@ class Id:
 @dataclass(frozen=True)
 class Text:
     delimiter: str = ","
-    """One character, or "tab"."""
     columns: tuple[str, ...] = ()
-    """Names in order, for files without a header."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether the first line names the columns; auto: if it contains the names of all needed columns."""
     quotes: bool = False
-    """Whether values may be in double quotes. A line end inside quotes is refused."""
     samples: Literal["lines", "shown"] = "lines"
-    """lines: each line is a sample; shown: each line is an impression of MIND, and each item shown is a sample."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +79,9 @@ class FileSchema:
     dense: tuple[Dense, ...]
     ids: tuple[Id, ...]
     session: str | None = None
-    """The column that says which samples belong together. Training reads it only to shuffle sessions."""
     time: str | None = None
     time_unit: Literal["", "seconds", "milliseconds", "microseconds", "YYMMDDHH"] = ""
-    """Unit of the numbers in the time column, since 1970. If not set, lengths of time are measured in seconds."""
     missing: tuple[str, ...] = ("",)
-    """Texts that mean no value."""
     nan_is_missing: bool = False
     text: Text = field(default_factory=Text)
     also: tuple[str, ...] = ()

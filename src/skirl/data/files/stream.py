@@ -39,13 +39,10 @@ class Files:
     batch_size: int
     epochs: int = 1
     batches: int | None = None
-    """Most steps of the stream; None for no limit."""
     shuffle: int = 0
-    """Rows in a window to shuffle; 0 does not shuffle."""
     by_session: bool = False
     """Whether chunks of rows of a session are shuffled, not single rows."""
     find_repeats: bool = False
-    """Whether to find lists that repeat in a batch, for files that do not leave them out."""
     seed: int = 0
     workers: int = 0
     begin: RowPosition = START

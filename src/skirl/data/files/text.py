@@ -68,7 +68,8 @@ class TextFile:
             return "skip"
 
         if not data:
-            return Raw({name: pa.array([], pa.string()) for name in needed}, 0, self.path, str, [], nulls=True)
+            nothing = {name: pa.array([], pa.string()) for name in needed}
+            return Raw(nothing, np.arange(0), self.path, str, [], nulls=True)
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
@@ -98,7 +99,7 @@ class TextFile:
             before = sum(map(self._count, range(part)))
             return f"line {before + row + 1 + self._header:,}"
 
-        return Raw(columns, table.num_rows, self.path, where, broken, lines, nulls=True)
+        return Raw(columns, lines, self.path, where, broken, nulls=True)
 
     # Names.
 
@@ -302,7 +303,6 @@ class MindFile(TextFile):
         return replace(
             raw,
             columns={name: columns[name] for name in self._needed},
-            rows=len(of),
             where=lambda row: raw.where(int(np.searchsorted(ends, row, side="right"))),
             broken=broken,
             places=np.delete(np.arange(counts.sum()), [at for at, _, _ in broken]),

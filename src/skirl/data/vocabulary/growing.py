@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -104,8 +104,6 @@ class Growing:
     stale: int | None
     share: Share = WHOLE
     """This trainer's part of each batch. Its vocabulary grows by the whole batch."""
-
-    yields_fresh: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._features = [

@@ -1,10 +1,10 @@
-"""A vocabulary: which row each value of a column has, and the values of rows."""
+"""A vocabulary: how it is counted, which row each value of a column has, and the values of rows."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -14,7 +14,11 @@ from skirl.data.files.hashing import BY_HASH, BY_OPEN, numbers_of, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import replacing, writing
+from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
+
+if TYPE_CHECKING:
+    from skirl.data.files.stream import Files
 
 
 def places_for(keys: int) -> int:
@@ -135,20 +139,16 @@ class Vocabulary:
         return out
 
     def check(self, schema: FileSchema) -> None:
-        if (wrong := self._misfit(schema)) is not None:
-            raise _bad(self.path, wrong)
-
-    def _misfit(self, schema: FileSchema) -> str | None:
         for table, kind in schema.kinds.items():
             if table not in self.rows:
-                return f"it has no table {table!r}: make it again with this schema"
+                raise _bad(self.path, f"it has no table {table!r}: make it again with this schema")
             stored = self.facts.types[table]
             if stored and kind and stored != kind:  # a converted file records how its values were read
-                return f"its ids of {table!r} are {stored}, not {kind}: make it again with this data"
+                raise _bad(self.path, f"its ids of {table!r} are {stored}, not {kind}: make it again with this data")
         for column in schema.ids:
             if column.encode == "row" and (table := column.table or column.name) in self.rows:
-                return f"it has ids of {table!r}, which is a row in this data already: make it again with this data"
-        return None
+                found = f"it has ids of {table!r}, which is a row in this data already"
+                raise _bad(self.path, f"{found}: make it again with this data")
 
 
 def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
@@ -204,6 +204,70 @@ def facts_of(path: str, text: str | None) -> Facts:
     if wrong := wrong or misfit(read, _FORM):
         raise _bad(path, f"it does not say what it is ({wrong}): make it with `skirl vocab`")
     return Facts(read["types"], read["min_count"], read["samples"])
+
+
+Counted = tuple[np.ndarray, np.ndarray]
+"""Fingerprints, each once in ascending order, and how often each occurred (uint64)."""
+_AT_ONCE = 1 << 20  # fingerprints to sort at a time, at least
+
+
+def count(files: "Files", out: str, min_count: int) -> dict[str, Any]:
+    """Make a vocabulary in one pass over files whose ids are read as fingerprints."""
+    columns = files.encoder.schema
+    types = columns.kinds
+    hashed = [(column.table or column.name, k) for k, column in enumerate(columns.ids) if column.encode == "hash"]
+    samples, counts = 0, {table: Counts() for table in types}
+    with progress_of("count") as progress:
+        for number, piece in enumerate(files.pieces(), start=1):
+            for table, k in hashed:
+                counts[table].add(piece.ids[k].expanded().values.view(np.uint64))
+            samples += len(piece)
+            facts = {"samples": f"{samples:,}"}
+            progress(number, lambda facts=facts: facts)
+    distinct = {table: len(of.counted()[0]) for table, of in counts.items()}
+    kept = {table: _kept(table, of.counted(), min_count) for table, of in counts.items()}
+    save(out, Facts(types, min_count, samples), kept)
+    return {
+        "samples": samples, "bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row, "distinct": distinct,
+        "rows": {table: len(keys) + FIRST for table, (keys, _) in kept.items()},
+    }  # fmt: skip
+
+
+def _kept(table: str, counted: Counted, min_count: int) -> Counted:
+    """The fingerprints that occur often enough, the most frequent first (ties by fingerprint), with their counts."""
+    keys, times = (array[counted[1] >= min_count] for array in counted)
+    if len(keys) > MOST:
+        raise ValueError(f"table {table!r} would have {len(keys):,} rows, more than 2**31: set a larger min_count")
+    order = np.lexsort((keys, np.iinfo(np.int64).max - times.astype(np.int64)))
+    return keys[order], times[order]
+
+
+class Counts:
+    """Exact counts of a table's fingerprints: 16 bytes for each distinct one, and three times that while it merges."""
+
+    def __init__(self) -> None:
+        none = np.empty(0, np.uint64)
+        self._counted: Counted = none, none
+        self._new: list[np.ndarray] = []
+        self._waiting = 0
+
+    def add(self, fingerprints: np.ndarray) -> None:
+        """0 is not counted."""
+        self._new.append(fingerprints[fingerprints != 0])
+        self._waiting += len(self._new[-1])
+        if self._waiting > max(_AT_ONCE, len(self._counted[0])):  # so that merging takes its share of the time, no more
+            self.counted()
+
+    def counted(self) -> Counted:
+        if self._new:
+            new = np.unique(np.concatenate(self._new), return_counts=True)
+            keys, times = (np.concatenate([old, of.astype(np.uint64)]) for old, of in zip(self._counted, new))
+            order = np.argsort(keys, kind="stable")  # merges stretches that are sorted
+            keys, times = keys[order], times[order]
+            first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
+            self._counted = keys[first], np.add.reduceat(times, first) if len(first) else times
+            self._new, self._waiting = [], 0
+        return self._counted
 
 
 @dataclass(frozen=True)

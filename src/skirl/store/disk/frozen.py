@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +43,7 @@ def freeze_segments(
             file.close()
         names = [folder / f"{name}.{suffix}" for name in unsynced for suffix in ("rows", "keys")]
         for path in dict.fromkeys(added + names):  # these: the store may unlink its own meanwhile
-            with Handle(files, lambda path=path: files.open(path)) as file:
+            with files.opened(path) as file:
                 files.sync(file.number)
         files.sync_folder(folder)
         entries = [entry.sized(folder) for entry in manifest.segments]
@@ -123,11 +125,6 @@ def _without(layout: Layout, facts: Facts) -> Layout:
     return Layout({t: of for t, of in layout.records.items() if t not in cut}) if cut else layout
 
 
-def layout_of(folder: Path, facts: Facts) -> Layout:
-    """Return the layout of the rows that `rows_of` yields."""
-    return _narrowed(manifest_of(folder, facts).layout, facts)
-
-
 def _narrowed(layout: Layout, facts: Facts) -> Layout:
     layout = _without(layout, facts)
     if (columns := columns_of(facts)) is None:
@@ -151,8 +148,7 @@ def check_files(folder: Path, facts: Facts) -> None:
 def check_rows(folder: Path, facts: Facts, layout: Layout | None = None) -> None:
     """Raise a CheckpointError if a record of frozen rows is not as it was written, or not of the layout."""
     with named(folder, folder):
-        layout = layout or _narrowed(manifest_of(folder, facts).layout, facts)
-        deque(rows_of(OsFiles(), FrozenPart(facts), layout, folder), maxlen=0)
+        deque(rows_of(FrozenPart(facts), folder, layout), maxlen=0)
 
 
 def keys_of(folder: Path, facts: Facts) -> list[NDArray[np.int64]]:
@@ -172,20 +168,26 @@ def take(
         if part.shard is None and not manifest.resident and columns_of(part.facts) is None:
             _share(files, manifest, folder, logs, added)
         else:
-            laid.append(rows_of(files, part, layout, folder))
-    for pairs in laid:
-        _append(logs, layout, pairs, folder, added)
+            laid.append(rows_of(part, folder, layout))
+    before = set(all_logs.paths(logs))
+    try:
+        for keys, rows in chain(*laid):
+            log = logs[layout.kind(keys, rows)]
+            if (beyond := log.index.beyond(keys)) is not None:
+                raise CheckpointError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
+            log.append(keys, rows.reshape(-1).view(np.uint32))
+    finally:
+        added += [path for path in all_logs.paths(logs) if path not in before]
 
 
-def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Pairs:
+def rows_of(part: FrozenPart, folder: Path, layout: Layout | None = None) -> Pairs:
     """Yield the rows of a part that are to be taken, in the order in which later ones replace earlier ones."""
     manifest, columns = manifest_of(folder, part.facts, layout), columns_of(part.facts)
-    layout = manifest.layout
-    resident = [keys for entry in manifest.resident or [] for keys, _ in _scan(files, layout, folder, entry)]
+    resident = [keys for entry in manifest.resident or [] for keys, _ in _scan(manifest, folder, entry)]
     known = np.sort(np.concatenate([*resident, [-1]])) if resident else None
     for entry in manifest.segments:
-        for keys, words in _scan(files, layout, folder, entry):
-            if (at := layout.stranger(keys, entry.record)) >= 0:
+        for keys, words in _scan(manifest, folder, entry):
+            if (at := manifest.layout.stranger(keys, entry.record)) >= 0:
                 raise CheckpointError(
                     f"{folder / entry.name}.keys: key {keys[at]} does not fit: use another checkpoint"
                 )
@@ -201,11 +203,9 @@ def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> P
                     yield keys[own], np.ascontiguousarray(rows[own, begin : begin + width])
 
 
-def _scan(
-    files: OsFiles, layout: Layout, folder: Path, entry: SegmentEntry
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint32]]]:
+def _scan(manifest: Manifest, folder: Path, entry: SegmentEntry) -> Iterator[tuple[NDArray[np.int64], Any]]:
     manifests.check_sizes(folder, entry.files())
-    log = Log(folder, entry.record, files, Gate(), layout)
+    log = Log(folder, entry.record, OsFiles(), Gate(), manifest.layout)
     try:
         yield from log.scan(entry)
     finally:
@@ -215,7 +215,7 @@ def _scan(
 def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], added: list[Path]) -> None:
     for entry in manifest.segments:
         if manifests.is_shorter(logs[0].folder, entry):
-            deque(_scan(files, manifest.layout, folder, entry), maxlen=0)  # before it replaces what the store may need
+            deque(_scan(manifest, folder, entry), maxlen=0)  # before it replaces what the store may need
         else:
             manifests.check_sizes(folder, entry.files())
     manifests.take_over(files, manifest.segments, folder, logs[0].folder, added)
@@ -225,18 +225,6 @@ def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], ad
         for segment in log.segments.values():
             if segment.name in names:
                 log.check(segment)
-
-
-def _append(logs: list[Log], layout: Layout, pairs: Pairs, folder: Path, added: list[Path]) -> None:
-    before = set(all_logs.paths(logs))
-    try:
-        for keys, rows in pairs:
-            log = logs[layout.kind(keys, rows)]
-            if (beyond := log.index.beyond(keys)) is not None:
-                raise CheckpointError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
-            log.append(keys, rows.reshape(-1).view(np.uint32))
-    finally:
-        added += [path for path in all_logs.paths(logs) if path not in before]
 
 
 @contextmanager

@@ -34,14 +34,12 @@ Shape = NDArray[np.int64]
 
 @kernel
 def _number(key: Number, base: NDArray[np.int64]) -> Number:
-    """Return the number of a row among the rows of all tables, or the key itself if their sizes are not known."""
-    return base[key >> ROW_BITS] + (key & (MAX_ROWS - 1)) if base.size else key
+    """Return the number of a row among the rows of all tables."""
+    return base[key >> ROW_BITS] + (key & (MAX_ROWS - 1))
 
 
 @kernel
 def _is_row(key: Number, base: NDArray[np.int64]) -> Number:
-    if base.size == 0:
-        return True
     table, row = key >> ROW_BITS, key & (MAX_ROWS - 1)
     return 0 <= table < base.size - 1 and row < base[table + 1] - base[table]
 
@@ -268,13 +266,11 @@ class _Table:
 class KeyIndex:
     """The position of each key. Not thread-safe: the gate makes threads take turns."""
 
-    def __init__(self, rows: Mapping[int, int] | None = None) -> None:
-        self._rows = rows or {}
-        self._base, self._bits = np.empty(0, np.int64), 64
-        if rows is not None:
-            each = [rows.get(table, 0) for table in range(max(rows) + 1)]
-            self._base = np.concatenate([[0], np.cumsum(each)]).astype(np.int64)
-            self._bits = max(1, (int(self._base[-1]) - 1).bit_length())
+    def __init__(self, rows: Mapping[int, int]) -> None:
+        self._rows = rows
+        each = [rows.get(table, 0) for table in range(max(rows, default=-1) + 1)]
+        self._base = np.cumsum([0, *each], dtype=np.int64)
+        self._bits = max(1, (int(self._base[-1]) - 1).bit_length())
         self._count = np.zeros(1, np.int64)
         self._least_kept = 16
         kept = self._keeps(_FIRST)
@@ -283,18 +279,6 @@ class KeyIndex:
     @property
     def count(self) -> int:
         return int(self._count[0])
-
-    @property
-    def nbytes(self) -> int:
-        return (self._table.kept // 8 + 4) * self._room
-
-    @property
-    def _size(self) -> int:
-        return int(self._table.shape[_SIZE])
-
-    @property
-    def _room(self) -> int:
-        return int(self._table.shape[_ROOM])
 
     def _limit(self, kept: int, size: int) -> int:
         """Return how far a key may be from its share so that the kept bits still tell nearby hashes apart."""
@@ -316,12 +300,13 @@ class KeyIndex:
 
     def reserve(self, n_more: int) -> None:
         need = self.count + n_more
-        if need > self._size * _FULL:
+        if need > self._table.shape[_SIZE] * _FULL:
             self._grow(int(need / _AFTER_GROWTH) + 1)
-        at_end = self._table.arrays[1][max(0, self._room - n_more - 1) : self._room].any()
-        if at_end or self._room <= self._size + n_more:
+        size, room = self._table.shape[:_BITS].tolist()
+        at_end = self._table.arrays[1][max(0, room - n_more - 1) : room].any()
+        if at_end or room <= size + n_more:
             more = _PAD + n_more  # all of them may belong at the end
-            self._table.reserve(self._room + more)
+            self._table.reserve(room + more)
             self._table.shape[_ROOM] += more
 
     def _grow(self, size: int) -> None:
@@ -331,13 +316,14 @@ class KeyIndex:
                 f"{self.count:,} rows are the maximum for records of one size: give some of the tables another dim"
             )
         table, found = self._table, np.empty(3, np.int64)
-        starts = np.empty(-(-self._room // _BLOCK), np.int64)
+        before = int(table.shape[_ROOM])
+        starts = np.empty(-(-before // _BLOCK), np.int64)
         _survey(*table.arrays, size, _BLOCK, starts, found)
         after, farthest, back = found.tolist()
         kept = self._keeps(size)
         while farthest > self._limit(kept, size):
             kept *= 2
-        room = max(after, size, self._room - _PAD) + _PAD  # `after` is counted, since keys need not be random
+        room = max(after, size, before - _PAD) + _PAD  # `after` is counted, since keys need not be random
         shape = self._shape(kept, size, room)
         if kept == table.kept and not back:
             table.reserve(room)
@@ -370,7 +356,7 @@ class KeyIndex:
             if done == keys.size:
                 return
             self._least_kept = 2 * self._table.kept
-            self._grow(self._size)
+            self._grow(int(self._table.shape[_SIZE]))
 
 
 def named(key: int) -> str:

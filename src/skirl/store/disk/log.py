@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
 from skirl.store.disk.segment import Segment, SegmentEntry, begin, check_header, stride
 from skirl.store.gate import Gate
+from skirl.tools.threads import Threads, run
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
@@ -22,6 +22,7 @@ _SHARE = 32  # a segment holds one part in this many of the rows, and that is ho
 _PIECE = 4096  # records read at a time when all are read
 _BUFFER = 256 << 10  # bytes of records that are written in one call
 _MANY = 8  # number of small segments that are worth merging into one
+_readers = Threads()
 
 
 class Log:
@@ -38,7 +39,7 @@ class Log:
     ) -> None:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
-        self.index = KeyIndex(rows)
+        self.index = KeyIndex(layout.rows_of(record, rows))
         self._layout = layout
         self.stride = stride(record)
         self._words = self.stride // 4 - 1
@@ -71,9 +72,6 @@ class Log:
     def dead(self) -> list[Segment]:
         return [s for s in self.segments.values() if not self.live[s.slot] and s is not self.active]
 
-    def used(self, segment: Segment) -> float:
-        return float(self.live[segment.slot] / max(1, self.ends[segment.slot]))
-
     def entries(self) -> list[SegmentEntry]:
         """Return what a manifest says about this log: its present content, without dead segments."""
         out: list[SegmentEntry] = []
@@ -87,15 +85,18 @@ class Log:
     # Reading
 
     def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows | Words) -> None:
-        """Copy the rows at `positions` to `out`, skipping positions of -1."""
-        bad = records.gather(self._handles, self._ids, self._words, positions, keys, out.reshape(-1).view(np.uint32))
-        if bad >= 0:
-            position = int(positions[bad])
-            self._explain(self.segments[position >> INDEX_BITS], position & records.INDEX_MASK, int(keys[bad]))
-
-    def _explain(self, segment: Segment, index: int, key: int) -> None:
-        """Raise an Unusable that says why a record could not be read."""
-        what = f"{segment.rows_path}: record {index}, {named(key)},"
+        """Copy the rows at `positions` to `out`, skipping positions of -1. Raise an Unusable if one cannot be read."""
+        order = np.flatnonzero(positions >= 0)
+        order = order[np.argsort(positions[order])]
+        trouble, flat = np.zeros(1, np.int64), out.reshape(-1).view(np.uint32)
+        arrays = self._handles, self._ids, self._words, order, positions, keys, flat, trouble
+        threads = max(1, min(records.READERS, order.size // records.FEW))
+        run(records.gather, order.size, *arrays, threads=threads, pool=_readers)
+        if not trouble[0]:
+            return
+        row = int(trouble[0]) - 1
+        segment, index = self.segments[positions[row] >> INDEX_BITS], int(positions[row]) & records.INDEX_MASK
+        what = f"{segment.rows_path}: record {index}, {named(keys[row])},"
         at = HEADER + index * self.stride
         try:
             size = len(self._files.read(segment.rows.number, self.stride, at))
@@ -107,19 +108,25 @@ class Log:
 
     def keys_from(self, segment: Segment, start: int) -> tuple[Keys, int]:
         stop = min(start + MOST_PLACED, int(self.ends[segment.slot]))
-        with self._opened(segment.keys_path) as file:
-            keys = self._keys(segment, file.number, start, stop)
+        keys = self._keys(segment, start, stop)
         keys = keys[self.index.standing(keys, segment.slot << INDEX_BITS | start)]
         return keys, stop if stop < self.ends[segment.slot] else 0
 
-    def _opened(self, path: Path) -> Handle:
-        return Handle(self._files, lambda: self._files.open(path))
-
-    def _keys(self, segment: Segment, file: int, start: int, stop: int) -> Keys:
-        data = self._files.read(file, 8 * (stop - start), HEADER + 8 * start)
+    def _keys(self, segment: Segment, start: int, stop: int) -> Keys:
+        with self._files.opened(segment.keys_path) as file:
+            data = self._files.read(file.number, 8 * (stop - start), HEADER + 8 * start)
         if len(data) < 8 * (stop - start):
             raise Unusable(f"{segment.keys_path} was cut short at {HEADER + 8 * start + len(data):,} bytes")
         return np.frombuffer(data, np.int64)
+
+    def _all_keys(self, segment: Segment, count: int, keys_hash: int) -> Keys:
+        """Read the keys of a segment that this process may not have written. Raise an Unusable that names any damage."""
+        with self._files.opened(segment.keys_path) as file:
+            check_header(self._files, file.number, segment.keys_path, self.record, int(segment.name, 16))
+        keys = self._keys(segment, 0, count)
+        if int(records.hash_keys(keys, np.uint64(0))) != keys_hash:
+            raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
+        return keys
 
     def _rows(self, segment: Segment, indices: np.ndarray, keys: Keys) -> Words:
         rows = np.empty(keys.size * self._words, np.uint32)
@@ -128,23 +135,14 @@ class Log:
 
     def records_of(self, segment: Segment) -> Iterator[tuple[Keys, Words]]:
         """Yield keys and flat rows of all records, garbage included, in order. Raise an Unusable that names any damage."""
-        id = int(self._ids[segment.slot])
-        with self._opened(segment.keys_path) as keys_file:
-            check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
-            check_header(self._files, keys_file.number, segment.keys_path, self.record, id)
-        keys = self._all_keys(segment)
-        if int(records.hash_keys(keys, np.uint64(0))) != int(self._sums[segment.slot]):
-            raise Unusable(_other_keys(segment))
+        check_header(self._files, segment.rows.number, segment.rows_path, self.record, int(segment.name, 16))
+        keys = self._all_keys(segment, int(self.ends[segment.slot]), int(self._sums[segment.slot]))
         for start in range(0, keys.size, _PIECE):
             some = keys[start : start + _PIECE]
             yield some, self._rows(segment, start + np.arange(some.size), some)
 
     def check(self, segment: Segment) -> None:
         deque(self.records_of(segment), maxlen=0)
-
-    def _all_keys(self, segment: Segment) -> Keys:
-        with self._opened(segment.keys_path) as file:
-            return self._keys(segment, file.number, 0, int(self.ends[segment.slot]))
 
     # Writing
 
@@ -214,7 +212,7 @@ class Log:
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
         """Append a segment's live rows again, some at a time. Yield how many records each piece covered."""
-        every = self._all_keys(segment)
+        every = self._keys(segment, 0, int(self.ends[segment.slot]))
         for start in range(0, every.size, _PIECE):
             keys = every[start : start + _PIECE]
             picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
@@ -230,10 +228,11 @@ class Log:
             end = int(self.ends[segment.slot])
             if segment.synced < end and self.live[segment.slot]:
                 try:
-                    if segment.keys.is_open:  # a new descriptor is not told of a lost write that another was told of
+                    # A new descriptor is not told of a lost write that another was told of.
+                    if segment.keys.number >= 0:
                         self._files.sync(segment.keys.number)
                     else:
-                        with self._opened(segment.keys_path) as file:
+                        with self._files.opened(segment.keys_path) as file:
                             self._files.sync(file.number)
                     self._files.sync(segment.rows.number)
                 except BaseException:
@@ -266,13 +265,14 @@ class Log:
 
     def _registered(self, entry: SegmentEntry) -> Segment:
         """Open a segment that an earlier process wrote, without its keys."""
-        paths = [self.folder / name for name in entry.files()]
-        for name, size in entry.least().items():
-            if (found := _size(self.folder / name)) < size:
-                raise Unusable(f"{self.folder / name} has {found:,} bytes, {size:,} were written")
+        paths, behind = [self.folder / name for name in entry.files()], 0
+        for path, size in zip(paths, entry.least().values(), strict=True):
+            if (found := _size(path)) < size:
+                raise Unusable(f"{path} has {found:,} bytes, {size:,} were written")
+            behind += found - size
         slot = next(slot for slot in range(SLOTS) if slot not in self.segments)
-        rows, keys = self._opened(paths[0]), Handle(self._files)
-        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1)
+        rows, keys = self._files.opened(paths[0]), Handle(self._files)
+        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, behind=behind)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
         return segment
@@ -286,11 +286,7 @@ class Log:
     def load(self, entry: SegmentEntry) -> None:
         """Load a segment that an earlier process wrote. Call it in the order of the log."""
         segment = self._registered(entry)
-        with self._opened(segment.keys_path) as file:
-            check_header(self._files, file.number, segment.keys_path, self.record, entry.id)
-            keys = self._keys(segment, file.number, 0, entry.count)
-        if int(records.hash_keys(keys, np.uint64(0))) != entry.keys_hash:
-            raise Unusable(_other_keys(segment))
+        keys = self._all_keys(segment, entry.count, entry.keys_hash)
         if (at := self._layout.stranger(keys, self.record)) >= 0:
             raise Unusable(f"{segment.keys_path} is damaged: {named(keys[at])} has no such records")
         if (beyond := self.index.beyond(keys)) is not None:
@@ -299,20 +295,15 @@ class Log:
             some = keys[start : start + MOST_PLACED]
             self.index.reserve(some.size)
             self.index.place(some, segment.slot << INDEX_BITS | start, self.ends, self.live, self._sums)
-        segment.behind = sum(map(_size, (segment.rows_path, segment.keys_path))) - sum(entry.least().values())
 
     def trim(self) -> None:
         """Cut off what an earlier process left after the last records, unless a newer frozen state shares the file."""
         for segment in self.segments.values():
             if segment.behind and not (_shared(segment.rows_path) or _shared(segment.keys_path)):
                 for path, size in ((segment.rows_path, self.stride), (segment.keys_path, 8)):
-                    with Handle(self._files, partial(self._files.open, path, writable=True)) as file:
+                    with self._files.opened(path, writable=True) as file:
                         self._files.truncate(file.number, HEADER + int(self.ends[segment.slot]) * size)
                 segment.behind = 0
-
-
-def _other_keys(segment: Segment) -> str:
-    return f"{segment.keys_path} is damaged: its keys are not those that were written"
 
 
 def _shared(path: Path) -> bool:
@@ -324,11 +315,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         raise Unusable(f"{path} is missing") from None
-
-
-def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
-    of_kinds = zip(layout.kinds, layout.rows_by_kind(rows))
-    return [Log(folder, record, files, gate, layout, of) for record, of in of_kinds]
 
 
 def load(logs: list[Log], manifest: Manifest) -> None:
@@ -401,7 +387,7 @@ class Cleaner:
     def _clean_some(self) -> int | None:
         if self._cleaning is None:
             victims = [
-                (log.used(s), s.ordinal, s, log)
+                (log.live[s.slot] / log.ends[s.slot], s.ordinal, s, log)
                 for log in self._logs
                 for s in log.segments.values()
                 if s is not log.active and log.live[s.slot]

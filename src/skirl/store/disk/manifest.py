@@ -117,7 +117,7 @@ def take_over(
             if later is None:
                 files.share(old, new)
             elif not files.linked(old, new):
-                later.append((Handle(files, lambda old=old: files.open(old)), new))
+                later.append((files.opened(old), new))
 
 
 def is_shorter(folder: Path, entry: SegmentEntry) -> bool:

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from skirl.tools.os_errors import why
 
@@ -110,6 +109,9 @@ class OsFiles:
 
     # Built from the calls above.
 
+    def opened(self, path: Path, *, writable: bool = False) -> "Handle":
+        return Handle(self, lambda: self.open(path, writable=writable))
+
     def put(self, path: Path, data: bytes) -> None:
         """Create a file with this content, which is durable once its folder is synced."""
         with Handle(self, lambda: self.create(path)) as file:
@@ -151,7 +153,7 @@ class OsFiles:
     def share(self, old: Path, new: Path) -> None:
         """Make a hard link if the file system can, else a copy. An existing file is replaced as by `linked`."""
         if not self.linked(old, new):
-            with Handle(self, lambda: self.open(old)) as source:
+            with self.opened(old) as source:
                 self.copy_of(source.number, new)
 
 
@@ -167,10 +169,6 @@ class Handle:
         if opened is not None:
             self.number = opened()
 
-    @property
-    def is_open(self) -> bool:
-        return self.number >= 0
-
     def close(self) -> None:
         number, self.number = self.number, -1
         if number >= 0:
@@ -179,16 +177,12 @@ class Handle:
     def __enter__(self) -> "Handle":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        number, self.number = self.number, -1
-        if number >= 0:
-            with suppress(OSError):
-                self._files.close(number)
+        with suppress(OSError):
+            self.close()
 
 
 def _draft_of(path: Path) -> Path:

@@ -11,7 +11,6 @@ from numba import config, types
 from numpy.typing import NDArray
 
 from skirl.tools.jit import kernel
-from skirl.tools.threads import Threads, run
 
 HEADER = 64
 """Number of bytes of a file before its first record or key."""
@@ -22,9 +21,9 @@ INDEX_MASK = (1 << INDEX_BITS) - 1
 
 READERS = 16
 """Number of threads that read at once. From this project's test disk, 8 read a fifth fewer rows a second; 32, no more."""
+FEW = 256  # rows that one thread reads faster than it wakes another
 _RUN = 64 << 10  # most bytes read in one call
 _GAP = 2048  # unneeded bytes that are cheaper to read than a second call is
-_FEW = 256  # rows that one thread reads faster than it wakes another
 
 Words = NDArray[np.uint32]
 Keys = NDArray[np.int64]
@@ -105,7 +104,7 @@ else:
 
 
 @kernel
-def _gather(
+def gather(
     files: NDArray[np.int32],
     segments: NDArray[np.uint64],
     width: int,
@@ -148,25 +147,3 @@ def _gather(
             for w in range(width):
                 out[row * width + w] = buffer[at + w]
         i = j
-
-
-def gather(
-    files: NDArray[np.int32],
-    segments: NDArray[np.uint64],
-    width: int,
-    positions: NDArray[np.int64],
-    keys: Keys,
-    out: Words,
-) -> int:
-    """Read the rows at `positions` (-1: none) to flat `out`. Return the index of a damaged or unreadable row, or -1."""
-    order = np.flatnonzero(positions >= 0)
-    order = order[np.argsort(positions[order])]
-    trouble = np.zeros(1, np.int64)
-    threads = max(1, min(READERS, order.size // _FEW))
-    run(
-        _gather, order.size, files, segments, width, order, positions, keys, out, trouble, threads=threads, pool=_readers
-    )  # fmt: skip
-    return int(trouble[0]) - 1
-
-
-_readers = Threads()

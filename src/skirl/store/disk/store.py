@@ -118,7 +118,8 @@ class DiskStore(Store):
         self._remove_strangers()
 
     def _empty(self) -> list[Log]:
-        return all_logs.empty(self.path, self.layout, self._files, self._gate, self._rows)
+        layout = self.layout
+        return [Log(self.path, record, self._files, self._gate, layout, self._rows) for record in layout.kinds]
 
     def _set_logs(self, logs: list[Log]) -> None:
         self._logs, self._cleaner = logs, Cleaner(logs, self._share, self._point)
@@ -187,10 +188,6 @@ class DiskStore(Store):
                     ordinal = segment.ordinal if start else segment.ordinal + 1
                 if keys.size:
                     yield keys
-
-    @property
-    def bytes_on_disk(self) -> int:
-        return self._cleaner.held
 
     # Durable points
 
@@ -266,8 +263,6 @@ class DiskStore(Store):
         """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
         self._check_open()
         with self._writing, explained(self.path), frozen.named(saved.folder, self.path):
-            for part in saved.parts:
-                frozen.manifest_of(saved.folder, part.facts, self.layout)
             logs, added, header = self._empty(), list[Path](), self.path / NAME
             before = header.read_bytes()
             try:

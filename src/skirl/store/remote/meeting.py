@@ -70,15 +70,8 @@ class Meeting:
         from torch.distributed import PrefixStore, TCPStore
 
         try:
-            self.store = TCPStore(
-                address.host,
-                address.port,
-                None,
-                keep,
-                timedelta(seconds=seconds),
-                wait_for_workers=False,
-                master_listen_fd=listening,
-            )
+            where, limit = (address.host, address.port, None, keep), timedelta(seconds=seconds)
+            self.store = TCPStore(*where, limit, wait_for_workers=False, master_listen_fd=listening)
         except RuntimeError as error:
             raise NodeError(
                 f"{address} answers but is not a node of skirl ({str(error).partition(chr(10))[0][:120]}): name the address "

@@ -65,19 +65,11 @@ class Node:
 
     def _start(self, ask: dict[str, Any]) -> None:
         pipe, other_end = self._context.Pipe()
-        task = PartFacts(
-            node=self._meeting.address,
-            address=Address.meeting(ask["meet"]),
-            group=ask["group"],
-            rank=ask["rank"],
-            run=ask["run"],
-            owner=ask["owner"],
-            rows=self._rows,
-            timeout=self._timeout,
-        )
-        process = self._context.Process(
-            target=self._body, args=(other_end, task), name=f"skirl part of owner {task.owner}"
-        )
+        numbers = {name: ask[name] for name in ("group", "rank", "run", "owner")}
+        node, meet = self._meeting.address, Address.meeting(ask["meet"])
+        task = PartFacts(node=node, address=meet, rows=self._rows, timeout=self._timeout, **numbers)
+        name = f"skirl part of owner {task.owner}"
+        process = self._context.Process(target=self._body, args=(other_end, task), name=name)
         process.start()
         other_end.close()
         self.served[task.owner] = Served(task, process, pipe)
@@ -103,9 +95,7 @@ class Node:
                     served.waiting = None
         except (OSError, EOFError):
             gone = True
-        late = (
-            served.waiting and time.monotonic() - served.probed > PROBE + 1
-        )  # it does not even say if its owner lives
+        late = served.waiting and time.monotonic() - served.probed > PROBE + 1  # it does not say if its owner lives
         if gone or late or not served.process.is_alive():
             self._end(served)
 

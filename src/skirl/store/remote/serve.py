@@ -1,7 +1,6 @@
 """`skirl serve`: a memory node, which keeps rows for trainers on other machines."""
 
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.store.remote.meeting import Address, Meeting, hush
+from skirl.tools.interrupts import Signals
 
 
 @dataclass
@@ -36,11 +36,7 @@ class Serve:
         from skirl.store.remote.store import TIMEOUT
         from skirl.tools.units import timeout_of
 
-        signals: list[int] = []
-        before = {
-            n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGTERM, signal.SIGINT)
-        }
-        try:
+        with Signals(once=True) as signals:
             timeout = timeout_of(os.environ, TIMEOUT)
             address = Address.meeting(self.address)
             if self.store != "memory":
@@ -54,16 +50,13 @@ class Serve:
                     else "without passwords or encryption: use networks that you trust"
                 )
                 print(f"skirl serve: {address} keeps rows in {self.store}, {reach}", file=sys.stderr, flush=True)
-                while not signals:
+                while signals.came is None:
                     node.tick()
                     time.sleep(TICK)
                 node.drain()
             finally:
                 node.kill()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        return {"node": str(address), "ended_by": signal.Signals(signals[0]).name}
+        return {"node": str(address), "ended_by": signals.came}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         return {"node": result["node"], "ended by": result["ended_by"]}

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
-from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote import part, rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.tools.units import timeout_of
@@ -90,10 +89,10 @@ class Connection:
 
     def calls(self, method: str, args: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Make several calls at once, wait for all of them even if one fails, and return their results."""
-        began, results, wrong = time.monotonic(), list[Any](), None
+        results, wrong = list[Any](), None
         for future in [self._begin(method, each, self.timeout) for each in args]:
             try:
-                results.append(self._result(method, future, began))
+                results.append(self._result(future))
             except Exception as error:
                 wrong = wrong or error
         if wrong is not None:
@@ -102,46 +101,44 @@ class Connection:
 
     def job(self, method: str, *args: Any) -> Any:
         """Call a method that may take as long as it likes while its part answers other calls."""
-        began, done = time.monotonic(), threading.Event()
+        done = threading.Event()
         future = self._begin(method, args, rpc.FOREVER)
         future.add_done_callback(lambda _: done.set())
-        try:
+        with self._watched():
             while not done.wait(LOOK):
                 rpc.end(rpc.begin(self.name, part.alive, (), self.timeout))
-        except rpc.Failed as error:
-            raise self._failed(method, error, time.monotonic() - began) from None
-        return self._result(method, future, began)
+        return self._result(future)
 
     def _begin(self, method: str, args: tuple[Any, ...], seconds: float) -> Any:
         if self.failure is not None:
             raise NodeError(self.failure)
         if self.closed:
             raise NodeError(f"this process has left the node at {self.address}: make new embeddings")
-        try:
+        with self._watched():
             return rpc.begin(self.name, part.call, (method, *args), seconds)
-        except rpc.Failed as error:
-            raise self._failed(method, error, 0.0) from None
 
-    def _result(self, method: str, future: Any, began: float) -> Any:
-        try:
+    def _result(self, future: Any) -> Any:
+        with self._watched():
             kind, value = rpc.end(future)
-        except rpc.Failed as error:
-            raise self._failed(method, error, time.monotonic() - began) from None
         if kind == "error":
             raise rpc.raised(value, str(self.address))
         return value
 
-    def _failed(self, method: str, error: rpc.Failed, seconds: float) -> NodeError:
-        """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
-        if self.failure is None:
-            late = str(error) == rpc.LATE
-            how = f"has not answered within {self.timeout:g} s" if late else "is gone"
-            self.failure = (
-                f"the node at {self.address} {how}: start it again (what it printed last may say why it ended), and go "
-                "on from the run's last checkpoint, if it has one"
-            )
-            log.debug("%s after %.1f s: %s: %s", method, seconds, self.failure, error)
-        return NodeError(self.failure)
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Once a call fails in such a block, make every later one fail, because it is unknown what the node has done."""
+        try:
+            yield
+        except rpc.Failed as error:
+            if self.failure is None:
+                late = str(error) == rpc.LATE
+                how = f"has not answered within {self.timeout:g} s" if late else "is gone"
+                self.failure = (
+                    f"the node at {self.address} {how}: start it again (what it printed last may say why it ended), and go "
+                    "on from the run's last checkpoint, if it has one"
+                )
+                log.debug("%s: %s", self.failure, error)
+            raise NodeError(self.failure) from None
 
 
 def leave() -> None:
@@ -258,8 +255,6 @@ class RemoteStore(Store):
     def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
         """The node reads the files twice: it changes its rows only once `ready` has returned."""
         self._check_open()
-        for each in saved.parts:
-            manifest_of(saved.folder, each.facts, self.layout)
         where = str(saved.folder.absolute())
         self._node.job("check", self._number, where, [each.facts for each in saved.parts])
         ready()
