@@ -94,9 +94,9 @@ class Channel(ABC):
     for: in errors, and in an exchange also on the wire.
     """
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
-        self.name, self.rank, self.size = name, rank, size
-        self.counters = ChannelTraffic([0] * size, [0] * size)
+    def __init__(self, name: str, peers: "Peers") -> None:
+        self.name, self.peers, self.rank, self.size = name, peers, peers.rank, peers.size
+        self.counters = ChannelTraffic([0] * self.size, [0] * self.size)
         self.step: int | None = None
         """The step that calls are for, as named in errors. None: no step."""
         self._sequence = 0
@@ -104,28 +104,25 @@ class Channel(ABC):
 
     def exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str = "") -> list[NDArray[np.uint8]]:
         """Send a message to each rank and return one from each. Their sizes are sent along."""
-        with self._issue("exchange", tag) as doing, self.timed():
-            return self._exchange(messages, tag, doing)
-
-    def _exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str, doing: str) -> list[NDArray[np.uint8]]:
         import torch
 
-        heads = np.zeros(self.size, HEAD)
-        heads["sequence"], heads["tag"] = self._sequence, tag.encode()[: HEAD["tag"].itemsize]
-        heads["bytes"] = [len(message) for message in messages]
-        ours = torch.from_numpy(heads.view(np.uint8).reshape(self.size, -1))
-        come = torch.empty_like(ours)
-        self._begin(list(come), list(ours), doing)()
-        outs = []
-        for rank, head in enumerate(come.numpy().reshape(-1).view(HEAD)):
-            if (head["sequence"], head["tag"]) != (self._sequence, heads[0]["tag"]):
-                self._fail(
-                    f"rank {rank} is at exchange {head['sequence']} ({head['tag'].decode(errors='replace')}) where rank "
-                    f"{self.rank} is in {doing}: all ranks have to make the same calls in the same order"
-                )
-            outs.append(torch.empty(int(head["bytes"]), dtype=torch.uint8))
-        self._begin(outs, [torch.tensor(message) for message in messages], doing)()
-        return [out.numpy() for out in outs]
+        with self._issue("exchange", tag) as doing, self.timed():
+            heads = np.zeros(self.size, HEAD)
+            heads["sequence"], heads["tag"] = self._sequence, tag.encode()[: HEAD["tag"].itemsize]
+            heads["bytes"] = [len(message) for message in messages]
+            ours = torch.from_numpy(heads.view(np.uint8).reshape(self.size, -1))
+            come = torch.empty_like(ours)
+            self._begin(list(come), list(ours), doing)()
+            outs = []
+            for rank, head in enumerate(come.numpy().reshape(-1).view(HEAD)):
+                if (head["sequence"], head["tag"]) != (self._sequence, heads[0]["tag"]):
+                    self._fail(
+                        f"rank {rank} is at exchange {head['sequence']} ({head['tag'].decode(errors='replace')}) where "
+                        f"rank {self.rank} is in {doing}: all ranks have to make the same calls in the same order"
+                    )
+                outs.append(torch.empty(int(head["bytes"]), dtype=torch.uint8))
+            self._begin(outs, [torch.tensor(message) for message in messages], doing)()
+            return [out.numpy() for out in outs]
 
     def told(self, mine: Any, tag: str) -> list[Any]:
         """Send a JSON value to all ranks, and return the value of each."""
@@ -167,10 +164,10 @@ class Channel(ABC):
     @abstractmethod
     def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait: ...
 
-    @abstractmethod
     def _fail(self, why: str) -> NoReturn:
         """End all ranks: tell the others, and raise a PeerError."""
-        raise NotImplementedError
+        self.peers.fail(why)
+        raise PeerError(why)
 
     @contextmanager
     def _issue(self, verb: str, tag: str) -> Iterator[str]:
@@ -259,7 +256,7 @@ class Alone(Peers):
 
     def __init__(self) -> None:
         super().__init__(0, 1, float("inf"))
-        self.channels.update((name, _ToItself(name, 0, 1)) for name in CHANNELS)
+        self.channels.update((name, _ToItself(name, self)) for name in CHANNELS)
 
     def fail(self, error: BaseException | str) -> None:
         pass
@@ -271,11 +268,5 @@ class Alone(Peers):
 class _ToItself(Channel):
     """A channel that delivers what is sent to the sender."""
 
-    def _exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str, doing: str) -> list[NDArray[np.uint8]]:
-        return [messages[0]]
-
     def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
         return lambda: None
-
-    def _fail(self, why: str) -> NoReturn:
-        raise PeerError(why)

@@ -100,7 +100,7 @@ class ProcessGroups(Peers):
                 name: dist.new_group(backend=on_device if name in ON_DEVICE else "gloo", timeout=longer)
                 for name in CHANNELS
             }
-        self._groups = {name: _Group(self, name, group, on_device) for name, group in groups.items()}
+        self._groups = {name: _Group(name, self, group, on_device) for name, group in groups.items()}
         self.channels.update(self._groups)
         self._processes = self.channel("start").told(this_process(), "who is there")
 
@@ -173,23 +173,25 @@ class _Group(Channel):
     NCCL's consist of such messages, begun together.
     """
 
-    def __init__(self, peers: ProcessGroups, name: str, group: Any, backend: str) -> None:
-        super().__init__(name, peers.rank, peers.size)
-        self._peers, self._group, self._destroyed = peers, group, False
+    peers: ProcessGroups
+
+    def __init__(self, name: str, peers: ProcessGroups, group: Any, backend: str) -> None:
+        super().__init__(name, peers)
+        self._group, self._destroyed = group, False
         self._on_stream = backend == "nccl" and name in ON_DEVICE
 
     def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Wait:
-        if (why := self._peers.over) is not None:
+        if (why := self.peers.over) is not None:
             raise PeerError(why)
         try:
             if self._on_stream:
                 outs[self.rank] = parts[self.rank] = parts[self.rank].new_empty(0)
                 work = dist.all_to_all(outs, parts, group=self._group, async_op=True)
-                return _waiting(self._peers, [(None, work)], doing, on_stream=True)
+                return _waiting(self.peers, [(None, work)], doing, on_stream=True)
             return self._messages(outs, parts, doing)
         except RuntimeError as error:
             log.debug("%s: %r", doing, error)
-            self._peers.lost(doing, 0.0, [])
+            self.peers.lost(doing, 0.0, [])
 
     def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Wait:
         """Begin a message to and from each other rank. Nothing is sent for an empty part."""
@@ -202,11 +204,7 @@ class _Group(Channel):
                 works.append((of, self._group.recv([on_host], of, 0)))
             if parts[to].numel():
                 works.append((to, self._group.send([parts[to].cpu()], to, 0)))
-        return _waiting(self._peers, works, doing, late)
-
-    def _fail(self, why: str) -> NoReturn:
-        self._peers.fail(why)
-        raise PeerError(why)
+        return _waiting(self.peers, works, doing, late)
 
     def destroy(self) -> None:
         if not self._destroyed and dist.is_initialized():
