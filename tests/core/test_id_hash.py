@@ -6,45 +6,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import KeyedJagged
-from skirl.core.id_hash import hashes_of
-from skirl.core.ids import Ids, capture
+from skirl.core.ids import Hashes, Ids, capture, hashes_of
 from tests.cases import cases
 
 NUMBERS = st.integers(0, 3) | st.integers(0, 2**48 - 1)
 
 
 @st.composite
-def batches(draw) -> tuple[dict[str, list[list[int]]], int]:
+def batches(draw) -> dict[str, list[list[int]]]:
     samples = draw(st.integers(0, 4))
     bags = st.lists(st.lists(NUMBERS, max_size=4), min_size=samples, max_size=samples)
-    return draw(st.dictionaries(st.sampled_from("abc"), bags, min_size=1)), samples
+    return draw(st.dictionaries(st.sampled_from("abc"), bags, min_size=1))
 
 
-def jagged(bags: dict[str, list[list[int]]], dtype: torch.dtype = torch.int64) -> KeyedJagged:
-    values = [id for bag in bags.values() for ids in bag for id in ids]
-    lengths = [len(ids) for bag in bags.values() for ids in bag]
-    return KeyedJagged(list(bags), torch.tensor(values, dtype=dtype), lengths=torch.tensor(lengths, dtype=torch.int64))
-
-
-def of(ids: KeyedJagged) -> Ids:
-    return capture(ids, ())
+def hashes(ids: KeyedJagged) -> Hashes:
+    return hashes_of(capture(ids, ()))
 
 
 @cases(150)
 @given(one=batches(), other=batches())
 def test_equal_hashes_mean_equal_bags(one, other):
-    mine, theirs = hashes_of(of(jagged(one[0]))), hashes_of(of(jagged(other[0])))
+    mine, theirs = hashes(KeyedJagged.of_bags(one)), hashes(KeyedJagged.of_bags(other))
     for name in mine.keys() & theirs.keys():
-        assert (mine[name][0] == theirs[name][0]) == (one[0][name] == other[0][name])
+        assert (mine[name][0] == theirs[name][0]) == (one[name] == other[name])
 
 
 @cases(50)
 @given(batch=batches())
 def test_a_part_and_another_order_of_features_have_the_same(batch):
-    ids = jagged(batch[0])
-    whole = hashes_of(of(ids))
+    ids = KeyedJagged.of_bags(batch)
+    whole = hashes(ids)
     for names in (sorted(whole, reverse=True), sorted(whole)[:1]):
-        assert hashes_of(of(ids.select(names))) == {name: whole[name] for name in names}
+        assert hashes(ids.select(names)) == {name: whole[name] for name in names}
 
 
 def test_batches_that_differ_in_one_id_differ():
@@ -67,5 +60,5 @@ def test_batches_that_differ_in_one_id_differ():
 def test_weights_have_one_of_their_own(weights):
     ids = KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2]), weights=torch.tensor(weights))
     plain = KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2]), weights=torch.tensor([0.25, 0.5]))
-    mine, theirs = hashes_of(of(ids))["a"], hashes_of(of(plain))["a"]
+    mine, theirs = hashes(ids)["a"], hashes(plain)["a"]
     assert mine[0] == theirs[0] and (mine[1] == theirs[1]) == (weights == [0.25, 0.5])

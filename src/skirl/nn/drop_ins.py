@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged
 from skirl.core.groups import RowOptimizers
-from skirl.core.id_hash import hashes_of
-from skirl.core.ids import capture
+from skirl.core.ids import capture, hashes_of
 from skirl.core.initial import Initial, Normal
 from skirl.core.tables import Table
 from skirl.engine.access import put_weight
