@@ -21,7 +21,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.engine.work import Counters, State
-from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
+from skirl.nn.current_step import CurrentStep, StepByStep, Ticket
 from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Lookup, Output, shaped, uncompiled
 from skirl.store import Store
@@ -118,7 +118,7 @@ class Collection(nn.Module):
         return Part(self, features, pooled)
 
     @property
-    def lookahead(self) -> Loop | None:
+    def lookahead(self) -> Any:
         """The lookahead over these embeddings, while it is open."""
         return self.current.loop
 
@@ -292,7 +292,7 @@ class Collection(nn.Module):
         self.current.work = None
         self.alone.forget()
 
-    def opened(self, loop: Loop | None) -> None:
+    def opened(self, loop: Any) -> None:
         self.current.opened(loop)
         self.alone.forget()
 

@@ -1,9 +1,9 @@
 """The step that a collection is in: its forwards, backwards and micro-batches, and how it comes without a lookahead."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,25 +22,6 @@ from skirl.oracle.options import Plan
 from skirl.tools.interrupts import uninterrupted
 
 log = logging.getLogger("skirl")
-
-
-class Loop(Protocol):
-    """What brings steps one after the other: a lookahead."""
-
-    sparse: Callable[[Any], Sparse]
-    """Returns a batch's ids."""
-
-    @property
-    def iterating(self) -> bool: ...
-
-    def settle(self) -> None:
-        """End the step in the loop, so that rows are as after it."""
-
-    def drain(self) -> None:
-        """Wait until rows that have left the cache are in the store."""
-
-    def close(self) -> None:
-        """End the pass and let the embeddings go."""
 
 
 _OTHERS = (
@@ -122,7 +103,8 @@ class CurrentStep:
     def __init__(self, engine: Engine, pack: Pack, optimizer: TorchHandle, anchor: Tensor, grad_scaler: Any) -> None:
         self.engine = engine
         self.pack = pack
-        self.loop: Loop | None = None
+        self.loop: Any = None
+        """The lookahead that brings the steps, while it is open."""
         self.work: Work | None = None
         self.micro = 0
         self.out: Any = None
@@ -133,7 +115,7 @@ class CurrentStep:
         self.grad_scaler: Any = grad_scaler
         self._told = False
 
-    def opened(self, loop: Loop | None) -> None:
+    def opened(self, loop: Any) -> None:
         """Called by a lookahead that begins; with `None` when it ends."""
         if loop is not None and self.loop is not None:
             raise RuntimeError(
