@@ -175,8 +175,6 @@ class TrainerShare:
 
     def of_first(self, work: Callable[[], T], tag: str) -> T:
         """Do work on the first trainer and return its result on all. An error of it is raised on all."""
-        if self.alone:
-            return work()
         votes = Votes(self.peers)
         return votes.told(votes.agreed(lambda: work() if self.first else None, tag), tag)[0]
 
@@ -215,8 +213,6 @@ class TrainerShare:
 
     def total(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The counts with each whole number summed over all trainers."""
-        if self.alone:
-            return counts
         names = [name for name, count in counts.items() if isinstance(count, int)]
         come = self.exchange([np.array([counts[name] for name in names], np.int64)])
         sums = np.sum([part for (part,) in come], axis=0).tolist()

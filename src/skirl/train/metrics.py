@@ -168,8 +168,7 @@ class Evaluation:
         self.best: float | None = None  # the least log loss
         self.best_step = 0
         self.since = 0  # evaluations since the best one
-        self.seconds = 0.0  # of all evaluations in this process
-        self.last_seconds = 0.0
+        self.seconds = 0.0  # of the last one
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether to evaluate after this step, but never twice after the same one."""
@@ -194,8 +193,7 @@ class Evaluation:
                 f"{self.scores.samples:,}",
             )
             self.best, self.since = None, 0
-        self.step, self.scores = step, scores
-        self.seconds, self.last_seconds = self.seconds + seconds, seconds
+        self.step, self.scores, self.seconds = step, scores, seconds
         loss = math.inf if scores.logloss is None or math.isnan(scores.logloss) else scores.logloss
         if self.best is None or loss < self.best:
             self.best, self.best_step, self.since = loss, step, 0

@@ -205,7 +205,7 @@ class RunFolder:
         if last or step % self.every == 0:
             self.write(self._since.line(batches, meter) | {"lr": rates["rows"], "dense_lr": rates["dense"]})
         if evaluation.step == step:
-            line = {"kind": "eval", "step": step, "seconds": evaluation.last_seconds}
+            line = {"kind": "eval", "step": step, "seconds": evaluation.seconds}
             self.write(line | evaluation.result())
 
     def write(self, line: dict[str, Any]) -> None:
