@@ -227,7 +227,8 @@ def read_config(
             raise ValueError(
                 f"{path} is of a sweep: use `skirl sweep --config {path}`, or name the folder of a variant"
             )
-        found = {name: value for name, value in found["flags"].items() if name not in of_one_run(train)}
+        writes = {n for n, flag in train.items() if flag.group in ("save", "output")} - {"from_", "log_every"}
+        found = {name: value for name, value in found["flags"].items() if name not in writes}  # to the same places
     values = {}
     for key, value in found.items():
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
@@ -250,11 +251,6 @@ def read_config(
             hint = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")
     return values
-
-
-def of_one_run(flags: Mapping[str, Flag]) -> set[str]:
-    """Return the flags that a repetition of a run does not take from its folder, lest it write to the same places."""
-    return {n for n, flag in flags.items() if flag.group in ("save", "output") and n not in ("from_", "log_every")}
 
 
 def _parsed(path: Path) -> dict[str, Any]:

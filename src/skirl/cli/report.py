@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import BEST
-from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
+from skirl.cli.show import SCORES, Chart, ShowFlags, columns, facts, scores, write_page
 from skirl.tools.flags import flags_of, option
 from skirl.tools.units import clock, figure, size
 from skirl.train.resume import shown, told
@@ -201,9 +201,8 @@ def _details(config: Mapping[str, Any], run: Mapping[str, Any], evaluations: Seq
 
     times = [("seconds", "", "of them while the loop waited")]
     times += [(name, f"{s:,.2f}", f"{run['blame'].get(name, 0.0):,.2f}") for name, s in run["busy"].items() if s]
-    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
-    tests = [("step", *names.values())]
-    tests += [(f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in names)) for e in evaluations]
+    tests = [("step", *SCORES.values())]
+    tests += [(f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in SCORES)) for e in evaluations]
     usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
     changed = {n: shown(v) for n, v in config["flags"].items() if n not in usual or v != usual[n]}
     return {

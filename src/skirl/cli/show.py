@@ -80,9 +80,11 @@ def columns(lines: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> str:
     )
 
 
+SCORES = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+
+
 def scores(result: Mapping[str, Any], prefix: str = "") -> str:
-    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
-    found = {text: result[prefix + name] for name, text in names.items() if prefix + name in result}
+    found = {text: result[prefix + name] for name, text in SCORES.items() if prefix + name in result}
     worse = " (worse than predicting the click rate)" if (result.get(f"{prefix}ne") or 0.0) > 1.0 else ""
     lines = [f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items()]
     return ", ".join(line + worse * line.startswith("NE ") for line in lines)
@@ -125,17 +127,15 @@ class Progress:
         self._shown, facts = self._last
         text = " · ".join(f"{name} {value}" for name, value in facts().items())
         self._due = time.monotonic() + EVERY
-        self._print(f"{self._title} {self._shown}{self._of}" + f" · {text}" * bool(text))
-
-    def _print(self, line: str) -> None:
-        if not self._full:
-            try:
-                print(line, file=self._to, flush=True)
-            except OSError as error:  # a log on a full disk: what is done goes on without it
-                if isinstance(error, BrokenPipeError):
-                    raise
-                self._full = True
-                log.warning("progress is not shown any more: %s", why(error))
+        if self._full:
+            return
+        try:
+            print(f"{self._title} {self._shown}{self._of}" + f" · {text}" * bool(text), file=self._to, flush=True)
+        except OSError as error:  # a log on a full disk: what is done goes on without it
+            if isinstance(error, BrokenPipeError):
+                raise
+            self._full = True
+            log.warning("progress is not shown any more: %s", why(error))
 
 
 # Pages
