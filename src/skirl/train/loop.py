@@ -297,8 +297,7 @@ class _Run:
 
     def loop(self, batches: Lookahead, keeper: Keeper, progress: Report) -> tuple[int, str] | None:
         """Train to the end; the step at which numbers were no longer finite and what was not, None where all were."""
-        share, meter, judge, since = self.share, self.meter, self.judge, Since()
-        since.begin(batches, meter)
+        share, meter, judge, since = self.share, self.meter, self.judge, Since(batches, self.meter)
         if judge.stops:
             return None
         first = True

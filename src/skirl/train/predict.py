@@ -86,8 +86,10 @@ def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
 
 
 def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
-    body = folder.read(header)
-    flags = _flags(header, body)
+    body, known = folder.read(header), flags_of(Recipe)
+    if (run := run_of(body)) is None:
+        raise ValueError(f"{header} was saved by another loop than skirl train's: load it there, with skirl.load")
+    flags = {name: value for name, value in run["flags"].items() if name in known}
     device = {"device": chosen.device, "threads": chosen.threads}
     try:
         recipe = _recipe(flags | {name: v for name, v in device.items() if v is not None}, _data(flags, chosen))
@@ -112,14 +114,6 @@ def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
     model, _ = recipe.model_over(embeddings)
     load(header, model=model)
     return SavedRun(header, embeddings.engine.counters.steps, recipe, model, source, look_up, torch.get_num_threads())
-
-
-def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
-    known = flags_of(Recipe)
-    state = run_of(body)
-    if state is None:
-        raise ValueError(f"{header} was saved by another loop than skirl train's: load it there, with skirl.load")
-    return {name: value for name, value in state["flags"].items() if name in known}
 
 
 def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:

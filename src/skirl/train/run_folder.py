@@ -73,10 +73,10 @@ class Lines:
         self._file.close()
 
 
-class TensorBoard:
+class TensorBoard(Lines):
     """A TensorBoard event file. torch's writer has its own thread, whose errors appear as tracebacks, too late to retry."""
 
-    name = "TensorBoard's events"
+    events = "TensorBoard's events"
 
     def __init__(self, folder: Path, begun_at: int) -> None:
         proto = "tensorboard.compat.proto"  # created at import, so type checkers cannot see them
@@ -84,20 +84,18 @@ class TensorBoard:
         self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
         self._event, self._summary = event.Event, summary.Summary
         file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self._file = Lines(folder / file)
+        super().__init__(folder / file)
+        self.name = self.events
         head = [self._of(file_version="brain.Event:2")]
         if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(self._of(step=begun_at + 1, session_log=log))
-        self._file.add(b"".join(head))
+        self.add(b"".join(head))
 
     def write(self, line: Mapping[str, Any]) -> None:
         numbers = {name: float(of) for name, of in line.items() if name != "step" and isinstance(of, int | float)}
         values = [self._summary.Value(tag=f"{line['kind']}/{name}", simple_value=of) for name, of in numbers.items()]
-        self._file.add(self._of(step=line["step"], summary=self._summary(value=values)))
-
-    def close(self) -> None:
-        self._file.close()
+        self.add(self._of(step=line["step"], summary=self._summary(value=values)))
 
     def _of(self, **content: Any) -> bytes:
         out = io.BytesIO()
@@ -125,10 +123,10 @@ class RunFolder:
         self._name, self._flags = name, dict(flags)
         self._trainers = trainers
         self._missing = Missing()
-        self._sinks: list[Lines | TensorBoard] = []
+        self._sinks: list[Lines] = []
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
-        self._since = Since()
+        self._since: Since
         self._before: Mapping[str, Any] = {}
         """The result that was there."""
         if self.folder is None:
@@ -143,7 +141,7 @@ class RunFolder:
     def begin(self, batches: "Lookahead", meter: "Meter", check: Callable[[], None] = lambda: None) -> "RunFolder":
         """To be called before entering. check: raises Superseded if a newer start of the run has taken the folder."""
         self.begun_at, self._check = batches.step, check
-        self._since.begin(batches, meter)
+        self._since = Since(batches, meter)
         self.changed = [change | {"step": self.begun_at} for change in self.changed]
         self._changes += self.changed
         return self
@@ -172,7 +170,7 @@ class RunFolder:
             (folder / RESULT).unlink(missing_ok=True)
             self._lines = self._cut(folder)
             self._sinks.append(self._lines)
-        with self._missing.tried(TensorBoard.name, folder):
+        with self._missing.tried(TensorBoard.events, folder):
             self._sinks.append(TensorBoard(folder, self.begun_at))
         return self
 
@@ -264,10 +262,7 @@ class RunFolder:
 
 
 class Since:
-    def __init__(self) -> None:
-        self._before: dict[str, float] = {}
-
-    def begin(self, batches: "Lookahead", meter: "Meter") -> None:
+    def __init__(self, batches: "Lookahead", meter: "Meter") -> None:
         self._before = _sums(batches, meter)
 
     def facts(self, batches: "Lookahead", meter: "Meter") -> Facts:
