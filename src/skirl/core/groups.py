@@ -93,9 +93,6 @@ def _matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-_LIVE = ("lr", "weight_decay")
-
-
 class TorchHandle(torch.optim.Optimizer):
     """The row optimizers of a collection as a torch optimizer, with one param group for each pattern of tables. A group
     has `name` and `tables`. Its `lr` and `weight_decay` may be set, and take effect from the next backward on."""
@@ -117,8 +114,7 @@ class TorchHandle(torch.optim.Optimizer):
         )
         self._groups = groups
         self._checked = [Setting(group.optimizer.lr, group.optimizer.weight_decay) for group in groups.all]
-        fixed = [{field.name for field in fields(group.optimizer)} - set(_LIVE) for group in groups.all]
-        self._fixed = [frozenset(names) for names in fixed]
+        self._fixed = [{of.name for of in fields(group.optimizer)} - {"lr", "weight_decay"} for group in groups.all]
         # Schedulers warn if they step before the optimizer has. Here backward is the optimizer's step.
         self._opt_called = True
 

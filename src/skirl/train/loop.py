@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from skirl.checkpoint import folder
 from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.keeper import Asked, Keeper
-from skirl.checkpoint.votes import Votes
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
 from skirl.core.tables import Schema
@@ -38,7 +37,6 @@ from skirl.train.resume import RULES, agreed_start, begin_from, saved_flags, tol
 from skirl.train.run_folder import RunFolder, Since
 from skirl.train.schedule import Rates
 
-T = TypeVar("T")
 NOT_ASKED = Asked()
 LISTS = ("shared_lists", "lists_once")
 """Bags of samples in features that share them within a batch, and those that were looked up."""
@@ -168,15 +166,6 @@ class TrainerShare:
                 f"{self.size} trainers share shards={recipe.step.shards}: set shards to {shards} or more, a power of two"
             )
         return replace(recipe, step=replace(recipe.step, shards=shards))
-
-    def logged(self, log: LogFlags) -> LogFlags:
-        """The first trainer writes everything, the others nothing."""
-        return log if self.first else replace(log, run="none", trace=None)
-
-    def of_first(self, work: Callable[[], T], tag: str) -> T:
-        """Do work on the first trainer and return its result on all. An error of it is raised on all."""
-        votes = Votes(self.peers)
-        return votes.told(votes.agreed(lambda: work() if self.first else None, tag), tag)[0]
 
     def of(self, stream: Source, shards: int) -> Source:
         return stream.sharded(*block(self.rank, self.size, shards), shards)
@@ -357,7 +346,7 @@ def train(
     saved = saved_flags(saving.save) if saving.resume and saving.save else {}
     threads = recipe.use_threads(saved.get("threads"))
     share = TrainerShare.of_job(recipe.device.device, recipe.step.peer_timeout)
-    recipe, log = share.recipe(recipe), share.logged(log)
+    recipe, log = share.recipe(recipe), log if share.first else replace(log, run="none", trace=None)
     flags = {**flags, "shards": recipe.step.shards, "threads": threads}
     origin = agreed_start(share, saving, flags)
     where = {"every": log.log_every, "resume": saving.resume, "trainers": share.size}
