@@ -146,8 +146,8 @@ def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], ever
 
 def _filled(text: str, indent: str) -> str:
     width = min(100, get_terminal_size().columns)
-    how: Any = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
-    return fill(text, width, break_long_words=False, **how)
+    indents: Any = {"initial_indent": indent, "subsequent_indent": indent}
+    return fill(text, width, break_long_words=False, break_on_hyphens=False, **indents)
 
 
 def metavar(kind: Any) -> str:
@@ -157,8 +157,7 @@ def metavar(kind: Any) -> str:
         if get_origin(choice) is Literal:
             words.append("{" + ",".join(map(str, get_args(choice))) + "}")
         elif get_origin(choice) is tuple:
-            inner = metavar(get_args(choice)[0])
-            words.append(f"{inner},...")
+            words.append(f"{metavar(get_args(choice)[0])},...")
         elif choice is not types.NoneType:
             words.append(names[choice])
     return "|".join(words)

@@ -12,7 +12,6 @@ RUNS = "SKIRL_RUNS"
 """The environment variable that says where to make run folders if no flag does; "none" for nowhere."""
 _HIGHEST = 1e37
 """Highest learning rate: Adam divides it by 0.1 at its first step, and float32 ends at 3.4e38."""
-_TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -96,15 +95,14 @@ class CacheFlags:
         """Parse `cache`. Return what `parse_cache` does, or ("touched", share)."""
         from skirl.engine.capacity import parse_cache
 
-        of_touched = _TOUCHED.fullmatch(self.cache)
-        if of_touched is None:
-            text = self.cache.strip()
+        text = self.cache.strip()
+        if not text.startswith("touched:"):
             try:
                 return parse_cache(int(text) if re.fullmatch(r"[-+]?\d+", text) else text)
             except ValueError as error:
                 raise ValueError(str(error).replace(" or 'auto'", ", 'auto' or 'touched:10%'")) from None
         try:
-            kind, share = parse_cache(of_touched[1])
+            kind, share = parse_cache(text.removeprefix("touched:"))
         except ValueError:
             kind, share = "none", 0.0
         if kind != "share":

@@ -53,7 +53,6 @@ class Metrics:
         self._counts = np.zeros((2, 1 << _BITS), np.int64)  # non-clicks and clicks by the leading bits of their score
         self._sums: dict[str, Any] = {"samples": 0, "clicks": 0, "loss": 0.0, "predicted": 0.0}
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
-        self._scored: Scores | None = None  # cached, because scores take a millisecond
 
     def update(self, logits: Values, labels: Values) -> None:
         """Add a batch. Raise if it would silently corrupt a metric."""
@@ -78,16 +77,14 @@ class Metrics:
     def scores(self) -> Scores:
         """Of all samples so far."""
         samples, clicks, loss, predicted = self._sums.values()
-        if self._scored is None or self._scored.samples != samples:
-            self._bin()
-            others, clicked = self._counts.astype(np.float64)
-            below = np.cumsum(others) - others
-            auc = _ratio(float(np.sum(clicked * (below + others / 2))), float(clicked.sum() * others.sum()))
-            mean, rate = _ratio(loss, samples), clicks / max(1, samples)
-            constant = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if 0 < rate < 1 else 0.0
-            ne = None if mean is None else _ratio(mean, constant)
-            self._scored = Scores(samples, auc, mean, ne, _ratio(predicted, clicks))
-        return self._scored
+        self._bin()
+        others, clicked = self._counts.astype(np.float64)
+        below = np.cumsum(others) - others
+        auc = _ratio(float(np.sum(clicked * (below + others / 2))), float(clicked.sum() * others.sum()))
+        mean, rate = _ratio(loss, samples), clicks / max(1, samples)
+        constant = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if 0 < rate < 1 else 0.0
+        ne = None if mean is None else _ratio(mean, constant)
+        return Scores(samples, auc, mean, ne, _ratio(predicted, clicks))
 
     def state_dict(self) -> dict[str, Any]:
         self._bin()
@@ -95,7 +92,6 @@ class Metrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._waiting.clear()
-        self._scored = None
         self._counts[:] = state["counts"].numpy()
         self._sums = {name: state[name] for name in self._sums}
 

@@ -76,8 +76,7 @@ class SavedRun:
 @contextmanager
 def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
     """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
-    votes = Votes(Alone())
-    _, run = take_newest(chosen.checkpoint, votes, lambda header, _: _opened(header, chosen, labelled))
+    _, run = take_newest(chosen.checkpoint, Votes(Alone()), lambda header, _: _opened(header, chosen, labelled))
     try:
         yield run
     finally:
