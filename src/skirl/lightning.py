@@ -250,11 +250,8 @@ class _First:
 
 
 class WithRows(CheckpointIO):
-    """Lightning's checkpoints, with a folder of rows next to each.
-
-    The folder keeps two checkpoints of rows, and Lightning's file names the one that it belongs to. So a kill between
-    writing the two leaves a complete checkpoint under the name.
-    """
+    """Lightning's checkpoints, with a folder of rows next to each. It keeps two checkpoints of rows, and Lightning's file
+    names the one that it belongs to. So a kill between writing the two leaves a complete checkpoint under the name."""
 
     def __init__(self, files: CheckpointIO, rows: Rows) -> None:
         self.files = files

@@ -1,6 +1,4 @@
-"""Check that a checkpoint fits a run. Everything that gives its rows and parameters their meaning is compared field by
-field before anything changes, and an error names the first difference with both values.
-"""
+"""Check that a checkpoint fits a run, field by field, before anything changes: an error names the first difference."""
 
 import json
 from collections.abc import Sequence

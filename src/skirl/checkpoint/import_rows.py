@@ -1,6 +1,5 @@
-"""Import rows piece by piece from a state dict of nn.EmbeddingBag, a file of `skirl.export` or another checkpoint. Reading
-a file cannot run code: torch's own format is read with `weights_only=True`.
-"""
+"""Import rows piece by piece from a state dict of nn.EmbeddingBag, a file of `skirl.export` or another checkpoint. Reading a
+file cannot run code."""
 
 import json
 import zipfile
@@ -177,8 +176,7 @@ def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace]
 
 
 def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
-    """Copy the touched rows of one table that this trainer owns, with their state if the optimizer is the `same`. Return how
-    many count here."""
+    """Copy the touched rows of a table that this trainer owns, with their state if `same`. Return how many count here."""
     taken, bank, rows = 0, bank_of(source.engine, source.number), place.engine.rows
     for keys in source.engine.store.held():
         keys = np.sort(keys[table_of(keys) == source.number])

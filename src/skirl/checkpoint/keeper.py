@@ -29,12 +29,9 @@ class Asked(NamedTuple):
 
 class Keeper:
     """Saves a run. Use it in a with-block inside the lookahead's. Entering it with `resume` is a new start of the run: an
-    older one that may still be alive saves and logs nothing from then on.
-
-    At SIGTERM or Ctrl-C the run saves after its current step and ends; a second one ends it at once. If a checkpoint
-    cannot be written, a warning says so, the one before it stays, and the next one is tried anyway. If an error ends the
-    run before its first step, its first checkpoint is removed.
-    """
+    older one that may still be alive saves and logs nothing from then on. At SIGTERM or Ctrl-C the run saves after its
+    current step and ends; a second one ends it at once. If a checkpoint cannot be written, the one before it stays, and the
+    next one is tried anyway. If an error ends the run before its first step, its first checkpoint is removed."""
 
     def __init__(
         self,
@@ -147,11 +144,8 @@ class Keeper:
         return Asked(self._signals.came is not None, minutes)
 
     def after_step(self, asked: Asked | None = None, *, last: bool = False, is_best: bool = False) -> bool:
-        """Save if it is time to. Return whether the run must end here.
-
-        asked: what all trainers have agreed on. None: what this process is asked for. last: whether this is the run's last
-        step. is_best: whether no step was better.
-        """
+        """Save if it is time to. Return whether the run must end here. asked: what all trainers have agreed on, None for
+        what this process is asked for."""
         if self._folder is None:
             return False
         if self._last is not None and self._last[0].done:

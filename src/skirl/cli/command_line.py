@@ -35,10 +35,8 @@ CONFIG = Flag(
 
 def read_flags(command: str, about: str, kind: Any, args: Sequence[str], *, configured: bool) -> dict[str, Any]:
     """Return the value of each flag by name: that of the command line, of the file that --config names, or the default.
-
-    `kind` is the class of the command: `common` and `usual` are what its help shows, `positional` may be given without
-    their names, `repeated` several times.
-    """
+    In `kind`, the class of the command, `common` and `usual` are what its help shows, `positional` may be given without
+    their names, `repeated` several times."""
     own, prog, positional = flags_of(kind), f"skirl {command}", getattr(kind, "positional", ())
     flags = own | {CONFIG.name: CONFIG} if configured else own
     if any(arg in ("-h", "--help") for arg in args):
@@ -210,10 +208,8 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
 def read_config(
     path: Path, command: str, flags: Mapping[str, Flag], train: Mapping[str, Flag], without: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder.
-
-    Flags of `train` that this command does not have are passed over, except those `without` which it trains otherwise.
-    """
+    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder. Flags of `train` that this
+    command does not have are passed over, except those `without` which it trains otherwise."""
     if path.is_dir():
         there = [path / name for name in LEFT if (path / name).is_file()]
         if not there:

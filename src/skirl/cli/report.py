@@ -218,10 +218,8 @@ def _details(config: Mapping[str, Any], run: Mapping[str, Any], evaluations: Seq
 
 
 def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | None]) -> str:
-    """Return a table with a line for each place, with held-out losses only if ranks are by them.
-
-    aucs: of variants on the samples held out.
-    """
+    """Return a table with a line for each place, with held-out losses only if ranks are by them. aucs: of held-out
+    samples."""
     from skirl.sweep.race import VariantPlace, difference
 
     judged = any(at.get("held_out") is not None for at in places)

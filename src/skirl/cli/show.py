@@ -1,6 +1,4 @@
-"""A command's progress and result as people read them: text, or one HTML file that opens offline, with pictures.
-
-`--json` prints the result itself."""
+"""A command's progress and result as people read them: text, or one HTML file that opens offline, with pictures."""
 
 import io
 import logging
@@ -171,10 +169,8 @@ class Chart:
 
 
 def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Chart], lines: Mapping[str, str]) -> str:
-    """Write a page: sentences, pictures (a sentence in their place without matplotlib), and lines as a command prints them.
-
-    Return its path.
-    """
+    """Write a page of sentences, pictures (without matplotlib a sentence), and lines as a command prints them. Return its
+    path."""
     drawn = [chart for chart in charts if any(chart.lines.values())]
     pictures = map(svg, drawn) if find_spec("matplotlib") else [NO_PICTURES] * bool(drawn)
     page = PAGE.format(

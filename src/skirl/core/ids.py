@@ -23,8 +23,7 @@ _LENGTHS = 0x94D049BB133111EB  # so that lengths do not hash like ids
 
 @dataclass(slots=True)
 class Ids:
-    """What a micro-batch asks, in arrays that nothing else writes to: read once, resolved by bank in each
-    collection."""
+    """What a micro-batch asks, in arrays that nothing else writes to: read once, resolved by bank in each collection."""
 
     keys: tuple[str, ...]
     values: np.ndarray
@@ -203,8 +202,7 @@ def check_form(sparse: Sparse) -> None:
 
 
 def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ids:
-    """Copy a batch's ids into arrays and check their form. Bags that no sample uses are dropped, along with their
-    ids."""
+    """Copy a batch's ids into arrays and check their form. Bags that no sample uses are dropped, along with their ids."""
     check_form(sparse)
     keys = tuple(sparse.keys())
     values, offsets = array_of(sparse.values(), "ids", INTS, copy), array_of(sparse.offsets(), "offsets", INTS, copy)

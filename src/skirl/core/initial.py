@@ -1,5 +1,4 @@
-"""Initial values: what a row holds before its first update, from (seed, key) alone, as in docs/design.md, or an
-array."""
+"""Initial values: what a row holds before its first update, from (seed, key) alone, or from an array."""
 
 import hashlib
 from collections.abc import Sequence
@@ -137,8 +136,7 @@ class Given:
 
     @property
     def digest(self) -> str:
-        """The first 32 hex digits of the SHA-256 of the values, alike in memory and in a file. The first access reads
-        them all."""
+        """The first 32 hex digits of the SHA-256 of the values, wherever they are. The first access reads them all."""
         if self._digest is None:
             raw = self._there()
             found = hashlib.sha256(f"{self.kind} {self.shape[0]} {self.shape[1]}\n".encode())

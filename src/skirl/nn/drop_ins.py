@@ -1,5 +1,4 @@
-"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model, also of TorchRec, never
-imported."""
+"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model, also of TorchRec, never imported."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -85,8 +85,7 @@ class Output(Mapping[str, Tensor]):
             )
 
     def only(self, names: Collection[str]) -> Self:
-        """Return the output of some features from the same lookup. Names that the collection does not have are
-        skipped."""
+        """Return the output of some features from the same lookup. Names that the collection does not have are skipped."""
         chosen = [name for name in self._schema.features if name in names]
         if len(chosen) == len(self._schema.features):
             return self

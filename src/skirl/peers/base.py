@@ -88,11 +88,9 @@ class Swapping(Generic[What]):
 
 
 class Channel(ABC):
-    """A channel on which one thread of each rank communicates with the same thread of all others.
-
-    All ranks must make the same calls in the same order; an exchange detects it if they do not. Tags say what a call is
-    for: in errors, and in an exchange also on the wire.
-    """
+    """A channel on which one thread of each rank communicates with the same thread of all others. All must make the same
+    calls in the same order; an exchange detects it if they do not. Tags, in errors and of exchanges, say what a call is
+    for."""
 
     def __init__(self, name: str, peers: "Peers") -> None:
         self.name, self.peers, self.rank, self.size = name, peers, peers.rank, peers.size
@@ -133,10 +131,7 @@ class Channel(ABC):
         self, send: "Tensor", send_counts: Sequence[int], receive_counts: Sequence[int], tag: str = ""
     ) -> "Swapping[Tensor]":
         """Begin to send a slice of a tensor to each rank, and to receive one from each, of sizes that are known beforehand.
-
-        `send` is contiguous, the vectors for rank 0 first. Call `wait()` on what this returns to get those of all, in the
-        same order.
-        """
+        `send` is contiguous, the vectors for rank 0 first. `wait()` of what this returns gives those of all, in order."""
         with self._issue("swap", tag) as doing, self.timed():
             out = send.new_empty((int(sum(receive_counts)), *send.shape[1:]))
             outs, parts = (

@@ -13,11 +13,9 @@ Gradients = Sequence[Tensor | None]
 
 
 class OfAllTrainers:
-    """Combines the trainers' sums over their blocks of leaves into the mean over all shards.
-
-    Each trainer sums one piece of all gradients over the tree and sends it to all, which moves as many bytes as a ring. A
-    step's buffers are kept for the next, because new memory must be mapped first.
-    """
+    """Combines the trainers' sums over their blocks of leaves into the mean over all shards. Each trainer sums one piece of
+    all gradients over the tree and sends it to all, which moves as many bytes as a ring. A step's buffers are kept for the
+    next, because new memory must be mapped first."""
 
     def __init__(self, peers: Peers, shards: int, accumulate: int = 1) -> None:
         self._channel, self._scale = peers.channel("dense"), 1 / shards

@@ -22,11 +22,8 @@ LIMIT = 1.0
 
 
 class Notes:
-    """Messages between ranks about the end of the job.
-
-    torch has no time limit for a call to a store whose process is stopped or cut off. So each call has a thread here, which
-    is abandoned when the time is over.
-    """
+    """Messages between ranks about the end of the job. torch has no time limit for a call to a store whose process is
+    stopped or cut off. So each call has a thread here, which is abandoned when the time is over."""
 
     def __init__(self, store: Any, there: Callable[[], bool]) -> None:
         self.answers = True
@@ -141,10 +138,8 @@ class ProcessGroups(Peers):
         return self._ended
 
     def lost(self, doing: str, waited: float, silent: Collection[int]) -> NoReturn:
-        """Find out which rank is missing after a call failed or took too long, tell the others, and raise.
-
-        silent: ranks that this one waited for in vain. Some of them may be waiting for others themselves.
-        """
+        """Find out which rank is missing after a call failed or took too long, tell the others, and raise. silent: ranks
+        that this one waited for in vain. Some of them may be waiting for others themselves."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         absent = [rank for rank in others if is_gone(self._processes[rank])]
         why = self._told()
@@ -167,11 +162,8 @@ class ProcessGroups(Peers):
 
 
 class _Group(Channel):
-    """A channel over a process group.
-
-    Parts are sent as messages between pairs of ranks. gloo's collectives give the same bits in nearly twice the time;
-    NCCL's consist of such messages, begun together.
-    """
+    """A channel over a process group. Parts are sent as messages between pairs of ranks: gloo's collectives give the same
+    bits in nearly twice the time; NCCL's consist of such messages, begun together."""
 
     peers: ProcessGroups
 

@@ -1,6 +1,5 @@
 """The trainers of this process's job: found by what torchrun or another launcher puts in the environment, joined when the
-first embeddings are made, and left at its end.
-"""
+first embeddings are made, and left at its end."""
 
 import atexit
 import logging

@@ -176,13 +176,9 @@ class TrainerShare:
         return [unpack(part) for part in come]
 
     def whole(self, done: Done, asked: Asked = NOT_ASKED) -> tuple[Done, Asked | None]:
-        """Combine a step over all trainers: the losses of all shards, in order, and their mean, as in one process.
-
-        Logits and labels, nearly all of the bytes, go to the first trainer only, which keeps the metrics.
-
-        asked: what this trainer is asked to do after the step. The second value is what all must do: stop if one of them is
-        asked to, save if the first is. It is None if there is only one trainer.
-        """
+        """Combine a step over all trainers: the losses of all shards, in order, and their mean, as in one process. Logits
+        and labels, nearly all of the bytes, go to the first trainer only. The second value is what all must do after the
+        step: stop if one of them is asked to, save if the first is. It is None if there is only one trainer."""
         if self.alone:
             return done, None
         losses, *large = (t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels))

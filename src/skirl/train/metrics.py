@@ -151,10 +151,7 @@ def evaluating(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[
 
 
 class Evaluation:
-    """The evaluations of a run, which are part of its checkpoint.
-
-    every: steps between two evaluations; patience: how many without a better one stop the run.
-    """
+    """The evaluations of a run, which are part of its checkpoint. patience: how many without a better one stop it."""
 
     def __init__(self, *, every: int | None = None, patience: int | None = None) -> None:
         self.every = every
@@ -237,10 +234,7 @@ class Meter:
     def add(
         self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
     ) -> None:
-        """Add a step.
-
-        samples: those of the step, by default as many as labels. finite: whether other trainers' logits are finite.
-        """
+        """Add a step. samples: by default as many as labels. finite: whether other trainers' logits are finite."""
         self._late.append((sent(loss, logits, labels), len(labels) if samples is None else samples, finite))
         while len(self._late) > (loss.device.type != "cpu"):
             self._count(*self._late.popleft())

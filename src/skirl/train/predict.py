@@ -227,12 +227,9 @@ def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], No
 def scored(
     model: nn.Module, batches: Iterable[Batch], threads: int
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Yield each batch with its logits.
-
-    Threads that share a batch of a thousand samples wait for each other at each small layer. So each computes a batch of
-    its own, if the first batch gets the same bits either way. A batch of another size uses all threads, as does any batch
-    of a sequence model, whose shapes depend on more than the size.
-    """
+    """Yield each batch with its logits. Threads that share a batch of a thousand samples wait for each other at each small
+    layer. So each computes a batch of its own, if the first batch gets the same bits either way. A batch of another size
+    uses all threads, as does any batch of a sequence model, whose shapes depend on more than the size."""
     apart = all(each.engine.device.by_any_thread and each.pooled for each in collections_of(model).values())
     before, odd = torch.get_num_threads(), threading.Lock()
 
@@ -305,11 +302,8 @@ def in_thread(items: Generator[T, None, None]) -> Iterator[Iterator[T]]:
 def predictions_in(
     path: Path | None, *, labelled: bool, about: dict[str, Any]
 ) -> Iterator[Callable[[np.ndarray, np.ndarray, Any], None]]:
-    """Write a Parquet file of predictions, one row group at a time. It appears once it is complete.
-
-    Columns: `row`, the number of the row in the data, from 0; `prediction`, the probability of a click; `logit`, the
-    model's output; `label`, if there are labels.
-    """
+    """Write a Parquet file of predictions, one row group at a time. It appears once it is complete. `row` is the number of
+    the row in the data, from 0; `prediction`, the probability of a click; `logit`, the model's output."""
     if path is None:
         yield lambda numbers, logits, labels: None
         return

@@ -81,12 +81,9 @@ RULES: Mapping[str, frozenset[str]] = {
     "warned": frozenset(("lr", "dense_lr", "threads")),
     "files": frozenset(("data", "schema", "rows", "vocab", "valid")),
 }  # fmt: skip
-"""What becomes of a flag whose value is not that of the saved run.
-
-unseen: it says what a start writes and shows. free: it applies from there on, and the result lists it. warned: the same,
-with a warning, since it changes what is learned. files: a path may be spelled differently, and the stream of batches
-itself checks that it is the same. All others are refused.
-"""
+"""What becomes of a flag whose value is not that of the saved run. unseen: it says what a start writes and shows. free: it
+applies from there on, and the result lists it. warned: the same, with a warning, since it changes what is learned. files: a
+path may be spelled differently, and the stream of batches itself checks that it is the same. All others are refused."""
 FREE = RULES["free"] | RULES["warned"]
 
 
@@ -283,11 +280,8 @@ def _check_weights(here: Mapping[str, "Tensor"], theirs: Mapping[str, "Tensor"],
 
 
 def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
-    """Raise if a model would take files otherwise than those of its run. stream: the state of the run's own files.
-
-    Tables and their rows are compared when the checkpoint is loaded. In converted files, dense columns are already as the
-    model takes them, and ids may be rows already.
-    """
+    """Raise if a model would take files otherwise than those of its run; `stream` is the state of these. Tables and rows are
+    compared by loading. In converted files, dense columns are already as the model takes them, and ids may be rows."""
     from skirl.data.files.schema import FileSchema
 
     there, here = FileSchema.parse(stream["schema"]), files.encoder.schema

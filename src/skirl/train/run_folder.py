@@ -104,10 +104,8 @@ class TensorBoard(Lines):
 
 
 class RunFolder:
-    """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again.
-
-    A failure to write does not end the run: a warning says what is missing, and `missing` lists it.
-    """
+    """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again. A failure to write does not end
+    the run: a warning says what is missing, and `missing` lists it."""
 
     def __init__(
         self, folder: str, *, name: str, flags: Mapping[str, Any], every: int = 50, resume: bool = False,
@@ -235,11 +233,8 @@ class RunFolder:
         self.changed = changes_between(state["flags"], self._flags)
 
     def _cut(self, folder: Path) -> Lines:
-        """Drop the lines after the step that the run goes on from, and a half line that a kill left.
-
-        The rest goes to a new file, so that an older start of the run that is still alive cannot write to it; if the disk
-        is full, the old file is cut.
-        """
+        """Drop the lines after the step that the run goes on from, and a half line that a kill left. The rest goes to a new
+        file, to which an older start that is still alive cannot write; if the disk is full, the old file is cut."""
         path, there = folder / METRICS, lines_of(folder)
         kept = sum(1 for line in there if self.begun_at and line["step"] <= self.begun_at)
         whole = b"".join(line + b"\n" for line in path.read_bytes().split(b"\n")[:kept]) if kept else b""

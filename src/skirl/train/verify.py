@@ -92,11 +92,8 @@ class Difference:
 
 
 def compare(one: Trace, other: Trace, schema: Schema, steps: Iterable[Sequence[Batch]]) -> Difference | None:
-    """The first difference between two runs over the batches of these steps, or None if all bits are equal.
-
-    Runs of several trainers have no fingerprints of rows at each step: a row that went wrong shows in a later loss, or at
-    the end.
-    """
+    """The first difference between two runs over these batches, or None. Runs of several trainers have no fingerprints of
+    rows at each step: a row that went wrong shows in a later loss, or at the end."""
     names = (one.name, other.name)
 
     def row(key: int, step: int, what: str) -> Difference:
@@ -154,10 +151,8 @@ def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
 
 
 class Delays:
-    """Slows the stages of a lookahead in turns, write-backs in every second one, the others in an order drawn by seed.
-
-    What is slow goes on when all else waits for it, whatever the clock says; at the latest after so many seconds.
-    """
+    """Slows the stages of a lookahead in turns, write-backs in every second one, the others in an order drawn by seed. What
+    is slow goes on when all else waits for it, whatever the clock says; at the latest after so many seconds."""
 
     def __init__(self, batches: Lookahead, seed: int, seconds: float = 10.0) -> None:
         self._order = random.Random(seed).sample(("plan", "fetch", "load"), 3)

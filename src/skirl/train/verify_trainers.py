@@ -1,7 +1,5 @@
-"""Compares the same run by several trainers, with any number, cache, depth, store and timing, with the plain reference.
-
-Each trainer is a process, `python -m skirl.train.verify_trainers FOLDER`, that does all runs of the job in a folder.
-"""
+"""Compares the same run by several trainers, with any number, cache, depth, store and timing, with the plain reference. Each
+is a process, `python -m skirl.train.verify_trainers FOLDER`, that does all runs of the job in a folder."""
 
 import json
 import os
