@@ -67,7 +67,6 @@ def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
 
 
 def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None:
-    """Raise a CheckpointError that names the first field that differs, if any does."""
     if isinstance(saved, dict) and isinstance(here, dict) and saved.get("type") != here.get("type"):
         check_definition(saved.get("type"), here.get("type"), path, where)
     elif isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():

@@ -267,7 +267,6 @@ def _share(named: set[str], source: Path, own: Path) -> None:
 
 
 def refuse_sweep(folder: Path) -> None:
-    """Raise if the folder holds a sweep: a run is no part of it."""
     if (folder / OF_SWEEP).is_file():
         raise ValueError(
             f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"

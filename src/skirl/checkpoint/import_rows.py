@@ -237,7 +237,6 @@ class Tensors:
         return tuple(self._tensors[name].shape)
 
     def check(self, name: str, shape: tuple[int, ...], of: tuple[torch.dtype, ...], then: str) -> None:
-        """Raise a ValueError that says what to do unless a tensor has this shape and one of these dtypes."""
         found, wanted = str(list(self.shape(name))), str(list(shape))
         if found == wanted:
             if (dtype := self._tensors[name].dtype) in of:

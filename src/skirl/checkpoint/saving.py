@@ -46,7 +46,6 @@ class Saving:
         self.files: dict[str, Any] = {}
         """Rows as the header names them, by collection. The next checkpoint builds on them."""
         self.failure: BaseException | None = None
-        """Why it could not be written."""
         self._thread: threading.Thread | None = None
         self._told = False
 

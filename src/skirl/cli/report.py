@@ -237,7 +237,6 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
 
 
 def best_line(sweep: Mapping[str, Any]) -> str:
-    """Return rank 1 with what it is ranked by, as text."""
     place, best, save = sweep["standing"][0], sweep["best"], sweep["flags"].get("save")
     if place.get("held_out") is None:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"

@@ -89,7 +89,6 @@ def scores(result: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def goes_on(args: Sequence[str]) -> str:
-    """Say which command line goes on with what this one has saved."""
     resume = [] if "--resume" in args else ["--resume"]
     return f"to go on: {os.environ.get(COMMAND_LINE, 'skirl')} {shlex.join([*args, *resume])}"
 

@@ -168,7 +168,6 @@ class BankIds:
         return row, step, np.diff(self.first)
 
     def share(self) -> None:
-        """Find which bags are pooled once for several samples."""
         columns = [f for f, each in enumerate(self.inverse) if each is not None and self.pooled]
         self.columns, self.bag = np.array(columns, np.int32), np.empty((self.batch, len(columns)), np.int32)
         self.begins = np.zeros(len(columns) + 1, np.int32)
@@ -354,7 +353,6 @@ Hashes = dict[str, tuple[int, int]]
 
 
 def hashes_of(captured: Ids) -> Hashes:
-    """Hash each feature's ids and weights."""
     hashes = np.zeros((2, len(captured.keys)), np.uint64)
     numbers = [captured.values]
     if captured.weights is not None:

@@ -167,7 +167,6 @@ class Given:
             )
 
     def _there(self) -> NDArray[np.uint8]:
-        """Return the values. Raise if they are not here, or if their file has changed."""
         if self._raw is None:
             raise ValueError(
                 f"the first values of rows that were never used are not in {self.where}, which has only used rows: pass the "

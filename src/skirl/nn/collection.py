@@ -29,8 +29,6 @@ from skirl.tools.hash_index import distinct
 
 
 class Collection(nn.Module):
-    """The base of pooled and unpooled collections."""
-
     optimizer: TorchHandle
     """What torch's schedulers take for the row optimizers: a group of parameters for each table."""
     pooled = True

@@ -104,7 +104,6 @@ class Output(Mapping[str, Tensor]):
 
     @property
     def banks(self) -> list[Tensor]:
-        """The rows of each bank."""
         return self._banks
 
     def over(self, banks: Sequence[Tensor]) -> tuple[Self, list[list[bool]]]:

@@ -22,7 +22,6 @@ class PeerError(RuntimeError):
 
 
 def ranks_named(ranks: Collection[int]) -> str:
-    """Name ranks as in a sentence."""
     *most, last = [str(rank) for rank in sorted(ranks)]
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
@@ -160,7 +159,6 @@ class Channel(ABC):
     def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait: ...
 
     def _fail(self, why: str) -> NoReturn:
-        """End all ranks: tell the others, and raise a PeerError."""
         self.peers.fail(why)
         raise PeerError(why)
 
@@ -247,8 +245,6 @@ def said_of(error: BaseException | str) -> str:
 
 
 class Alone(Peers):
-    """The only trainer of its job."""
-
     def __init__(self) -> None:
         super().__init__(0, 1, float("inf"))
         self.channels.update((name, _ToItself(name, self)) for name in CHANNELS)

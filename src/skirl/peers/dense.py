@@ -9,7 +9,6 @@ from skirl.core.tree import block_of, leaves_of, subtrees, tree_sum
 from skirl.peers.base import Channel, Peers, Swapping
 
 Gradients = Sequence[Tensor | None]
-"""The gradient of each weight, None where there is none."""
 
 
 class OfAllTrainers:

@@ -88,7 +88,6 @@ class ProcessGroups(Peers):
         self._notes = Notes(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
         self._ending = False
-        """True if this rank has ended the job itself."""
         on_device = "nccl" if device.type == "cuda" else "gloo"
         longer = timedelta(seconds=min(timeout, 1e8))
         self._processes: list[Any] = [[]] * self.size

@@ -136,15 +136,12 @@ def bags_of(batch: Batch) -> np.ndarray:
 
 
 class TrainerShare:
-    """One trainer's share of a run."""
-
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.rank, self.size = peers.rank, peers.size
 
     @classmethod
     def of_job(cls, device: str = "cpu", timeout: float | None = None) -> "TrainerShare":
-        """This process's share. timeout: seconds to wait for other trainers."""
         return cls(trainers(str(torch_device(device)), timeout))
 
     @property
@@ -222,7 +219,6 @@ def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str,
 
 
 def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:
-    """Say why the run stopped, what to try, and which checkpoint to go on from."""
     then = "start over"
     saved = [] if folder is None or kept["newest"] is None else headers_with_steps(folder)
     sound = [each for each in saved if each[0] < step - 1]  # a state whose next loss is not finite is useless, too
@@ -237,7 +233,6 @@ def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, A
 
 
 def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:
-    """Facts about the checkpoint that --keep-best kept: folder, step, held-out log loss."""
     found = kept["best"]
     if found is None:
         return None

@@ -47,8 +47,6 @@ class Scores:
 
 
 class Metrics:
-    """All metrics of one stream of predictions."""
-
     def __init__(self) -> None:
         self._counts = np.zeros((2, 1 << _BITS), np.int64)  # non-clicks and clicks by the leading bits of their score
         self._sums: dict[str, Any] = {"samples": 0, "clicks": 0, "loss": 0.0, "predicted": 0.0}
@@ -75,7 +73,6 @@ class Metrics:
             self._bin()
 
     def scores(self) -> Scores:
-        """Of all samples so far."""
         samples, clicks, loss, predicted = self._sums.values()
         self._bin()
         others, clicked = self._counts.astype(np.float64)
@@ -194,7 +191,6 @@ class Evaluation:
             self.since += 1
 
     def result(self) -> dict[str, Any]:
-        """What the last evaluation adds to the result of a run, with the best step so far."""
         if self.scores is None:
             return {}
         best = None if self.best is None or math.isinf(self.best) else self.best
@@ -202,7 +198,6 @@ class Evaluation:
         return scores | {"test_step": self.step, "best_step": self.best_step, "best_logloss": best}
 
     def facts(self) -> Facts:
-        """The last evaluation in a few words."""
         assert self.scores is not None
         named = {"test log loss": self.scores.logloss, "AUC": self.scores.auc}
         shown = {name: figure(value) for name, value in named.items() if value is not None}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "skirl-placement", 1
 COUNTED = 4
-"""Steps whose bytes are counted."""
 WORTH = 0.5
 """A table goes whole where pooled vectors are under this share of its rows' bytes."""
 _FORM = {"trainers": COUNT, "tables": [{"name": TEXT, "trainer": ANY}]}

@@ -26,8 +26,6 @@ log = logging.getLogger("skirl")
 
 
 class Origin(NamedTuple):
-    """A checkpoint that a run begins from."""
-
     given: str
     """As --from gave it."""
     header: Path
@@ -122,7 +120,6 @@ def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[C
 
 
 def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: frozenset[str], then: str) -> None:
-    """Raise if flags differ from those of the saved run, naming them with both values."""
     may = may | RULES["unseen"] | (RULES["files"] if _of_files(saved) and _of_files(here) else frozenset())
     others = [n for n in here if n in saved and n not in may and _plain(saved[n]) != _plain(here[n])]
     if others:

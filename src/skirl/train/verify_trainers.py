@@ -109,7 +109,6 @@ def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
 
 
 def _run(size: int, folder: Path) -> None:
-    """Start the trainers and wait for all of them. Raise the error of the first one that failed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     common = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "MASTER_ADDR": "127.0.0.1"}
