@@ -228,12 +228,8 @@ def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
 
 @dataclass
 class Command:
-    """Counts."""
-
     number: int = 3
-    """What to return."""
     json: bool = False
-    """As JSON."""
 
     def run(self) -> Mapping[str, object]:
         if self.number < 0:

@@ -83,7 +83,6 @@ def by_hand(
 
 
 def losses_of(monkeypatch: pytest.MonkeyPatch, command: Train) -> tuple[list[float], dict[str, Any]]:
-    """Return the loss of each step of a run, and its result."""
     found: list[float] = []
     real = loop.steps
 

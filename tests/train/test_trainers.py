@@ -67,7 +67,6 @@ OF_FIRST = ("auc", "logloss")
 
 
 def same(results: list[dict[str, Any]], one: dict[str, Any], *but: str) -> None:
-    """Check that all trainers have what one process has."""
     for rank, result in enumerate(results):
         for name in METRICS:
             if name not in but:
