@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, load, numbers, save
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint.folder import drop_newer, refuse_sweep, take_back
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
@@ -109,7 +108,7 @@ class Keeper:
                     )
         if self._start is not None:
             number = claimed({name: of.engine for name, of in collections.items()}, folder, self._start)
-            drop_newer(folder, number, self._start)
+            folders.drop_newer(folder, number, self._start)
 
     @property
     def found_none(self) -> bool:
@@ -137,7 +136,7 @@ class Keeper:
             self._release()
         refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
         if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
-            take_back(self._savings[0].folder, self._savings[0].number, self._start)
+            folders.take_back(self._savings[0].folder, self._savings[0].number, self._start)
 
     def asked(self) -> Asked:
         minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
@@ -243,7 +242,7 @@ def _claim(folder: Path) -> int | None:
 
 def refuse_checkpoints(folder: Path) -> None:
     """Raise if the folder holds another run's checkpoints: ours would push them out, and until then they pass for ours."""
-    refuse_sweep(folder)
+    folders.refuse_sweep(folder)
     if numbers(folder):
         raise ValueError(
             f"{folder} holds the checkpoints of a run: add --resume to go on from them, or set save to another folder"

@@ -103,12 +103,12 @@ class Progress:
 
     def __init__(self, to: TextIO, title: str, steps: int | None = None) -> None:
         self._to, self._title, self._of = to, title, "" if steps is None else f"/{steps}"
-        self._due, self._shown, self._full = 0.0, -1, False
-        self._last: tuple[int, Callable[[], Facts]] | None = None
+        self._due, self._full = 0.0, False
+        self._late: tuple[int, Callable[[], Facts]] | None = None  # not shown yet
 
     def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
         """Report that `done` steps are done. `facts` returns what else to show; it is called only when it is shown."""
-        self._last = (done, facts)
+        self._late = (done, facts)
         if time.monotonic() >= self._due:
             self._show()
 
@@ -116,18 +116,17 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None and self._last is not None and self._last[0] != self._shown:
+        if error is None:
             self._show()
 
     def _show(self) -> None:
-        assert self._last is not None
-        self._shown, facts = self._last
+        if self._late is None or self._full:
+            return
+        (done, facts), self._late = self._late, None
         text = " · ".join(f"{name} {value}" for name, value in facts().items())
         self._due = time.monotonic() + EVERY
-        if self._full:
-            return
         try:
-            print(f"{self._title} {self._shown}{self._of}" + f" · {text}" * bool(text), file=self._to, flush=True)
+            print(f"{self._title} {done}{self._of}" + f" · {text}" * bool(text), file=self._to, flush=True)
         except OSError as error:  # a log on a full disk: what is done goes on without it
             if isinstance(error, BrokenPipeError):
                 raise

@@ -101,8 +101,7 @@ class Given:
             if isinstance(source, cls):  # of another table
                 given = source
             elif isinstance(source, np.ndarray) or hasattr(source, "detach"):
-                values, kind = _array(source)
-                raw = _rows(values, kind)
+                values, kind, raw = _rows(source)
                 given = cls(values.shape, kind, raw, values if isinstance(values, np.memmap) else None)
             else:
                 raise TypeError(
@@ -188,8 +187,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _array(source: Any) -> tuple[NDArray[Any], str]:
-    """Return the values, copied unless they are mapped read-only from a file, and their dtype by its torch name."""
+def _rows(source: Any) -> tuple[NDArray[Any], str, NDArray[np.uint8]]:
+    """Return the values, copied unless they are mapped read-only from a file, their dtype by its torch name, and bytes."""
     kind = None
     if hasattr(source, "detach"):
         source, kind = source.detach().cpu(), str(source.dtype).removeprefix("torch.")
@@ -199,15 +198,12 @@ def _array(source: Any) -> tuple[NDArray[Any], str]:
             source = source.view(torch.int16)
         source = source.numpy()
     mapped = isinstance(source, np.memmap) and source.mode == "r" and source.filename and source.flags.c_contiguous
-    return source if mapped else np.array(source, order="C"), kind or source.dtype.name
-
-
-def _rows(values: np.ndarray, kind: str) -> NDArray[np.uint8]:
+    values, kind = source if mapped else np.array(source, order="C"), kind or source.dtype.name
     if kind not in _BYTES or not values.dtype.isnative:
         raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}: convert it to float32")
     if values.ndim != 2 or not values.size:
         raise ValueError(f"is an array of shape {list(values.shape)}: give [rows, dim]")
-    return values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
+    return values, kind, values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
 
 
 Initial = Uniform | Normal | Constant | Given

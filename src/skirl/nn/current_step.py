@@ -267,7 +267,6 @@ class CurrentStep:
         gradient says which, so that `scaler.step(embeddings.optimizer)` tells the scaler: rows may overflow where no
         dense gradient does."""
         self._optimizer.anchor.grad = torch.zeros_like(self._optimizer.anchor)
-        assert self.grad_scaler is not None
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
             live, ids, rows = work.live[bank, micro], work.micros[micro].banks[bank], grad
