@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -86,7 +85,7 @@ class Swapping(Generic[What]):
         return self._out
 
 
-class Channel(ABC):
+class Channel:
     """A channel on which one thread of each rank communicates with the same thread of all others. All must make the same
     calls in the same order; an exchange detects it if they do not. Tags, in errors and of exchanges, say what a call is
     for."""
@@ -155,8 +154,9 @@ class Channel(ABC):
                 out.copy_(part)
         return self._move(outs, parts, doing)
 
-    @abstractmethod
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait: ...
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
+        """Begin to move parts between ranks. A lone one has nothing to move."""
+        return lambda: None
 
     def _fail(self, why: str) -> NoReturn:
         self.peers.fail(why)
@@ -188,7 +188,7 @@ class Channel(ABC):
             self.counters.seconds += time.perf_counter() - began
 
 
-class Peers(ABC):
+class Peers:
     """One trainer's access to all trainers of its job. Use it in a with-block: leaving that with an error ends all ranks."""
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
@@ -214,12 +214,11 @@ class Peers(ABC):
         """Why the job is over, as a further call would say it. None while the job goes on."""
         return None
 
-    @abstractmethod
     def fail(self, error: BaseException | str) -> None:
         """End all ranks because of an error of this one. Calls of the others raise a PeerError with its message."""
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        pass
 
     def counted(self) -> dict[str, dict[str, Any]]:
         return {name: asdict(channel.counters) for name, channel in self.channels.items()}
@@ -247,17 +246,4 @@ def said_of(error: BaseException | str) -> str:
 class Alone(Peers):
     def __init__(self) -> None:
         super().__init__(0, 1, float("inf"))
-        self.channels.update((name, _ToItself(name, self)) for name in CHANNELS)
-
-    def fail(self, error: BaseException | str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _ToItself(Channel):
-    """A channel that delivers what is sent to the sender."""
-
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
-        return lambda: None
+        self.channels.update((name, Channel(name, self)) for name in CHANNELS)
