@@ -139,19 +139,7 @@ class TrainerShare:
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.rank, self.size = peers.rank, peers.size
-
-    @classmethod
-    def of_job(cls, device: str = "cpu", timeout: float | None = None) -> "TrainerShare":
-        return cls(trainers(str(torch_device(device)), timeout))
-
-    @property
-    def alone(self) -> bool:
-        return self.size == 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this trainer shows and writes the results of the run."""
-        return self.rank == 0
+        self.alone, self.first = self.size == 1, self.rank == 0  # the first shows and writes the results of the run
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """The recipe with at least as many shards as trainers, a power of two. Raise if it sets too few."""
@@ -336,7 +324,7 @@ def train(
     """Train; what came of it. flags: all of the command's, to write down."""
     saved = saved_flags(saving.save) if saving.resume and saving.save else {}
     threads = recipe.use_threads(saved.get("threads"))
-    share = TrainerShare.of_job(recipe.device.device, recipe.step.peer_timeout)
+    share = TrainerShare(trainers(str(torch_device(recipe.device.device)), recipe.step.peer_timeout))
     recipe, log = share.recipe(recipe), log if share.first else replace(log, run="none", trace=None)
     flags = {**flags, "shards": recipe.step.shards, "threads": threads}
     origin = agreed_start(share, saving, flags)

@@ -19,7 +19,7 @@ import numpy as np
 
 from skirl.core.keys import table_of
 from skirl.core.tables import Schema
-from skirl.peers.job import fail
+from skirl.peers.job import fail, trainers
 from skirl.tools.progress import progress_of
 from skirl.train.loop import TrainerShare, keys_of, steps
 from skirl.train.placed import placement_of
@@ -137,7 +137,7 @@ def _run(size: int, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     job = json.loads((folder / JOB).read_text())
-    share = TrainerShare.of_job()
+    share = TrainerShare(trainers())
     for number, run in enumerate(job["runs"]):
         recipe = Recipe.of(**job["flags"] | {"depth": run["depth"]})
         recipe.use_threads()
