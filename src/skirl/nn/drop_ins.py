@@ -180,6 +180,7 @@ class EmbeddingBag(_Bags):
             dtype=dtype or torch.float32, resume=resume,
         )  # fmt: skip
         self.rows.names_tables = False
+        self.optimizer = self.rows.optimizer  # for torch's schedulers
         if _weight is not None:
             put_weight(self.rows.engine, 0, _weight)
 
@@ -190,11 +191,6 @@ class EmbeddingBag(_Bags):
         bag = cls(rows, dim, _weight=embeddings, **options)
         bag.requires_grad_(not freeze)
         return bag
-
-    @property
-    def optimizer(self) -> Any:
-        """For torch's schedulers."""
-        return self.rows.optimizer
 
 
 class _Rows(_Lookups):

@@ -195,6 +195,7 @@ class Peers:
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout}: set it to seconds above 0")
         self.rank, self.size, self.timeout = rank, size, timeout
+        self.near = size  # of the same machine
         self.channels: dict[str, Channel] = {}
 
     def channel(self, name: str) -> Channel:
@@ -204,10 +205,6 @@ class Peers:
         """Set the step that the loop's next calls are for, which errors name."""
         for name in NAMED_BY_STEP:
             self.channels[name].step = step
-
-    @property
-    def near(self) -> int:
-        return self.size
 
     @property
     def over(self) -> str | None:

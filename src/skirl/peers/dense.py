@@ -19,12 +19,9 @@ class OfAllTrainers:
     def __init__(self, peers: Peers, shards: int, accumulate: int = 1) -> None:
         self._channel, self._scale = peers.channel("dense"), 1 / shards
         self._blocks = [leaves_of(block_of(rank, peers.size, shards), accumulate) for rank in range(peers.size)]
+        self.mine = self._blocks[peers.rank]
         self._shapes: list[tuple[torch.dtype, torch.Size]] = []
         self._kinds: list[_Kind] = []
-
-    @property
-    def mine(self) -> range:
-        return self._blocks[self._channel.rank]
 
     @torch.no_grad()
     def mean(self, weights: Sequence[Tensor], totals: Sequence[tuple[int, Gradients]]) -> list[Tensor | None]:

@@ -99,11 +99,7 @@ class ProcessGroups(Peers):
         self._groups = {name: _Group(name, self, group, on_device) for name, group in groups.items()}
         self.channels.update(self._groups)
         self._processes = self.channel("start").told(this_process(), "who is there")
-
-    @property
-    def near(self) -> int:
-        machine = self._processes[self.rank][:1]
-        return sum(process[:1] == machine for process in self._processes)
+        self.near = sum(process[:1] == self._processes[self.rank][:1] for process in self._processes)
 
     def fail(self, error: BaseException | str) -> None:
         self._ending = True

@@ -224,7 +224,7 @@ class Meter:
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None
         """The first step whose loss or predictions were not finite, and what was. Nothing from there on is counted."""
-        self.speed = Speed()
+        self.speed = Speed()  # in this process, without pauses
 
     def add(
         self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
@@ -277,11 +277,6 @@ class Meter:
     def losses(self) -> float:
         return self._so_far["sum"]
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start in this process, without pauses."""
-        return self.speed.seconds
-
     def diverged(self, *, last: bool) -> bool:
         """Whether a loss or prediction was not finite. A GPU's step is known one step later. last: wait for all."""
         if last:
@@ -299,7 +294,8 @@ class Meter:
     def result(self) -> dict[str, Any]:
         here = self._so_far
         return {
-            "samples": here["samples"], "seconds": self.seconds, "samples_per_second": self.speed.rate(here["samples"]),
+            "samples": here["samples"], "seconds": self.speed.seconds,
+            "samples_per_second": self.speed.rate(here["samples"]),
             "loss": {
                 "first": here["first"], "last": here["last"], "mean": here["sum"] / max(1, here["steps"]),
                 "digest": here["digest"],

@@ -58,10 +58,6 @@ class SavedRun:
     """Gives ids their rows, with an open vocabulary."""
     threads: int
 
-    @property
-    def labelled(self) -> bool:
-        return bool(self.source.labels)
-
     def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
         if isinstance(self.source, Files):
             for batch, numbers in self.source.numbered():
@@ -180,16 +176,16 @@ def predict(chosen: SavedFlags, out: Path | None = None) -> dict[str, Any]:
     """The metrics of a saved run, if there are labels. out: write its predictions to this Parquet file."""
     started, command = time.monotonic(), "evaluate" if out is None else "predict"
     with saved_run(chosen, labelled=out is None) as run:
-        data = run.recipe.data
+        data, labelled = run.recipe.data, bool(run.source.labels)
         paths = find(data.path) if data.kind in FILE_KINDS else []
         if out is not None and out.exists() and any(out.samefile(path) for path in paths):
             raise ValueError(f"out is {out}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
-        metrics = Metrics() if run.labelled else None
+        metrics = Metrics() if labelled else None
         samples, first, began = 0, 0, started
         with (
             progress_of(command, run.source.steps) as progress,
-            predictions_in(out, labelled=run.labelled, about=about) as write,
+            predictions_in(out, labelled=labelled, about=about) as write,
             in_thread(_scored(run)) as scored,
         ):
             for done, (batch, logits, numbers) in enumerate(scored, start=1):

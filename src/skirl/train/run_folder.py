@@ -294,7 +294,7 @@ def _sums(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
     times = batches.times
     counts = {"steps": meter.steps, "samples": meter.samples, "losses": meter.losses}
     stages = {f"{kind} {stage}": s for kind in ("busy", "blame") for stage, s in getattr(times, kind).items()}
-    return counts | {"seconds": meter.seconds, "stall": times.stall, "read": times.read} | stages
+    return counts | {"seconds": meter.speed.seconds, "stall": times.stall, "read": times.read} | stages
 
 
 class Missing:
