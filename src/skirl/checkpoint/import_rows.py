@@ -65,7 +65,10 @@ def import_rows(
             raise RuntimeError("a lookahead is iterating over these embeddings: import before its loop, or after it")
         collection.current.finish()
     if isinstance(source, str | Path) and Path(source).is_dir():
-        found = _from_checkpoint(tables, Path(source))
+        peers = next(iter(tables.values())).engine.rows.peers
+        with opened(source, peers) as (rows, *_):
+            each = Votes(peers).told(copy_rows(tables, tables_of(rows), Path(source)), "rows of a checkpoint taken")
+        found = {name: sum(theirs[name] for theirs in each) for name in each[0]}
     else:
         found = _from_tensors(tables, Tensors(source), names or {})
     for collection in collections:
@@ -141,13 +144,6 @@ def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: M
         if source.steps is not None:
             source.place.pack.steps[source.place.number] = source.steps
     return {source.place.table.name: source.total for source in plan}
-
-
-def _from_checkpoint(tables: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
-    peers = next(iter(tables.values())).engine.rows.peers
-    with opened(path, peers) as (rows, *_):
-        each = Votes(peers).told(copy_rows(tables, tables_of(rows), path), "rows of a checkpoint taken")
-    return {name: sum(their[name] for their in each) for name in each[0]}
 
 
 def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace], path: Path) -> dict[str, int]:

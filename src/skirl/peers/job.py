@@ -36,8 +36,7 @@ _joined: list[Peers] = []
 
 def trainers(device: str = "cpu", timeout: float | None = None) -> Peers:
     """Return the trainers of this job, joining them first if need be. Return `Alone` if no launcher started this process."""
-    given = _given.get()
-    if given is not None:
+    if (given := _given.get()) is not None:
         return given
     with _joining:
         if not _joined:
