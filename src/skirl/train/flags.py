@@ -24,8 +24,6 @@ class OptimizerFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class RateFlags:
-    """Learning rates, and how they change over a run."""
-
     group: ClassVar[str] = "learning"
 
     lr: float = 0.02
@@ -68,8 +66,6 @@ class StepFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
-    """The share of the tables on the device, and where the rest is."""
-
     group: ClassVar[str] = "cache"
 
     cache: str = "10%"
@@ -114,8 +110,6 @@ class CacheFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class MovementFlags:
-    """The movement of rows between cache and store."""
-
     group: ClassVar[str] = "cache"
 
     prefetch: int = 2
@@ -128,8 +122,6 @@ class MovementFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFlags:
-    """Where to compute, and with which numbers."""
-
     group: ClassVar[str] = "device"
 
     device: str = "cpu"
@@ -154,8 +146,6 @@ class DeviceFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationFlags:
-    """When to evaluate."""
-
     group: ClassVar[str] = "evaluation"
 
     eval_every: int | None = None
@@ -214,8 +204,6 @@ class CheckpointFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveFlags(CheckpointFlags):
-    """When a run is saved, and how many checkpoints stay."""
-
     keep_last: int | None = None
     """Number of newest checkpoints to keep in the folder; 2 if not given."""
 
@@ -227,8 +215,6 @@ class SaveFlags(CheckpointFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class LogFlags:
-    """The files in which a run is recorded."""
-
     group: ClassVar[str] = "output"
 
     run: str = "auto"
