@@ -98,7 +98,6 @@ class TorchHandle(torch.optim.Optimizer):
     has `name` and `tables`. Its `lr` and `weight_decay` may be set, and take effect from the next backward on."""
 
     def __init__(self, groups: Groups, at: str | torch.device = "cpu") -> None:
-        self._groups: Groups | None = None
         super().__init__(
             [
                 {
@@ -143,7 +142,6 @@ class TorchHandle(torch.optim.Optimizer):
 
     def settings(self) -> list[Setting]:
         """Return the settings of each group for the next backward, or raise if one was set that may not change."""
-        assert self._groups is not None
         for i, (group, fixed) in enumerate(zip(self.param_groups, self._fixed, strict=True)):
             if not fixed.isdisjoint(group):
                 name = min(fixed & group.keys())
@@ -166,7 +164,7 @@ class TorchHandle(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse other parameters: nothing would ever update them."""
-        if self._groups is not None:
+        if hasattr(self, "_groups"):  # else torch adds the groups that it was made with
             raise ValueError(
                 "rows have one group for each pattern that the collection was made with (optimizer={'PATTERN': ...}): give "
                 "other parameters to an optimizer of torch"

@@ -59,9 +59,8 @@ class Collection(nn.Module):
                 "'4GiB'; skirl.size(loader, tables) says what your data needs"
             )
         pack = Pack(tables, optimizer, seed)
-        options: Any = {"cache": cache, "store": store, "dtype": dtype, "resume": resume, "device": device}
-        options["placement"] = placement
-        self._hold(Engine([pack], pooled=self.pooled, **options), pack, grad_scaler)
+        options: Any = {"cache": cache, "store": store, "dtype": dtype, "resume": resume, "placement": placement}
+        self._hold(Engine([pack], pooled=self.pooled, device=device, **options), pack, grad_scaler)
 
     def _hold(self, engine: Engine, pack: Pack, grad_scaler: Any = None) -> None:
         self.engine, self.pack = engine, pack
