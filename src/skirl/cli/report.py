@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import BEST
-from skirl.cli.show import SCORES, Chart, ShowFlags, columns, facts, scores, write_page
+from skirl.cli.show import SCORES, ShowFlags, columns, facts, scores, write_page
 from skirl.tools.flags import flags_of, option
 from skirl.tools.units import clock, figure, size
 from skirl.train.resume import shown, told
@@ -89,7 +89,7 @@ def report_of_run(folder: Path) -> dict[str, Any]:
         losses = {"training, each interval": _points(train, "loss"), "held out": _points(evaluations, "test_logloss")}
         aucs = {"training, so far": _points(train, "auc"), "held out": _points(evaluations, "test_auc")}
         speed = {"samples": _points(train, "samples_per_second")}
-        charts = [Chart("Log loss", losses), Chart("AUC", aucs), Chart("Samples a second", speed)]
+        charts = {"Log loss": losses, "AUC": aucs, "Samples a second": speed}
         shown = run_lines(run) | _details(config, run, evaluations)
         run["page"] = write_page(folder / PAGE, f"Run {folder.name}", _lead(run), charts, shown)
     return run
@@ -260,7 +260,7 @@ def report_of_sweep(folder: Path) -> dict[str, Any]:
         every = {at["variant"]: lines_of(folder / at["variant"]) for at in sweep["standing"]}
         losses = {of: _points(_of_kind(lines, "train"), "loss") for of, lines in every.items()}
         held_out = {of: _points(_of_kind(lines, "eval"), "test_logloss") for of, lines in every.items()}
-        charts = [Chart("Log loss, each interval", losses), Chart("Log loss on the samples held out", held_out)]
+        charts = {"Log loss, each interval": losses, "Log loss on the samples held out": held_out}
         best = sweep["standing"] and f"The best of {len(sweep['variants'])} variants is {best_line(sweep)}."
         lead = (
             sweep["failed"] or best or "No step is done yet.",

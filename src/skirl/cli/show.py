@@ -158,19 +158,17 @@ pre {{ overflow-x: auto; }}
 """
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Lines over steps, each a list of points, by name; important ones first."""
-
-    title: str
-    lines: Mapping[str, Sequence[tuple[float, float]]]
+Chart = Mapping[str, Sequence[tuple[float, float]]]
+"""Lines over steps, each a list of points, by name; important ones first."""
 
 
-def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Chart], lines: Mapping[str, str]) -> str:
+def write_page(
+    path: Path, title: str, lead: Iterable[str], charts: Mapping[str, Chart], lines: Mapping[str, str]
+) -> str:
     """Write a page of sentences, pictures (without matplotlib a sentence), and lines as a command prints them. Return its
     path."""
-    drawn = [chart for chart in charts if any(chart.lines.values())]
-    pictures = map(svg, drawn) if find_spec("matplotlib") else [NO_PICTURES] * bool(drawn)
+    drawn = {name: chart for name, chart in charts.items() if any(chart.values())}
+    pictures = map(svg, drawn, drawn.values()) if find_spec("matplotlib") else [NO_PICTURES] * bool(drawn)
     page = PAGE.format(
         title=escape(title),
         lead="\n".join(f"<p>{escape(sentence)}</p>" for sentence in lead),
@@ -182,20 +180,20 @@ def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Cha
     return str(path)
 
 
-def svg(chart: Chart) -> str:
+def svg(title: str, chart: Chart) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     style: Any = {
-        "svg.fonttype": "none", "svg.hashsalt": chart.title, "text.parse_math": False, "font.size": 11,
+        "svg.fonttype": "none", "svg.hashsalt": title, "text.parse_math": False, "font.size": 11,
         "axes.spines.top": False, "axes.spines.right": False,
     }  # fmt: skip
     with mpl.rc_context(style):
         figure = Figure(figsize=(5.6, 3.9), layout="constrained")
         axes = figure.add_subplot(xlabel="step")
-        axes.set_title(chart.title, loc="left", fontweight="bold", wrap=True)
+        axes.set_title(title, loc="left", fontweight="bold", wrap=True)
         axes.grid(alpha=0.25)
-        drawn = {name: points for name, points in chart.lines.items() if points}
+        drawn = {name: points for name, points in chart.items() if points}
         named = []
         for i, (name, points) in enumerate(drawn.items()):
             color = f"C{i}" if i < MOST_NAMED else "#8888"
@@ -206,7 +204,7 @@ def svg(chart: Chart) -> str:
             inside = [y for points in best[: (len(best) + 1) // 2] for _, y in points[len(points) // 10 :]]
             room = 0.1 * (max(inside) - min(inside)) or 0.1
             axes.set_ylim(min(inside) - room, max(inside) + room)
-        if len(chart.lines) > 1:
+        if len(chart) > 1:
             figure.legend(*zip(*named[:MOST_NAMED]), loc="outside lower left", ncols=2, frameon=False, fontsize=9)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
