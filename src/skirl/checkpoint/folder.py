@@ -273,6 +273,15 @@ def refuse_sweep(folder: Path) -> None:
         )
 
 
+def refuse_checkpoints(folder: Path) -> None:
+    """Raise if the folder holds another run's checkpoints: ours would push them out, and until then they pass for ours."""
+    refuse_sweep(folder)
+    if numbers(folder):
+        raise ValueError(
+            f"{folder} holds the checkpoints of a run: add --resume to go on from them, or set save to another folder"
+        )
+
+
 def _named_by_sweep(folder: Path) -> str | None:
     """Return the name of the header in this folder from which a sweep goes on with this variant; None if there is none."""
     own = Path(os.path.abspath(folder))

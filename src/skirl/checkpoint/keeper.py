@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from skirl.checkpoint import Saving, load, numbers, save
+from skirl.checkpoint import Saving, load, save
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
@@ -73,9 +73,9 @@ class Keeper:
             self._lock = Lock(folder)
         try:
             if not self._resume:
-                refuse_checkpoints(folder)
+                folders.refuse_checkpoints(folder)
                 if self._best is not None:
-                    refuse_checkpoints(self._best)
+                    folders.refuse_checkpoints(self._best)
             else:
                 self._go_on(folder)
         except BaseException:
@@ -238,12 +238,3 @@ def _claim(folder: Path) -> int | None:
         return folders.claim(folder)
     except OSError:
         return None
-
-
-def refuse_checkpoints(folder: Path) -> None:
-    """Raise if the folder holds another run's checkpoints: ours would push them out, and until then they pass for ours."""
-    folders.refuse_sweep(folder)
-    if numbers(folder):
-        raise ValueError(
-            f"{folder} holds the checkpoints of a run: add --resume to go on from them, or set save to another folder"
-        )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from skirl.core import OptimizerName
+from skirl.core.tree import check_shards
 
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where to make run folders if no flag does; "none" for nowhere."""
@@ -57,8 +58,6 @@ class StepFlags:
     """Seconds to wait for another trainer before the job ends with its name; $SKIRL_TIMEOUT or 600 if not given."""
 
     def __post_init__(self) -> None:
-        from skirl.core.tree import check_shards
-
         check_shards(self.shards)
         if self.peer_timeout is not None and not self.peer_timeout > 0:
             raise ValueError(f"peer_timeout is {self.peer_timeout}: set it to seconds above 0")

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from skirl.checkpoint.folder import refuse_sweep
+from skirl.checkpoint import folder
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import option
 from skirl.tools.sealed_json import CheckpointError
@@ -33,16 +33,12 @@ class Origin(NamedTuple):
 
 def origin_of(saving: CheckpointFlags, *, saved: bool | None = None) -> Origin | None:
     """The checkpoint that the run takes rows and weights from; None if it goes on with its own, or takes none."""
-    from skirl.checkpoint import folder
-
     save, from_ = saving.save, saving.from_
     if save is not None and not saving.resume:
-        from skirl.checkpoint.keeper import refuse_checkpoints
-
-        refuse_checkpoints(save)
+        folder.refuse_checkpoints(save)
     elif save is not None:
         if saved is None:
-            refuse_sweep(save)
+            folder.refuse_sweep(save)
             if save.exists() and not save.is_dir():
                 raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
         if folder.numbers(save) if saved is None else saved:
@@ -97,8 +93,6 @@ def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def saved_flags(path: Path) -> dict[str, Any]:
     """The flags that a folder's newest readable checkpoint was saved with; empty if none says so."""
-    from skirl.checkpoint import folder
-
     for header in folder.headers(path) if folder.is_header(path) or folder.numbers(path) else ():
         try:
             return dict((run_of(folder.read(header)) or {}).get("flags", {}))
