@@ -21,7 +21,7 @@ from torch import nn
 
 from common import Bench, RepeatedBatches, Stopwatch, main, result, trainers_of
 from network import batches_of, parts_of, placed, sent
-from skirl.core.jagged import KeyedJagged
+from skirl.core.batch import KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
 from skirl.nn.collection import EmbeddingBagCollection

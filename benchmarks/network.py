@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from common import Bench, Stopwatch, main, ratio, result, trainers_of
 from placement import production
-from skirl.core.jagged import KeyedJagged
+from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD, RowwiseAdagrad
 from skirl.core.tables import Table
 from skirl.core.tree import block_of

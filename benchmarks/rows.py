@@ -16,8 +16,7 @@ from torch import Tensor
 
 from common import Bench, FbgemmTables, TorchTables, has_fbgemm, in_turns, main, ratio, result
 from skirl.core.batch import KeyedJagged
-from skirl.core.id_hash import hashes_of
-from skirl.core.ids import Ids, Resolver
+from skirl.core.ids import Ids, Resolver, hashes_of
 from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table

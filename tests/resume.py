@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import skirl
+from skirl.checkpoint.without_model import opened
 from skirl.core.optim import RowOptimizer
 from skirl.data import Synthetic
+from skirl.nn.collection import collections_of
 from skirl.tools import rng_state
 from tests.streams import stored_rows
 
@@ -187,6 +189,15 @@ class Run:
         found["drawn"] = self.drawn
         found["step"] = self.batches.step
         return found
+
+
+def learned(saved: Path) -> dict[Any, bytes]:
+    """Return all rows with their state, and the dense weights, of the newest checkpoint."""
+    with opened(saved) as (rows, dense, *_):
+        found: dict[Any, bytes] = {name: value.numpy().tobytes() for name, value in dense.items()}
+        for place, collection in collections_of(rows).items():
+            found |= {(place, key): row.tobytes() for key, row in stored_rows(collection.engine).items()}
+    return found
 
 
 def plain(value: Any) -> Any:

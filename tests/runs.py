@@ -53,7 +53,6 @@ class Case:
     dtype: torch.dtype = torch.float32
     unpooled: bool = False
     frozen: tuple[str, ...] = ()
-    """Tables that are not trained."""
     # The batches.
     sizes: tuple[int, int] = (1, 4)
     longest: int = 3
@@ -200,7 +199,6 @@ class Run:
         return 1.0 if rule.weight_follows_state else self.case.gamma
 
     def go(self) -> Report:
-        """Run all parts and compare."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self.case.threads)
         try:
@@ -471,7 +469,6 @@ class Run:
         return cache + case.spare
 
     def _split(self, cache: int, window: list[list[Item]]) -> np.ndarray:
-        """Return the number of slots of each bank."""
         largest = np.max([self._demand(step) for step in window], axis=0)
         banks = self.schema.banks
         if len(banks) == 1:
@@ -484,11 +481,9 @@ class Run:
         return np.array(capacity.divide(demand.tolist(), largest.tolist(), in_flight=1).slots)
 
     def _demand(self, items: list[Item]) -> np.ndarray:
-        """Return the number of distinct rows in each bank."""
         banks = range(len(self.schema.banks))
         return np.array([len({key for item in items for key in self._keys(item, bank)}) for bank in banks])
 
     def _keys(self, item: Item, bank: int) -> list[int]:
-        """Return the keys of a batch, one for each position."""
         features = self.schema.banks[bank].features
         return [f.table << 48 | i for f in features for i in self.bags[item.number][f.name][0]]

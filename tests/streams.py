@@ -35,8 +35,6 @@ def jagged(
 
 @dataclass
 class Item:
-    """One batch, as the loader yields it."""
-
     number: int
     sparse: Any
     targets: torch.Tensor

@@ -23,23 +23,12 @@ from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train, Verify
 from skirl.engine.engine import Damaged
 from skirl.tools.flags import Flag, flags_of, option
+from tests.processes import interpreter
 from tests.warm import COMMAND, PIPE, Python
 
-SOURCE = str(Path(cli.__file__).parents[2])
+COMMAND_LINE = [sys.executable, "-m", "skirl"]
+"""Of a fresh interpreter. Tests fork theirs instead where the start does not matter."""
 SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 --threads 1".split()  # noqa: SIM905
-
-
-def skirl(*args: str) -> subprocess.CompletedProcess[str]:
-    """Run skirl in a fresh interpreter. Tests fork theirs instead where the start does not matter."""
-    return subprocess.run(command(*args), capture_output=True, text=True, env=environment(), timeout=120, check=False)
-
-
-def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "skirl", *args]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": SOURCE}
 
 
 def exit_code(*args: str) -> int:
@@ -57,7 +46,7 @@ def test_version(capsys):
 
 def test_python_m_is_the_command():
     """As torchrun starts it. The exit code is the command's."""
-    done = skirl("trian")
+    done = subprocess.run([*COMMAND_LINE, "trian"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "did you mean 'train'?" in done.stderr
 
 
@@ -102,7 +91,7 @@ def test_help_and_a_wrong_flag_need_no_torch():
             assert not {"torch", "numba", "pyarrow"} & set(sys.modules), args
         print(len(asked))
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
+    done = interpreter(program)
     assert done.stdout.endswith(f"\n{2 * len(cli.COMMANDS)}\n"), done.stderr
     assert all(f"\n  {name} " in done.stdout for name in cli.COMMANDS)
 
@@ -211,9 +200,7 @@ def test_a_reader_that_goes_away_is_no_traceback(python: Python):
 def test_nobody_reading_is_no_traceback():
     ours, theirs = os.pipe()
     os.close(ours)
-    done = subprocess.run(
-        command("train", "--help"), stdout=theirs, stderr=PIPE, env=environment(), text=True, timeout=120
-    )
+    done = subprocess.run([*COMMAND_LINE, "train", "--help"], stdout=theirs, stderr=PIPE, text=True, timeout=120)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -228,12 +215,8 @@ def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
 
 @dataclass
 class Command:
-    """Counts."""
-
     number: int = 3
-    """What to return."""
     json: bool = False
-    """As JSON."""
 
     def run(self) -> Mapping[str, object]:
         if self.number < 0:

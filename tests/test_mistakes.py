@@ -139,13 +139,9 @@ def has() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake and its sentence."""
-
     name: str
     done: str
-    """The line that is typed."""
     said: str
-    """The sentence that it gives."""
 
 
 def mistakes() -> list[Mistake]:

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import skirl
+from tests.processes import interpreter
 
 PACKAGES = (
     "skirl", "skirl.torchrec", "skirl.lightning", "skirl.nn", "skirl.models", "skirl.data", "skirl.store", "skirl.dedup",
@@ -88,5 +87,4 @@ def test_importing_skirl_imports_no_torch_until_a_name_needs_it():
         except ImportError:
             print("needs it")
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\nneeds it\n"
+    assert interpreter(code).stdout == "False\nneeds it\n"

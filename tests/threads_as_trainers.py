@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from skirl.peers.base import CHANNELS, OF_STEP, Channel, PeerError, Peers, Wait, failed, missing, over, said_of
 
@@ -50,7 +50,7 @@ class InProcess(Peers):
     def __init__(self, job: _Job, rank: int) -> None:
         super().__init__(rank, job.size, job.timeout)
         self._job = job
-        self.channels.update((name, _BetweenThreads(job, name, rank)) for name in CHANNELS)
+        self.channels.update((name, _BetweenThreads(name, self)) for name in CHANNELS)
 
     @classmethod
     def job(cls, size: int, *, timeout: float = 20.0, hook: PeersHook | None = None) -> "list[InProcess]":
@@ -105,9 +105,9 @@ class InProcess(Peers):
 class _BetweenThreads(Channel):
     """A channel whose ranks are threads. Unlike a process group, it sees and compares what all ranks do."""
 
-    def __init__(self, job: _Job, name: str, rank: int) -> None:
-        super().__init__(name, rank, job.size)
-        self._job = job
+    def __init__(self, name: str, peers: InProcess) -> None:
+        super().__init__(name, peers)
+        self._job = peers._job
         self._moves = 0
 
     def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
@@ -162,7 +162,3 @@ class _BetweenThreads(Channel):
                 return call.brought
 
         return take
-
-    def _fail(self, why: str) -> NoReturn:
-        self._job.fail(why)
-        raise PeerError(why)

@@ -43,7 +43,6 @@ def train(**flags: Any) -> Train:
 
 
 def state_of(saves: Path, store: str) -> dict[str, str]:
-    """Return digests of everything in the newest checkpoint."""
     recipe = train(store=store).recipe
     embeddings, meter = recipe.embeddings(400), Meter()
     model, dense = recipe.model_over(embeddings)

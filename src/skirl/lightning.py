@@ -130,16 +130,15 @@ class Rows(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        for collection in collections_of(pl_module).values():
-            if scaler is not None and collection.grad_scaler is None:
-                collection.grad_scaler = scaler
         if trainer.gradient_clip_val:
             log.warning(
                 "gradient_clip_val clips the dense parameters alone: rows are not Parameters. Their optimizer clips them, "
                 "each by its own norm: skirl.Adagrad(lr=..., clip=...)"
             )
-            for collection in collections_of(pl_module).values():
-                collection.anchor.said = True
+        for collection in collections_of(pl_module).values():
+            if scaler is not None and collection.grad_scaler is None:
+                collection.grad_scaler = scaler
+            collection.anchor.said |= bool(trainer.gradient_clip_val)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Keep a resumed step from being saved again after the next micro-batch."""
@@ -251,11 +250,8 @@ class _First:
 
 
 class WithRows(CheckpointIO):
-    """Lightning's checkpoints, with a folder of rows next to each.
-
-    The folder keeps two checkpoints of rows, and Lightning's file names the one that it belongs to. So a kill between
-    writing the two leaves a complete checkpoint under the name.
-    """
+    """Lightning's checkpoints, with a folder of rows next to each. It keeps two checkpoints of rows, and Lightning's file
+    names the one that it belongs to. So a kill between writing the two leaves a complete checkpoint under the name."""
 
     def __init__(self, files: CheckpointIO, rows: Rows) -> None:
         self.files = files

@@ -51,7 +51,6 @@ class Both:
         self.reference.backward({name: values + values for name, values in expected.items()})
 
     def check(self, path: Path, names: list[str] | None = None) -> None:
-        """Check a file of all tables, or of one."""
         found = load_file(path)
         expected = {}
         for t, table in enumerate(TABLES):

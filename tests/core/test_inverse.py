@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import KeyedJagged, Table
-from skirl.core.id_hash import hashes_of
-from skirl.core.ids import BadIds, capture, positions_of
+from skirl.core.ids import BadIds, capture, hashes_of, positions_of
 from skirl.core.tables import Schema
 from tests.cases import cases
 from tests.core.test_find import bags_of, drawn, found_in

@@ -23,6 +23,7 @@ from skirl.store.disk.os_files import DiskError
 from skirl.train.recipe import Recipe
 from skirl.train.resume import told
 from tests.loops import wait_for
+from tests.resume import learned
 from tests.warm import COMMAND, Python
 
 SMALL: dict[str, Any] = {
@@ -82,7 +83,6 @@ def by_hand(
 
 
 def losses_of(monkeypatch: pytest.MonkeyPatch, command: Train) -> tuple[list[float], dict[str, Any]]:
-    """Return the loss of each step of a run, and its result."""
     found: list[float] = []
     real = loop.steps
 
@@ -193,19 +193,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last(judged, monkeypatch):
     ).run()
     assert plain["loss"] == result["loss"]
     at = dict(folder.headers_with_steps(saved.parent / "plain"))
-    ours, theirs = (opened_rows(path) for path in (saved / "best", at[step]))
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
-
-
-def opened_rows(path: Path) -> dict[str, Any]:
-    from skirl.checkpoint.export import rows_of
-    from skirl.checkpoint.without_model import opened
-
-    with opened(path) as (rows, dense, *_):
-        tables = {
-            f"{name} {i}": part for name, ids, weights in rows_of(rows, None) for i, part in enumerate((ids, weights))
-        }
-        return tables | {name: value.numpy() for name, value in dense.items()}
+    assert learned(saved / "best") == learned(at[step])
 
 
 def test_the_best_is_exported_and_gone_on_from(judged, tmp_path, capsys):
@@ -242,7 +230,7 @@ def test_killed_at_any_moment_the_old_best_is_whole_or_the_new_one(store, tmp_pa
         if not kept:
             folder.keep_best(header)
         kept.append(header)
-    values = [opened_rows(path) for path in kept]
+    values = [learned(path) for path in kept]
     calls, limit = 0, 0
 
     def counted(real: Any) -> Any:
@@ -266,9 +254,7 @@ def test_killed_at_any_moment_the_old_best_is_whole_or_the_new_one(store, tmp_pa
                 folder.keep_best(copy / kept[1].name)
             except Killed:
                 through = False
-        there = opened_rows(copy / "best")
-        which = next(i for i, one in enumerate(values) if all(np.array_equal(one[n], there[n]) for n in one))
-        found.append(which)
+        found.append(values.index(learned(copy / "best")))
         shutil.rmtree(copy)
         if through:
             break

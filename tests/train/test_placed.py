@@ -67,9 +67,9 @@ def test_a_run_takes_what_moves_fewer_bytes():
     [
         ({"trainers": 3}, "a plan for 3 trainers, and there are 2"),
         ({"tables": [{"name": "a", "trainer": 0}]}, "a plan for other tables"),
-        ({"tables": [{"name": "a", "trainer": 2}, {"name": "b", "trainer": None}]}, "a trainer that is no number below 2"),
-        ({"tables": [{"name": "a", "trainer": {"0": 2, "2": 2}}, {"name": "b", "trainer": 0}]}, "no number below 2"),
-        ({"tables": [{"name": "a", "trainer": {"0": 4, "1": 0}}, {"name": "b", "trainer": 0}]}, "no number above 0"),
+        ({"tables": [{"name": "a", "trainer": 2}, {"name": "b", "trainer": None}]}, "table 'a' at 2: name trainers by"),
+        ({"tables": [{"name": "a", "trainer": {"0": 2, "2": 2}}, {"name": "b", "trainer": 0}]}, "numbers below 2"),
+        ({"tables": [{"name": "a", "trainer": {"0": 4, "1": 0}}, {"name": "b", "trainer": 0}]}, "and columns above 0"),
         ({"tables": [{"name": name, "trainer": 0} for name in "abb"]}, "places table 'b' twice"),
         ({"format": "other"}, "is no plan of tables for trainers"),
         ({"format": "skirl-table-plan"}, "a plan for TorchRec: make one by skirl place --trainers 2"),

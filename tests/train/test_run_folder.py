@@ -11,7 +11,7 @@ import pytest
 from skirl.checkpoint.folder import Superseded
 from skirl.cli import main
 from skirl.cli.report import Report, report_of_run
-from skirl.cli.show import Chart, svg
+from skirl.cli.show import svg
 from skirl.cli.train import Train
 from skirl.train import run_folder
 from skirl.train.run_folder import METRICS, RunFolder, lines_of
@@ -150,7 +150,7 @@ def test_what_diverged_is_reported(run, tmp_path):
 
 def test_charts_show_the_best_and_not_the_height_of_early_losers():
     lines = {f"v{n}": [(s / 1000, 0.5 + 0.01 * n + (9.0 if s < 2 else 0.0)) for s in range(40)] for n in range(3)}
-    picture = svg(Chart("log loss", lines | {"lost": [(0.01, 50.0), (0.02, 90.0)]}))
+    picture = svg("log loss", lines | {"lost": [(0.01, 50.0), (0.02, 90.0)]})
     assert "0.50" in picture and ">20<" not in picture and ">8<" not in picture
 
 

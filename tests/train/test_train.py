@@ -124,15 +124,10 @@ FLAGS = "--data synthetic:tiny --model dcnv2-tiny --deep 9,5 --dim 4 --batch 32 
 SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet"
 
 
-@pytest.fixture
-def run(tmp_path: Path, as_json: Any) -> tuple[Path, dict[str, Any]]:
+def test_a_run_and_its_repetition_have_the_same_bits(tmp_path: Path, as_json: Any) -> None:
     folder = tmp_path / "first"
     writes = ["--run", str(folder), "--save", str(tmp_path / "saved"), "--save-every", "5"]
-    return folder, as_json("train", *FLAGS.split(), *SEED.split(), *writes)
-
-
-def test_a_run_and_its_repetition_have_the_same_bits(run, as_json):
-    folder, first = run
+    first = as_json("train", *FLAGS.split(), *SEED.split(), *writes)
     for path in (folder, folder / "config.json"):
         again = as_json("train", "--config", str(path), "--quiet")
         for what in ("loss", "auc", "test_logloss", "counters", "rows"):

@@ -14,12 +14,10 @@ import torch
 
 from skirl.checkpoint import folder
 from skirl.checkpoint.keeper import Asked, Keeper
-from skirl.checkpoint.without_model import opened
 from skirl.cli.train import Train
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
 from skirl.data.share import block
-from skirl.nn.collection import collections_of
 from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
@@ -27,7 +25,7 @@ from skirl.tools.flags import flags_of
 from skirl.train.loop import Done, TrainerShare, keys_of
 from skirl.train.metrics import Meter
 from skirl.train.recipe import Recipe
-from tests.streams import stored_rows
+from tests.resume import learned
 from tests.threads_as_trainers import InProcess
 from tests.warm import COMMAND, Python
 
@@ -61,15 +59,6 @@ def by_trainers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str,
     return run
 
 
-def learned(saved: Path) -> dict[Any, bytes]:
-    """Return all rows with their state, and the dense weights, of the newest checkpoint."""
-    with opened(saved) as (rows, dense, *_):
-        found: dict[Any, bytes] = {name: value.numpy().tobytes() for name, value in dense.items()}
-        for place, collection in collections_of(rows).items():
-            found |= {(place, key): row.tobytes() for key, row in stored_rows(collection.engine).items()}
-    return found
-
-
 METRICS = ("loss", "auc", "logloss", "samples", "steps", "from", "best", "test_logloss", "stopped_early")
 
 
@@ -78,7 +67,6 @@ OF_FIRST = ("auc", "logloss")
 
 
 def same(results: list[dict[str, Any]], one: dict[str, Any], *but: str) -> None:
-    """Check that all trainers have what one process has."""
     for rank, result in enumerate(results):
         for name in METRICS:
             if name not in but:

@@ -1,7 +1,4 @@
-"""Save and load everything that a run needs to continue bit for bit as if it had never stopped.
-
-docs/checkpoints.md says how, and what the files contain.
-"""
+"""Save and load everything that a run needs to continue bit for bit as if it had never stopped: docs/checkpoints.md."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,5 @@
-"""What a checkpoint holds besides rows: values as JSON with named tensors, and the file of those tensors.
-
-It is one safetensors file in a folder of its own, so that the HuggingFaceStorageReader of torch.distributed.checkpoint can
-read it. Decoding needs no torch.
-"""
+"""What a checkpoint holds besides rows: values as JSON with named tensors, and these in one safetensors file, in a folder of
+its own for the HuggingFaceStorageReader of torch.distributed.checkpoint. Decoding needs no torch."""
 
 import hashlib
 from collections import Counter, OrderedDict

@@ -1,6 +1,4 @@
-"""Check that a checkpoint fits a run. Everything that gives its rows and parameters their meaning is compared field by
-field before anything changes, and an error names the first difference with both values.
-"""
+"""Check that a checkpoint fits a run, field by field, before anything changes: an error names the first difference."""
 
 import json
 from collections.abc import Sequence
@@ -69,7 +67,6 @@ def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
 
 
 def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None:
-    """Raise a CheckpointError that names the first field that differs, if any does."""
     if isinstance(saved, dict) and isinstance(here, dict) and saved.get("type") != here.get("type"):
         check_definition(saved.get("type"), here.get("type"), path, where)
     elif isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():
@@ -98,13 +95,12 @@ def check_optimizers(saved: list[Any], parts: list[Any], model: nn.Module) -> No
     if len(saved) != len(parts):
         types = ", ".join(entry["type"] for entry in saved) or "none"
         raise CheckpointError(f"{len(parts)} optimizers given, the checkpoint has {len(saved)} ({types}): pass these")
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     for i, (entry, part) in enumerate(zip(saved, parts, strict=True)):
         if entry["type"] != type(part).__name__:
             raise CheckpointError(
                 f"optimizers[{i}] is of type {type(part).__name__}, it was {entry['type']}: pass them as they were saved"
             )
-        if entry["parameters"] != parameters(part, names):
+        if entry["parameters"] != parameters(part, model):
             raise CheckpointError(
                 f"optimizers[{i}] has other parameters or groups than it had: make both as they were saved"
             )
@@ -150,9 +146,10 @@ def listed(optimizers: Sequence[Any]) -> list[Any]:
     return parts
 
 
-def parameters(part: Any, names: dict[int, str]) -> list[list[str]] | None:
+def parameters(part: Any, model: nn.Module) -> list[list[str]] | None:
     if not isinstance(part, torch.optim.Optimizer):
         return None
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [[names.get(id(p), "?") for p in group["params"]] for group in part.param_groups]
 
 

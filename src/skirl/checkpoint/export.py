@@ -1,7 +1,5 @@
-"""Write trained rows to a file that other software reads, in the format that its suffix names.
-
-Rows are streamed, and sorted by id, so that a file does not depend on cache, store or timing.
-"""
+"""Write trained rows to a file that other software reads, in the format that its suffix names: streamed, and sorted by id,
+so that a file does not depend on cache, store or timing."""
 
 import json
 import math

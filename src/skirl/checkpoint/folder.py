@@ -1,7 +1,5 @@
-"""A folder of checkpoints: list them and their files, and remove what is not needed. README.md in this folder shows it.
-
-It belongs to the newest start of the run. One that is older but alive must not change it.
-"""
+"""A folder of checkpoints, as README.md shows it: list them and their files, and remove what is not needed. It belongs to
+the newest start of the run. One that is older but alive must not change it."""
 
 import json
 import logging
@@ -129,10 +127,8 @@ def _start_file(folder: Path, number: int) -> Path:
 
 
 def claim(folder: Path) -> int:
-    """Begin a new start by creating its file, and return its number. Two processes at once get different numbers.
-
-    This also removes drafts of headers, so that an older start that has just found itself the newest cannot rename its own.
-    """
+    """Begin a new start by creating its file, and return its number, another one for each of two processes at once. Remove
+    drafts of headers, so that an older start that has just found itself the newest cannot rename its own."""
     while True:
         number = max([0, *_starts(folder)]) + 1
         try:
@@ -150,11 +146,8 @@ def claim(folder: Path) -> int:
 
 
 def is_newest(folder: Path, start: int | None) -> bool:
-    """Return whether a start may still change the folder.
-
-    A network file system may list names as they were some seconds ago, but does not open a file that is gone. So this opens
-    the start's own file, which a newer start removes.
-    """
+    """Return whether a start may still change the folder. A network file system may list names as they were some seconds
+    ago, but does not open a file that is gone. So this opens the start's own file, which a newer start removes."""
     if start is None:
         return True
     there = _starts(folder)
@@ -187,21 +180,16 @@ def retain(folder: Path, number: int, keep: int, after: int | None, start: int |
 
 
 def drop_newer(folder: Path, number: int, start: int | None) -> None:
-    """Remove the headers of checkpoints newer than the one from which a start continues: it found them damaged.
-
-    Otherwise the next start might find one of them undamaged, and continue from steps that this one has trained and logged
-    again.
-    """
+    """Remove the headers of checkpoints newer than the one from which a start continues: it found them damaged. Otherwise
+    the next start might find one undamaged, and continue from steps that this one has trained and logged again."""
     newer = [n for n in numbers(folder) if n > number]
     if is_newest(folder, start):
         _remove_headers(folder, newer)
 
 
 def sweep(folder: Path, start: int | None = None) -> None:
-    """Remove files of ours that no header names: those of older checkpoints, of failed ones, and of killed readers.
-
-    Files are listed first, and whether this start is the newest is checked last, so no file of a newer start is removed.
-    """
+    """Remove files of ours that no header names: those of older checkpoints, of failed ones, and of killed readers. They are
+    listed first, and whether this start is the newest is checked last, so no file of a newer start is removed."""
     rows = folder / ROWS
     ours = [(path, path.name) for path in folder.iterdir() if _OURS.fullmatch(path.name)]
     if rows.is_dir():
@@ -253,10 +241,7 @@ def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
 
 
 def keep_best(header: Path) -> Path:
-    """Keep a checkpoint as the best, and return its folder. At every moment, the previous best or this one is complete.
-
-    Files are hard-linked, or copied if the file system has no links.
-    """
+    """Keep a checkpoint as the best, and return its folder. At every moment, the previous best or this one is complete."""
     own = header.parent / BEST
     try:
         _share(files(read(header)), header.parent, own)
@@ -282,10 +267,18 @@ def _share(named: set[str], source: Path, own: Path) -> None:
 
 
 def refuse_sweep(folder: Path) -> None:
-    """Raise if the folder holds a sweep: a run is no part of it."""
     if (folder / OF_SWEEP).is_file():
         raise ValueError(
             f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"
+        )
+
+
+def refuse_checkpoints(folder: Path) -> None:
+    """Raise if the folder holds another run's checkpoints: ours would push them out, and until then they pass for ours."""
+    refuse_sweep(folder)
+    if numbers(folder):
+        raise ValueError(
+            f"{folder} holds the checkpoints of a run: add --resume to go on from them, or set save to another folder"
         )
 
 

@@ -1,6 +1,5 @@
-"""Import rows piece by piece from a state dict of nn.EmbeddingBag, a file of `skirl.export` or another checkpoint. Reading
-a file cannot run code: torch's own format is read with `weights_only=True`.
-"""
+"""Import rows piece by piece from a state dict of nn.EmbeddingBag, a file of `skirl.export` or another checkpoint. Reading a
+file cannot run code."""
 
 import json
 import zipfile
@@ -66,7 +65,10 @@ def import_rows(
             raise RuntimeError("a lookahead is iterating over these embeddings: import before its loop, or after it")
         collection.current.finish()
     if isinstance(source, str | Path) and Path(source).is_dir():
-        found = _from_checkpoint(tables, Path(source))
+        peers = next(iter(tables.values())).engine.rows.peers
+        with opened(source, peers) as (rows, *_):
+            each = Votes(peers).told(copy_rows(tables, tables_of(rows), Path(source)), "rows of a checkpoint taken")
+        found = {name: sum(theirs[name] for theirs in each) for name in each[0]}
     else:
         found = _from_tensors(tables, Tensors(source), names or {})
     for collection in collections:
@@ -144,13 +146,6 @@ def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: M
     return {source.place.table.name: source.total for source in plan}
 
 
-def _from_checkpoint(tables: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
-    peers = next(iter(tables.values())).engine.rows.peers
-    with opened(path, peers) as (rows, *_):
-        each = Votes(peers).told(copy_rows(tables, tables_of(rows), path), "rows of a checkpoint taken")
-    return {name: sum(their[name] for their in each) for name in each[0]}
-
-
 def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
     """Copy the touched rows of all tables that both have, with their state if the optimizer is the same."""
     found: dict[str, int] = {}
@@ -177,8 +172,7 @@ def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace]
 
 
 def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
-    """Copy the touched rows of one table that this trainer owns, with their state if the optimizer is the `same`. Return how
-    many count here."""
+    """Copy the touched rows of a table that this trainer owns, with their state if `same`. Return how many count here."""
     taken, bank, rows = 0, bank_of(source.engine, source.number), place.engine.rows
     for keys in source.engine.store.held():
         keys = np.sort(keys[table_of(keys) == source.number])
@@ -239,7 +233,6 @@ class Tensors:
         return tuple(self._tensors[name].shape)
 
     def check(self, name: str, shape: tuple[int, ...], of: tuple[torch.dtype, ...], then: str) -> None:
-        """Raise a ValueError that says what to do unless a tensor has this shape and one of these dtypes."""
         found, wanted = str(list(self.shape(name))), str(list(shape))
         if found == wanted:
             if (dtype := self._tensors[name].dtype) in of:

@@ -6,9 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from skirl.checkpoint import Saving, load, numbers, save
+from skirl.checkpoint import Saving, load, save
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint.folder import drop_newer, refuse_sweep, take_back
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
@@ -29,12 +28,9 @@ class Asked(NamedTuple):
 
 class Keeper:
     """Saves a run. Use it in a with-block inside the lookahead's. Entering it with `resume` is a new start of the run: an
-    older one that may still be alive saves and logs nothing from then on.
-
-    At SIGTERM or Ctrl-C the run saves after its current step and ends; a second one ends it at once. If a checkpoint
-    cannot be written, a warning says so, the one before it stays, and the next one is tried anyway. If an error ends the
-    run before its first step, its first checkpoint is removed.
-    """
+    older one that may still be alive saves and logs nothing from then on. At SIGTERM or Ctrl-C the run saves after its
+    current step and ends; a second one ends it at once. If a checkpoint cannot be written, the one before it stays, and the
+    next one is tried anyway. If an error ends the run before its first step, its first checkpoint is removed."""
 
     def __init__(
         self,
@@ -77,9 +73,9 @@ class Keeper:
             self._lock = Lock(folder)
         try:
             if not self._resume:
-                refuse_checkpoints(folder)
+                folders.refuse_checkpoints(folder)
                 if self._best is not None:
-                    refuse_checkpoints(self._best)
+                    folders.refuse_checkpoints(self._best)
             else:
                 self._go_on(folder)
         except BaseException:
@@ -112,7 +108,7 @@ class Keeper:
                     )
         if self._start is not None:
             number = claimed({name: of.engine for name, of in collections.items()}, folder, self._start)
-            drop_newer(folder, number, self._start)
+            folders.drop_newer(folder, number, self._start)
 
     @property
     def found_none(self) -> bool:
@@ -140,18 +136,15 @@ class Keeper:
             self._release()
         refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
         if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
-            take_back(self._savings[0].folder, self._savings[0].number, self._start)
+            folders.take_back(self._savings[0].folder, self._savings[0].number, self._start)
 
     def asked(self) -> Asked:
         minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
         return Asked(self._signals.came is not None, minutes)
 
     def after_step(self, asked: Asked | None = None, *, last: bool = False, is_best: bool = False) -> bool:
-        """Save if it is time to. Return whether the run must end here.
-
-        asked: what all trainers have agreed on. None: what this process is asked for. last: whether this is the run's last
-        step. is_best: whether no step was better.
-        """
+        """Save if it is time to. Return whether the run must end here. asked: what all trainers have agreed on, None for
+        what this process is asked for."""
         if self._folder is None:
             return False
         if self._last is not None and self._last[0].done:
@@ -245,12 +238,3 @@ def _claim(folder: Path) -> int | None:
         return folders.claim(folder)
     except OSError:
         return None
-
-
-def refuse_checkpoints(folder: Path) -> None:
-    """Raise if the folder holds another run's checkpoints: ours would push them out, and until then they pass for ours."""
-    refuse_sweep(folder)
-    if numbers(folder):
-        raise ValueError(
-            f"{folder} holds the checkpoints of a run: add --resume to go on from them, or set save to another folder"
-        )

@@ -72,14 +72,12 @@ def load(
                 "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block "
                 "first"
             )
-    parts = listed(optimizers)
+    here = _Here(model, collections, listed(optimizers), data)
     settled(engines)
     votes, changed = Votes(trainers_of(model, peers)), list[Path]()
 
     def take(header: Path, digest: str) -> _Found:
-        found = votes.agreed(
-            lambda: _read(header, digest, model, collections, parts, data, votes), "checkpoint offered"
-        )
+        found = votes.agreed(lambda: _read(header, digest, here, votes), "checkpoint offered")
         votes.agreed(lambda: _take_rows(header, found, collections, changed), "checkpoint taken")
         return found
 
@@ -92,7 +90,7 @@ def load(
     for collection in collections.values():
         collection.forget()
     try:
-        _apply(found.run, found.saved, model, collections, parts, data)
+        _apply(found.run, found.saved, here)
     except Exception as error:  # other software wrote this header, with a correct checksum
         wrong = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
         for engine in engines.values():
@@ -105,6 +103,15 @@ def load(
         log.warning("saved with torch %s, this is %s: bits may differ from here on", found.torch, torch.__version__)
 
 
+class _Here(NamedTuple):
+    """What a checkpoint is loaded into."""
+
+    model: nn.Module
+    collections: Mapping[str, Collection]
+    parts: list[Any]
+    data: Any
+
+
 class _Found(NamedTuple):
     run: dict[str, Any]
     saved: dict[str, Any]
@@ -112,42 +119,27 @@ class _Found(NamedTuple):
     torch: str
 
 
-def _apply(
-    run: dict[str, Any],
-    saved: dict[str, Any],
-    model: nn.Module,
-    collections: Mapping[str, Collection],
-    parts: list[Any],
-    data: Any,
-) -> None:
-    for name, collection in collections.items():
+def _apply(run: dict[str, Any], saved: dict[str, Any], here: _Here) -> None:
+    for name, collection in here.collections.items():
         collection.optimizer.load_state_dict(run["rows"][name]["handle"])
-    model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))
-    for name, parameter in model.named_parameters():
+    here.model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))
+    for name, parameter in here.model.named_parameters():
         grad = run["grads"].get(name)
         parameter.grad = None if grad is None else grad.to(parameter.device)
-    for part, known in zip(parts, run["optimizers"] if parts else [], strict=True):
+    for part, known in zip(here.parts, run["optimizers"] if here.parts else [], strict=True):
         part.load_state_dict(known["state"])
-    if data is not None:
-        data.load_state_dict(run["data"])
+    if here.data is not None:
+        here.data.load_state_dict(run["data"])
     rng_state.restore(run["generators"])
 
 
-def _read(
-    header: Path,
-    digest: str,
-    model: nn.Module,
-    collections: Mapping[str, Collection],
-    parts: list[Any],
-    data: Any,
-    votes: Votes,
-) -> _Found:
+def _read(header: Path, digest: str, here: _Here, votes: Votes) -> _Found:
     """Read a checkpoint, and check that all files this trainer needs are undamaged and fit the model."""
     body = folder.read(header)
     if votes.rank and digest_of(header) != digest:
         raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
     try:
-        engines = {name: collection.engine for name, collection in collections.items()}
+        engines = {name: collection.engine for name, collection in here.collections.items()}
         rows_of = rows_for(body, votes, engines)
         for rows in rows_of.values():
             rows.check(header.parent / folder.ROWS)
@@ -158,15 +150,15 @@ def _read(
             if (wrong := misfit(rows, _ROWS)) is not None:
                 raise CheckpointError(f"{header} is wrong about its run: {wrong}; use another checkpoint")
         try:
-            check_definitions(body["definition"], {n: definition(c) for n, c in collections.items()}, header)
-            check_optimizers(run["optimizers"], parts, model)
-            check_model(saved["state"], model)
-            check_data(run["data"], data, [collection.engine for collection in collections.values()])
+            check_definitions(body["definition"], {n: definition(c) for n, c in here.collections.items()}, header)
+            check_optimizers(run["optimizers"], here.parts, here.model)
+            check_model(saved["state"], here.model)
+            check_data(run["data"], here.data, [*engines.values()])
         except CheckpointError as error:
             raise Mismatch(str(error)) from None
         except ValueError as error:  # from the loader or the lookahead, which cannot name the file
             raise Mismatch(f"{header} does not fit: {error}") from None
-        for name, collection in collections.items():
+        for name, collection in here.collections.items():
             rows = run["rows"][name]
             rows["counters"] = _counters(body["parts"], name, votes)
             owners = Placement.even(votes.size, whole=collection.engine.rows.whole.items())

@@ -38,10 +38,8 @@ log = logging.getLogger("skirl")
 
 
 class FrozenCollection:
-    """Rows of a collection as they are when this is made. `before` is what the last checkpoint wrote of them.
-
-    Release it before making the next one.
-    """
+    """Rows of a collection as they are when this is made. `before` is what the last checkpoint wrote of them. Release it
+    before making the next one."""
 
     def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
         self._folder, self._caches = path / ROWS, list(engine.caches)
@@ -200,8 +198,7 @@ MOST = 1 << 30
 
 
 def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine]) -> dict[str, OwnRows]:
-    """Return the rows of a checkpoint that a trainer takes, by collection. `engines`: those that take them; without one, all
-    that is here."""
+    """Return the rows of a checkpoint that a trainer takes into its engines, by collection; without one, all of them."""
     parts, rank, found = body["parts"], votes.rank, {}
     for name, first in parts[0]["rows"].items():
         whole = engines[name].rows.whole if name in engines else {}

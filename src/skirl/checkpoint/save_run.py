@@ -153,11 +153,10 @@ def _save(
 def _run(
     model: nn.Module, collections: Mapping[str, Collection], parts: list[Any], data: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     return encode(
         {
             "optimizers": [
-                {"type": type(p).__name__, "parameters": parameters(p, names), "state": p.state_dict()} for p in parts
+                {"type": type(p).__name__, "parameters": parameters(p, model), "state": p.state_dict()} for p in parts
             ],
             "rows": {
                 name: {

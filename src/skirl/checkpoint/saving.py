@@ -1,6 +1,4 @@
-"""A checkpoint being saved: its rows are frozen in the training loop and written by a thread, so that training stops only
-for milliseconds.
-"""
+"""A checkpoint being saved: its rows are frozen in the training loop, for milliseconds, and written by a thread."""
 
 import logging
 import secrets
@@ -48,7 +46,6 @@ class Saving:
         self.files: dict[str, Any] = {}
         """Rows as the header names them, by collection. The next checkpoint builds on them."""
         self.failure: BaseException | None = None
-        """Why it could not be written."""
         self._thread: threading.Thread | None = None
         self._told = False
 
@@ -107,11 +104,8 @@ def write(
     tensors: dict[str, Any],
 ) -> None:
     """Write this trainer's rows, vote, and have the first trainer commit. After an error, the checkpoint before stays.
-
-    - `part`: this trainer's counters and splits of caches, by collection.
-    - `frozen`: its rows, or the error that kept it from freezing them.
-    - `body`, `tensors`: what else the header says, and the dense part. Only the first trainer has them.
-    """
+    `part` has this trainer's counters and splits of caches; `frozen` its rows, or the error that kept it from freezing
+    them; `body` and `tensors`, which only the first trainer has, what else the header says, and the dense part."""
     began, since, wrong, rows = time.perf_counter(), folder.files_of_rows(saving.files), None, {}
     steps = {name: counters["steps"] for name, counters in part["counters"].items()}
     step = max(steps.values(), default=None)

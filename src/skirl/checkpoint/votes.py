@@ -72,10 +72,8 @@ def digest_of(header: Path) -> str:
 
 
 def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tuple[Path, T]:
-    """Return the newest header in a folder that all trainers can `take`, and what that returned.
-
-    `take` gets a header, as the first trainer sees it, and its SHA-256 there. If it raises on one, it must raise on all.
-    """
+    """Return the newest header in a folder that all trainers can `take`, and what that returned. `take` gets a header, as
+    the first trainer sees it, and its SHA-256 there. If it raises on one, it must raise on all."""
 
     def offered() -> list[tuple[str, str]]:
         return [] if votes.rank else [(header.name, digest_of(header)) for header in folder.headers(path)]

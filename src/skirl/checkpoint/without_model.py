@@ -41,9 +41,7 @@ class Opened(NamedTuple):
 @contextmanager
 def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     """Open embeddings with all rows of the newest undamaged checkpoint, and its other content, for the length of a block.
-
-    Files of rows are hard-linked into a temporary folder next to the checkpoint.
-    """
+    Files of rows are hard-linked into a temporary folder next to the checkpoint."""
     votes = Votes(peers or Alone())
 
     with ExitStack() as stack:  # closes also what was opened of one that is damaged for another trainer

@@ -47,7 +47,6 @@ LAUNCH = "launch"
 CONFIGURED = ("train", "verify", "size", "place", "sweep")
 COMPILED = (*CONFIGURED, "evaluate", "predict", "export")
 """Commands that run kernels."""
-NO_CONFIG = f"only skirl {', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]} read flags from a file"
 OVERVIEW = """usage: skirl COMMAND [flags]
 
 {commands}
@@ -100,7 +99,7 @@ def _main(args: list[str]) -> int:
         wrong = f"{args[0]!r} is not a command{hint}" if args else "no command is named: name one of those below"
         print(f"skirl: {wrong}\n\n{overview}", file=sys.stderr)
         return 2
-    name = args[0]
+    name, code = args[0], 2  # of a wrong flag
     try:
         try:
             command, *shown = _parse(name, args[1:])
@@ -108,15 +107,13 @@ def _main(args: list[str]) -> int:
                 name, args = LAUNCH, [LAUNCH, "-n", str(processes), "--", *args]
                 command, *shown = _parse(name, args[1:])
                 command.line = "skirl"
-        except Exception as error:
-            return _failed(name, error, 2)
-        try:
-            code = _run(args, command, *shown)
+            code = 1
+            done = _run(args, command, *shown)
             if "skirl.peers.job" in sys.modules:
                 sys.modules["skirl.peers.job"].leave()
-            return code
+            return done
         except Exception as error:
-            return _failed(name, error, 2 if isinstance(error, WrongFlags) else 1)
+            return _failed(name, error, 2 if isinstance(error, WrongFlags) else code)
     except KeyboardInterrupt as left:
         print(f"skirl {name}: stopped by Ctrl-C{left}", file=sys.stderr)
         return STOPPED
@@ -130,26 +127,23 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
         if display is not None and name in COMPILED:
             _tell_of_compiling()
         result: Mapping[str, Any] = command.run()
-    if result.get("command") in ("train", "sweep") and not result["failed"]:
+    failed, trains = result.get("failed"), result.get("command") in ("train", "sweep")
+    stopped = result["stopped_by"] if trains else None  # a report is of another one
+    if trains and not failed:
         leave_stop()
-    if "exit_code" in result:  # that of a command it has started, which has reported the rest
-        if result["failed"]:
-            print(f"skirl {name}: {result['failed']}", file=sys.stderr)
-        return result["exit_code"]
-    if not first:
-        return _code(result)
-    if as_json:
+    if not first or "exit_code" in result:  # the first trainer, or the command that was started, shows the rest
+        pass
+    elif as_json:
         print(json.dumps(result))
-    elif _stopped_by(result) and not result["failed"]:
-        print(
-            f"stopped by {_stopped_by(result)} after step {result['steps']:,}, saved in {result['save']}; {goes_on(args)}"
-        )
+    elif stopped and not failed:
+        print(f"stopped by {stopped} after step {result['steps']:,}, saved in {result['save']}; {goes_on(args)}")
     else:
         shown = command.summary(result)
         print(shown if isinstance(shown, str) else listed(shown))
-    if result.get("failed"):
-        print(f"skirl {name}: {result['failed']}", file=sys.stderr)
-    return _code(result)
+    if failed and first:
+        print(f"skirl {name}: {failed}", file=sys.stderr)
+    usual = BEGINS_AGAIN if result.get("begins_again") else STOPPED if stopped == "Ctrl-C" else 0
+    return result.get("exit_code", 1 if failed else usual)
 
 
 def _tell_of_compiling() -> None:
@@ -157,16 +151,6 @@ def _tell_of_compiling() -> None:
     if folder is not None and not any(folder.glob("*.nbc")):
         with progress_of("compile kernels") as shown:
             shown(0, lambda: {"once on this machine,": "some 10 s"})
-
-
-def _stopped_by(result: Mapping[str, Any]) -> str | None:
-    return result["stopped_by"] if result.get("command") in ("train", "sweep") else None  # a report is of another one
-
-
-def _code(result: Mapping[str, Any]) -> int:
-    if result.get("failed"):
-        return 1
-    return BEGINS_AGAIN if result.get("begins_again") else STOPPED if _stopped_by(result) == "Ctrl-C" else 0
 
 
 def _failed(name: str, error: Exception, code: int) -> int:
@@ -194,7 +178,8 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
         args, words = [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], args[at + 1 :]
         words = words[words[:1] == ["skirl"] :]
     if name not in CONFIGURED and any(arg.partition("=")[0] == "--config" for arg in args):
-        raise ValueError(f"there is no flag --config: {NO_CONFIG}")
+        names = f"{', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]}"
+        raise ValueError(f"there is no flag --config: only skirl {names} read flags from a file")
     values = read_flags(name, COMMANDS[name][1], kind, args, configured=name in CONFIGURED)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
     if name == LAUNCH:

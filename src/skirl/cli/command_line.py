@@ -35,10 +35,8 @@ CONFIG = Flag(
 
 def read_flags(command: str, about: str, kind: Any, args: Sequence[str], *, configured: bool) -> dict[str, Any]:
     """Return the value of each flag by name: that of the command line, of the file that --config names, or the default.
-
-    `kind` is the class of the command: `common` and `usual` are what its help shows, `positional` may be given without
-    their names, `repeated` several times.
-    """
+    In `kind`, the class of the command, `common` and `usual` are what its help shows, `positional` may be given without
+    their names, `repeated` several times."""
     own, prog, positional = flags_of(kind), f"skirl {command}", getattr(kind, "positional", ())
     flags = own | {CONFIG.name: CONFIG} if configured else own
     if any(arg in ("-h", "--help") for arg in args):
@@ -146,8 +144,8 @@ def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], ever
 
 def _filled(text: str, indent: str) -> str:
     width = min(100, get_terminal_size().columns)
-    how: Any = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
-    return fill(text, width, break_long_words=False, **how)
+    indents: Any = {"initial_indent": indent, "subsequent_indent": indent}
+    return fill(text, width, break_long_words=False, break_on_hyphens=False, **indents)
 
 
 def metavar(kind: Any) -> str:
@@ -157,8 +155,7 @@ def metavar(kind: Any) -> str:
         if get_origin(choice) is Literal:
             words.append("{" + ",".join(map(str, get_args(choice))) + "}")
         elif get_origin(choice) is tuple:
-            inner = metavar(get_args(choice)[0])
-            words.append(f"{inner},...")
+            words.append(f"{metavar(get_args(choice)[0])},...")
         elif choice is not types.NoneType:
             words.append(names[choice])
     return "|".join(words)
@@ -211,10 +208,8 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
 def read_config(
     path: Path, command: str, flags: Mapping[str, Flag], train: Mapping[str, Flag], without: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder.
-
-    Flags of `train` that this command does not have are passed over, except those `without` which it trains otherwise.
-    """
+    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder. Flags of `train` that this
+    command does not have are passed over, except those `without` which it trains otherwise."""
     if path.is_dir():
         there = [path / name for name in LEFT if (path / name).is_file()]
         if not there:
@@ -227,7 +222,8 @@ def read_config(
             raise ValueError(
                 f"{path} is of a sweep: use `skirl sweep --config {path}`, or name the folder of a variant"
             )
-        found = {name: value for name, value in found["flags"].items() if name not in of_one_run(train)}
+        writes = {n for n, flag in train.items() if flag.group in ("save", "output")} - {"from_", "log_every"}
+        found = {name: value for name, value in found["flags"].items() if name not in writes}  # to the same places
     values = {}
     for key, value in found.items():
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
@@ -250,11 +246,6 @@ def read_config(
             hint = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")
     return values
-
-
-def of_one_run(flags: Mapping[str, Flag]) -> set[str]:
-    """Return the flags that a repetition of a run does not take from its folder, lest it write to the same places."""
-    return {n for n, flag in flags.items() if flag.group in ("save", "output") and n not in ("from_", "log_every")}
 
 
 def _parsed(path: Path) -> dict[str, Any]:

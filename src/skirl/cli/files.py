@@ -114,10 +114,10 @@ class Vocab(FileFlags):
     def run(self) -> dict[str, Any]:
         from skirl.data.vocabulary.vocabulary import count
 
-        held_out = self.valid  # whose rows are not counted: a vocabulary that knew them would leak
-        return self.timed(
-            "vocab", lambda: count(self.files(valid=held_out, vocab="open"), str(self.out), self.min_count)
-        )
+        files = self.files(
+            valid=self.valid, vocab="open"
+        )  # held out rows do not count: a vocabulary of them would leak
+        return self.timed("vocab", lambda: count(files, str(self.out), self.min_count))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "rows", "distinct", "peak_bytes")

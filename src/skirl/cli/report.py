@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import BEST
-from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
+from skirl.cli.show import SCORES, ShowFlags, columns, facts, scores, write_page
 from skirl.tools.flags import flags_of, option
 from skirl.tools.units import clock, figure, size
 from skirl.train.resume import shown, told
@@ -89,7 +89,7 @@ def report_of_run(folder: Path) -> dict[str, Any]:
         losses = {"training, each interval": _points(train, "loss"), "held out": _points(evaluations, "test_logloss")}
         aucs = {"training, so far": _points(train, "auc"), "held out": _points(evaluations, "test_auc")}
         speed = {"samples": _points(train, "samples_per_second")}
-        charts = [Chart("Log loss", losses), Chart("AUC", aucs), Chart("Samples a second", speed)]
+        charts = {"Log loss": losses, "AUC": aucs, "Samples a second": speed}
         shown = run_lines(run) | _details(config, run, evaluations)
         run["page"] = write_page(folder / PAGE, f"Run {folder.name}", _lead(run), charts, shown)
     return run
@@ -201,9 +201,8 @@ def _details(config: Mapping[str, Any], run: Mapping[str, Any], evaluations: Seq
 
     times = [("seconds", "", "of them while the loop waited")]
     times += [(name, f"{s:,.2f}", f"{run['blame'].get(name, 0.0):,.2f}") for name, s in run["busy"].items() if s]
-    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
-    tests = [("step", *names.values())]
-    tests += [(f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in names)) for e in evaluations]
+    tests = [("step", *SCORES.values())]
+    tests += [(f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in SCORES)) for e in evaluations]
     usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
     changed = {n: shown(v) for n, v in config["flags"].items() if n not in usual or v != usual[n]}
     return {
@@ -219,10 +218,8 @@ def _details(config: Mapping[str, Any], run: Mapping[str, Any], evaluations: Seq
 
 
 def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | None]) -> str:
-    """Return a table with a line for each place, with held-out losses only if ranks are by them.
-
-    aucs: of variants on the samples held out.
-    """
+    """Return a table with a line for each place, with held-out losses only if ranks are by them. aucs: of held-out
+    samples."""
     from skirl.sweep.race import VariantPlace, difference
 
     judged = any(at.get("held_out") is not None for at in places)
@@ -240,7 +237,6 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
 
 
 def best_line(sweep: Mapping[str, Any]) -> str:
-    """Return rank 1 with what it is ranked by, as text."""
     place, best, save = sweep["standing"][0], sweep["best"], sweep["flags"].get("save")
     if place.get("held_out") is None:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
@@ -264,7 +260,7 @@ def report_of_sweep(folder: Path) -> dict[str, Any]:
         every = {at["variant"]: lines_of(folder / at["variant"]) for at in sweep["standing"]}
         losses = {of: _points(_of_kind(lines, "train"), "loss") for of, lines in every.items()}
         held_out = {of: _points(_of_kind(lines, "eval"), "test_logloss") for of, lines in every.items()}
-        charts = [Chart("Log loss, each interval", losses), Chart("Log loss on the samples held out", held_out)]
+        charts = {"Log loss, each interval": losses, "Log loss on the samples held out": held_out}
         best = sweep["standing"] and f"The best of {len(sweep['variants'])} variants is {best_line(sweep)}."
         lead = (
             sweep["failed"] or best or "No step is done yet.",

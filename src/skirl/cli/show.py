@@ -1,6 +1,4 @@
-"""A command's progress and result as people read them: text, or one HTML file that opens offline, with pictures.
-
-`--json` prints the result itself."""
+"""A command's progress and result as people read them: text, or one HTML file that opens offline, with pictures."""
 
 import io
 import logging
@@ -80,16 +78,17 @@ def columns(lines: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> str:
     )
 
 
+SCORES = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+
+
 def scores(result: Mapping[str, Any], prefix: str = "") -> str:
-    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
-    found = {text: result[prefix + name] for name, text in names.items() if prefix + name in result}
+    found = {text: result[prefix + name] for name, text in SCORES.items() if prefix + name in result}
     worse = " (worse than predicting the click rate)" if (result.get(f"{prefix}ne") or 0.0) > 1.0 else ""
     lines = [f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items()]
     return ", ".join(line + worse * line.startswith("NE ") for line in lines)
 
 
 def goes_on(args: Sequence[str]) -> str:
-    """Say which command line goes on with what this one has saved."""
     resume = [] if "--resume" in args else ["--resume"]
     return f"to go on: {os.environ.get(COMMAND_LINE, 'skirl')} {shlex.join([*args, *resume])}"
 
@@ -104,12 +103,12 @@ class Progress:
 
     def __init__(self, to: TextIO, title: str, steps: int | None = None) -> None:
         self._to, self._title, self._of = to, title, "" if steps is None else f"/{steps}"
-        self._due, self._shown, self._full = 0.0, -1, False
-        self._last: tuple[int, Callable[[], Facts]] | None = None
+        self._due, self._full = 0.0, False
+        self._late: tuple[int, Callable[[], Facts]] | None = None  # not shown yet
 
     def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
         """Report that `done` steps are done. `facts` returns what else to show; it is called only when it is shown."""
-        self._last = (done, facts)
+        self._late = (done, facts)
         if time.monotonic() >= self._due:
             self._show()
 
@@ -117,25 +116,22 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None and self._last is not None and self._last[0] != self._shown:
+        if error is None:
             self._show()
 
     def _show(self) -> None:
-        assert self._last is not None
-        self._shown, facts = self._last
+        if self._late is None or self._full:
+            return
+        (done, facts), self._late = self._late, None
         text = " · ".join(f"{name} {value}" for name, value in facts().items())
         self._due = time.monotonic() + EVERY
-        self._print(f"{self._title} {self._shown}{self._of}" + f" · {text}" * bool(text))
-
-    def _print(self, line: str) -> None:
-        if not self._full:
-            try:
-                print(line, file=self._to, flush=True)
-            except OSError as error:  # a log on a full disk: what is done goes on without it
-                if isinstance(error, BrokenPipeError):
-                    raise
-                self._full = True
-                log.warning("progress is not shown any more: %s", why(error))
+        try:
+            print(f"{self._title} {done}{self._of}" + f" · {text}" * bool(text), file=self._to, flush=True)
+        except OSError as error:  # a log on a full disk: what is done goes on without it
+            if isinstance(error, BrokenPipeError):
+                raise
+            self._full = True
+            log.warning("progress is not shown any more: %s", why(error))
 
 
 # Pages
@@ -162,21 +158,17 @@ pre {{ overflow-x: auto; }}
 """
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Lines over steps, each a list of points, by name; important ones first."""
-
-    title: str
-    lines: Mapping[str, Sequence[tuple[float, float]]]
+Chart = Mapping[str, Sequence[tuple[float, float]]]
+"""Lines over steps, each a list of points, by name; important ones first."""
 
 
-def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Chart], lines: Mapping[str, str]) -> str:
-    """Write a page: sentences, pictures (a sentence in their place without matplotlib), and lines as a command prints them.
-
-    Return its path.
-    """
-    drawn = [chart for chart in charts if any(chart.lines.values())]
-    pictures = map(svg, drawn) if find_spec("matplotlib") else [NO_PICTURES] * bool(drawn)
+def write_page(
+    path: Path, title: str, lead: Iterable[str], charts: Mapping[str, Chart], lines: Mapping[str, str]
+) -> str:
+    """Write a page of sentences, pictures (without matplotlib a sentence), and lines as a command prints them. Return its
+    path."""
+    drawn = {name: chart for name, chart in charts.items() if any(chart.values())}
+    pictures = map(svg, drawn, drawn.values()) if find_spec("matplotlib") else [NO_PICTURES] * bool(drawn)
     page = PAGE.format(
         title=escape(title),
         lead="\n".join(f"<p>{escape(sentence)}</p>" for sentence in lead),
@@ -188,20 +180,20 @@ def write_page(path: Path, title: str, lead: Iterable[str], charts: Sequence[Cha
     return str(path)
 
 
-def svg(chart: Chart) -> str:
+def svg(title: str, chart: Chart) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     style: Any = {
-        "svg.fonttype": "none", "svg.hashsalt": chart.title, "text.parse_math": False, "font.size": 11,
+        "svg.fonttype": "none", "svg.hashsalt": title, "text.parse_math": False, "font.size": 11,
         "axes.spines.top": False, "axes.spines.right": False,
     }  # fmt: skip
     with mpl.rc_context(style):
         figure = Figure(figsize=(5.6, 3.9), layout="constrained")
         axes = figure.add_subplot(xlabel="step")
-        axes.set_title(chart.title, loc="left", fontweight="bold", wrap=True)
+        axes.set_title(title, loc="left", fontweight="bold", wrap=True)
         axes.grid(alpha=0.25)
-        drawn = {name: points for name, points in chart.lines.items() if points}
+        drawn = {name: points for name, points in chart.items() if points}
         named = []
         for i, (name, points) in enumerate(drawn.items()):
             color = f"C{i}" if i < MOST_NAMED else "#8888"
@@ -212,7 +204,7 @@ def svg(chart: Chart) -> str:
             inside = [y for points in best[: (len(best) + 1) // 2] for _, y in points[len(points) // 10 :]]
             room = 0.1 * (max(inside) - min(inside)) or 0.1
             axes.set_ylim(min(inside) - room, max(inside) + room)
-        if len(chart.lines) > 1:
+        if len(chart) > 1:
             figure.legend(*zip(*named[:MOST_NAMED]), loc="outside lower left", ncols=2, frameon=False, fontsize=9)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})

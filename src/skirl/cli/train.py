@@ -174,7 +174,7 @@ class Evaluate(SavedFlags, ShowFlags):
     def run(self) -> dict[str, Any]:
         from skirl.train.predict import predict
 
-        return predict(self)
+        return predict(self, getattr(self, "out", None))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, "checkpoint", "step", "data", "part", "samples")
@@ -197,11 +197,6 @@ class Predict(Evaluate):
         if not self.out.absolute().parent.is_dir():
             raise ValueError(f"out is {self.out}: its folder does not exist, make it first")
         check_new(self.out, self.force)
-
-    def run(self) -> dict[str, Any]:
-        from skirl.train.predict import predict
-
-        return predict(self, self.out)
 
 
 @dataclass

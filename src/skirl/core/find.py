@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from skirl.core.batch import KeyedJagged
 from skirl.core.ids import capture
 from skirl.core.inverse import grouped, pays
-from skirl.core.jagged import KeyedJagged
 from skirl.tools.jit import kernel
 
 

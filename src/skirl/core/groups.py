@@ -97,15 +97,11 @@ def _matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-_LIVE = ("lr", "weight_decay")
-
-
 class TorchHandle(torch.optim.Optimizer):
     """The row optimizers of a collection as a torch optimizer, with one param group for each pattern of tables. A group
     has `name` and `tables`. Its `lr` and `weight_decay` may be set, and take effect from the next backward on."""
 
     def __init__(self, groups: Groups, at: str | torch.device = "cpu") -> None:
-        self._groups: Groups | None = None
         super().__init__(
             [
                 {
@@ -121,8 +117,7 @@ class TorchHandle(torch.optim.Optimizer):
         )
         self._groups = groups
         self._checked = [Setting(group.optimizer.lr, group.optimizer.weight_decay) for group in groups.all]
-        fixed = [{field.name for field in fields(group.optimizer)} - set(_LIVE) for group in groups.all]
-        self._fixed = [frozenset(names) for names in fixed]
+        self._fixed = [{of.name for of in fields(group.optimizer)} - {"lr", "weight_decay"} for group in groups.all]
         # Schedulers warn if they step before the optimizer has. Here backward is the optimizer's step.
         self._opt_called = True
 
@@ -151,7 +146,6 @@ class TorchHandle(torch.optim.Optimizer):
 
     def settings(self) -> list[Setting]:
         """Return the settings of each group for the next backward, or raise if one was set that may not change."""
-        assert self._groups is not None
         for i, (group, fixed) in enumerate(zip(self.param_groups, self._fixed, strict=True)):
             if not fixed.isdisjoint(group):
                 name = min(fixed & group.keys())
@@ -174,7 +168,7 @@ class TorchHandle(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse other parameters: nothing would ever update them."""
-        if self._groups is not None:
+        if hasattr(self, "_groups"):  # else torch adds the groups that it was made with
             raise ValueError(
                 "rows have one group for each pattern that the collection was made with (optimizer={'PATTERN': ...}): give "
                 "other parameters to an optimizer of torch"

@@ -1,5 +1,4 @@
-"""Initial values: what a row holds before its first update, from (seed, key) alone, as in docs/design.md, or an
-array."""
+"""Initial values: what a row holds before its first update, from (seed, key) alone, or from an array."""
 
 import hashlib
 from collections.abc import Sequence
@@ -102,8 +101,7 @@ class Given:
             if isinstance(source, cls):  # of another table
                 given = source
             elif isinstance(source, np.ndarray) or hasattr(source, "detach"):
-                values, kind = _array(source)
-                raw = _rows(values, kind)
+                values, kind, raw = _rows(source)
                 given = cls(values.shape, kind, raw, values if isinstance(values, np.memmap) else None)
             else:
                 raise TypeError(
@@ -137,8 +135,7 @@ class Given:
 
     @property
     def digest(self) -> str:
-        """The first 32 hex digits of the SHA-256 of the values, alike in memory and in a file. The first access reads
-        them all."""
+        """The first 32 hex digits of the SHA-256 of the values, wherever they are. The first access reads them all."""
         if self._digest is None:
             raw = self._there()
             found = hashlib.sha256(f"{self.kind} {self.shape[0]} {self.shape[1]}\n".encode())
@@ -169,7 +166,6 @@ class Given:
             )
 
     def _there(self) -> NDArray[np.uint8]:
-        """Return the values. Raise if they are not here, or if their file has changed."""
         if self._raw is None:
             raise ValueError(
                 f"the first values of rows that were never used are not in {self.where}, which has only used rows: pass the "
@@ -191,8 +187,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _array(source: Any) -> tuple[NDArray[Any], str]:
-    """Return the values, copied unless they are mapped read-only from a file, and their dtype by its torch name."""
+def _rows(source: Any) -> tuple[NDArray[Any], str, NDArray[np.uint8]]:
+    """Return the values, copied unless they are mapped read-only from a file, their dtype by its torch name, and bytes."""
     kind = None
     if hasattr(source, "detach"):
         source, kind = source.detach().cpu(), str(source.dtype).removeprefix("torch.")
@@ -202,15 +198,12 @@ def _array(source: Any) -> tuple[NDArray[Any], str]:
             source = source.view(torch.int16)
         source = source.numpy()
     mapped = isinstance(source, np.memmap) and source.mode == "r" and source.filename and source.flags.c_contiguous
-    return source if mapped else np.array(source, order="C"), kind or source.dtype.name
-
-
-def _rows(values: np.ndarray, kind: str) -> NDArray[np.uint8]:
+    values, kind = source if mapped else np.array(source, order="C"), kind or source.dtype.name
     if kind not in _BYTES or not values.dtype.isnative:
         raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}: convert it to float32")
     if values.ndim != 2 or not values.size:
         raise ValueError(f"is an array of shape {list(values.shape)}: give [rows, dim]")
-    return values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
+    return values, kind, values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
 
 
 Initial = Uniform | Normal | Constant | Given

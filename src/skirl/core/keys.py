@@ -8,7 +8,6 @@ MAX_TABLES = 1 << 15  # keys stay non-negative
 
 
 def table_of(keys: Any) -> Any:
-    """Return the table of a key, or of each key of an array."""
     return keys >> ROW_BITS
 
 

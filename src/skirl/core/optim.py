@@ -17,8 +17,7 @@ from skirl.core import OptimizerName
 
 class Rule(NamedTuple):
     step: Callable[..., Any]
-    """step(w, g, *states, n), or step(w, g, s, square, n) where the state is one number: `square` is the mean of g *
-    g."""
+    """step(w, g, *states, n), or step(w, g, s, square, n) where the state is one number: `square` is the mean of g * g."""
     states: int
     """Number of states that are as long as the weight: up to 2."""
     one: bool

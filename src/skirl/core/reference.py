@@ -77,8 +77,7 @@ class Reference:
     def backward(self, *grads: Mapping[str, NDArray[Any] | None], lr: float | None = None, shards: int = 1) -> None:
         """Update the rows of the last step from the gradients of its outputs, one mapping per micro-batch. Positions of
         a feature whose gradient is missing or None do not count; a row with no position that counts stays as it is. lr:
-        the learning rate of all tables in this step; None uses those of the optimizers. shards: number of shards, of
-        equal size."""
+        of all tables in this step; None uses those of the optimizers. shards: how many, of equal size."""
         for t, table in enumerate(self.tables):
             if t in self.frozen:
                 continue

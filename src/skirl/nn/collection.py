@@ -21,7 +21,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.engine.work import Counters, State
-from skirl.nn.current_step import CurrentStep, Loop, StepByStep, Ticket
+from skirl.nn.current_step import CurrentStep, StepByStep, Ticket
 from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Lookup, Output, shaped, uncompiled
 from skirl.store import Store
@@ -29,8 +29,6 @@ from skirl.tools.hash_index import distinct
 
 
 class Collection(nn.Module):
-    """The base of pooled and unpooled collections."""
-
     optimizer: TorchHandle
     """What torch's schedulers take for the row optimizers: a group of parameters for each table."""
     pooled = True
@@ -61,9 +59,8 @@ class Collection(nn.Module):
                 "'4GiB'; skirl.size(loader, tables) says what your data needs"
             )
         pack = Pack(tables, optimizer, seed)
-        options: Any = {"cache": cache, "store": store, "dtype": dtype, "resume": resume, "device": device}
-        options["placement"] = placement
-        self._hold(Engine([pack], pooled=self.pooled, **options), pack, grad_scaler)
+        options: Any = {"cache": cache, "store": store, "dtype": dtype, "resume": resume, "placement": placement}
+        self._hold(Engine([pack], pooled=self.pooled, device=device, **options), pack, grad_scaler)
 
     def _hold(self, engine: Engine, pack: Pack, grad_scaler: Any = None) -> None:
         self.engine, self.pack = engine, pack
@@ -118,7 +115,7 @@ class Collection(nn.Module):
         return Part(self, features, pooled)
 
     @property
-    def lookahead(self) -> Loop | None:
+    def lookahead(self) -> Any:
         """The lookahead over these embeddings, while it is open."""
         return self.current.loop
 
@@ -292,7 +289,7 @@ class Collection(nn.Module):
         self.current.work = None
         self.alone.forget()
 
-    def opened(self, loop: Loop | None) -> None:
+    def opened(self, loop: Any) -> None:
         self.current.opened(loop)
         self.alone.forget()
 

@@ -1,46 +1,100 @@
 """The step that a collection is in: its forwards, backwards and micro-batches, and how it comes without a lookahead."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.core.batch import Sparse
+from skirl.core.batch import KeyedJagged, Sparse
 from skirl.core.groups import TorchHandle
-from skirl.core.ids import Ids
+from skirl.core.ids import Hashes, Ids, capture, check_form, hashes_of
+from skirl.core.inverse import given_inverse
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.engine.window import Window
 from skirl.engine.work import Work
 from skirl.nn.optimizers import DenseGradients, unscaled
-from skirl.nn.same_batch import SameBatch
 from skirl.oracle.options import Plan
 from skirl.tools.interrupts import uninterrupted
 
 log = logging.getLogger("skirl")
 
 
-class Loop(Protocol):
-    """What brings steps one after the other: a lookahead."""
+_OTHERS = (
+    "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature {name!r}, whose rows "
+    "are not there. Take batches only from the lookahead, and let what reads ahead (Lightning, a double-buffered loop) wrap "
+    "the loader; change ids before: in the Dataset, in collate_fn or in lookahead(sparse=...); leave ids out by weights of "
+    "0; of a wrapped module that is called several times, name the calls: skirl.wrap(features={{{name!r}: [...]}})"
+)
 
-    sparse: Callable[[Any], Sparse]
-    """Returns a batch's ids."""
 
-    @property
-    def iterating(self) -> bool: ...
+class SameBatch:
+    """Checks that forwards of one collection get the batch in the loop. Ids on a GPU are copied and
+    compared without waiting, so a mismatch is raised in a later step."""
 
-    def settle(self) -> None:
-        """End the step in the loop, so that rows are as after it."""
+    def __init__(self, features: Sequence[str]) -> None:
+        self._features = frozenset(features)
+        self._pending: list[tuple[KeyedJagged, Hashes, Any]] = []
+        """What forwards got on a GPU, on its way to the host, with the batch's hashes and the event after the copies."""
 
-    def drain(self) -> None:
-        """Wait until rows that have left the cache are in the store."""
+    def check(self, sparse: Sparse, ids: Ids) -> bool:
+        """Raise if ids are not those of the current batch. Return whether the weights are."""
+        check_form(sparse)
+        weights = sparse.weights_or_none()
+        if weights is None and ids.weights is not None:
+            raise ValueError(
+                "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; of a "
+                "wrapped model, skirl.lookahead(sparse=lambda batch: wrapped.sparse(...))"
+            )
+        shared = ids.shares or given_inverse(sparse) is not None
+        if sparse.values().device.type == "cpu" or weights is not None or shared:
+            return self._compare(capture(sparse, (), copy=False), ids.hashes)
+        self._compare_later(sparse, ids)
+        return True
 
-    def close(self) -> None:
-        """End the pass and let the embeddings go."""
+    def _compare(self, now: Ids, known: Hashes) -> bool:
+        found = hashes_of(now)
+        if found == known:
+            return True
+        given = {name: hashes for name, hashes in found.items() if name in self._features}
+        wrong = next((name for name in given if name not in known or known[name][0] != given[name][0]), None)
+        if wrong is not None:
+            raise ValueError(_OTHERS.format(name=wrong))
+        return all(known[name][1] == weights for name, (_, weights) in given.items())
+
+    def _compare_later(self, sparse: Sparse, ids: Ids) -> None:
+        self.settle()
+        if self._features.isdisjoint(sparse.keys()):
+            return  # looking up a missing feature raises its own error
+        values, offsets = (
+            torch.empty_like(of, device="cpu", pin_memory=of.is_cuda).copy_(of, non_blocking=True)
+            for of in (sparse.values(), sparse.offsets())
+        )
+        after = None
+        if sparse.values().is_cuda:
+            after = torch.cuda.Event()
+            after.record()
+        self._pending.append((KeyedJagged(sparse.keys(), values, offsets=offsets), ids.hashes, after))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Raise if a forward got other ids on a GPU; wait: also wait for copies still on their way."""
+        while self._pending:
+            here, known, after = self._pending[0]
+            if after is not None and not wait and not after.query():
+                return
+            if after is not None:
+                after.synchronize()
+            del self._pending[0]
+            try:
+                self._compare(capture(here, (), copy=False), known)
+            except ValueError as error:
+                self._pending.clear()
+                wrong = f"{error}. A step before this one has trained wrong rows: resume from a checkpoint"
+                raise ValueError(wrong) from None
 
 
 class CurrentStep:
@@ -49,7 +103,8 @@ class CurrentStep:
     def __init__(self, engine: Engine, pack: Pack, optimizer: TorchHandle, anchor: Tensor, grad_scaler: Any) -> None:
         self.engine = engine
         self.pack = pack
-        self.loop: Loop | None = None
+        self.loop: Any = None
+        """The lookahead that brings the steps, while it is open."""
         self.work: Work | None = None
         self.micro = 0
         self.out: Any = None
@@ -60,7 +115,7 @@ class CurrentStep:
         self.grad_scaler: Any = grad_scaler
         self._told = False
 
-    def opened(self, loop: Loop | None) -> None:
+    def opened(self, loop: Any) -> None:
         """Called by a lookahead that begins; with `None` when it ends."""
         if loop is not None and self.loop is not None:
             raise RuntimeError(
@@ -212,7 +267,6 @@ class CurrentStep:
         gradient says which, so that `scaler.step(embeddings.optimizer)` tells the scaler: rows may overflow where no
         dense gradient does."""
         self._optimizer.anchor.grad = torch.zeros_like(self._optimizer.anchor)
-        assert self.grad_scaler is not None
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
             live, ids, rows = work.live[bank, micro], work.micros[micro].banks[bank], grad

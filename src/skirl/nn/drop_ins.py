@@ -1,5 +1,4 @@
-"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model, also of TorchRec, never
-imported."""
+"""Drop-ins: `EmbeddingBag` for nn.EmbeddingBag, and `wrap` for all lookups of a model, also of TorchRec, never imported."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +10,7 @@ from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged
 from skirl.core.groups import RowOptimizers
-from skirl.core.id_hash import hashes_of
-from skirl.core.ids import capture
+from skirl.core.ids import capture, hashes_of
 from skirl.core.initial import Initial, Normal
 from skirl.core.tables import Table
 from skirl.engine.access import put_weight
@@ -182,6 +180,7 @@ class EmbeddingBag(_Bags):
             dtype=dtype or torch.float32, resume=resume,
         )  # fmt: skip
         self.rows.names_tables = False
+        self.optimizer = self.rows.optimizer  # for torch's schedulers
         if _weight is not None:
             put_weight(self.rows.engine, 0, _weight)
 
@@ -192,11 +191,6 @@ class EmbeddingBag(_Bags):
         bag = cls(rows, dim, _weight=embeddings, **options)
         bag.requires_grad_(not freeze)
         return bag
-
-    @property
-    def optimizer(self) -> Any:
-        """For torch's schedulers."""
-        return self.rows.optimizer
 
 
 class _Rows(_Lookups):

@@ -58,7 +58,7 @@ class Output(Mapping[str, Tensor]):
         bags: list[Tensor | None],
     ) -> None:  # fmt: skip
         self._schema = schema
-        self._banks = banks
+        self.banks = banks
         self._bags = bags
         self._tickets = tickets
         self._ids = ids
@@ -85,8 +85,7 @@ class Output(Mapping[str, Tensor]):
             )
 
     def only(self, names: Collection[str]) -> Self:
-        """Return the output of some features from the same lookup. Names that the collection does not have are
-        skipped."""
+        """Return the output of some features from the same lookup. Names that the collection does not have are skipped."""
         chosen = [name for name in self._schema.features if name in names]
         if len(chosen) == len(self._schema.features):
             return self
@@ -103,19 +102,14 @@ class Output(Mapping[str, Tensor]):
         """Whether the shapes of a lookup depend on the size of its batch alone: no lists of rows, and no shared bags."""
         return not self._unpooled and not any(ids.shares for ids in self._ids)
 
-    @property
-    def banks(self) -> list[Tensor]:
-        """The rows of each bank."""
-        return self._banks
-
     def over(self, banks: Sequence[Tensor]) -> tuple[Self, list[list[bool]]]:
         """Return the same output over other banks, which no backward trains, and by bank which features have had a
         gradient, which a backward fills in."""
         part, live = copy(self), [[False] * ids.features for ids in self._ids]
-        part._tickets, part._banks, part._split = None, [], {}
+        part._tickets, part.banks, part._split = None, [], {}
         for bank, rows in enumerate(banks):
             cut = [self._passing(bank, column, each) for column, each in enumerate(rows.unbind(1))]
-            part._banks.append(_marked(rows.view_as(rows), live[bank], range(len(cut))))
+            part.banks.append(_marked(rows.view_as(rows), live[bank], range(len(cut))))
             part._split[bank] = tuple(_marked(each, live[bank], [column]) for column, each in enumerate(cut))
         return part, live
 
@@ -124,7 +118,7 @@ class Output(Mapping[str, Tensor]):
         assert self._tickets is not None
         for ticket, features in zip(self._tickets, live, strict=True):
             ticket.live |= np.array(features)
-        trained = [grad if bank.requires_grad else None for bank, grad in zip(self._banks, grads, strict=True)]
+        trained = [grad if bank.requires_grad else None for bank, grad in zip(self.banks, grads, strict=True)]
         if any(grad is not None for grad in trained):
             learned = self._tickets[0].work.micros[self._tickets[0].micro].learned
             found = hand_back(self._tickets, trained, [None] * len(trained))
@@ -162,7 +156,7 @@ class Output(Mapping[str, Tensor]):
         if name not in self._names:
             raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
         bank, column = self._all[name]
-        inverse, at = self._ids[bank].inverse[column], self._banks[bank].device
+        inverse, at = self._ids[bank].inverse[column], self.banks[bank].device
         if inverse is None:
             rows, bags = self[name], self._ids[bank].batch
             inverse = np.arange(bags, dtype=np.int64)
@@ -184,7 +178,7 @@ class Output(Mapping[str, Tensor]):
     def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
         """Return the rows of distinct bags, by column: of all features if nothing is pooled, else of those that share."""
         if bank not in self._once:
-            ids, rows = self._ids[bank], self._banks[bank] if self._unpooled else self._bags[bank]
+            ids, rows = self._ids[bank], self.banks[bank] if self._unpooled else self._bags[bank]
             sizes, columns = np.diff(ids.offsets[ids.first]).tolist(), [*range(ids.features)]
             if ids.shares:
                 sizes, columns = np.diff(ids.begins).tolist(), ids.columns.tolist()
@@ -209,7 +203,7 @@ class Output(Mapping[str, Tensor]):
                 self._copied[bank, column] = self._expanded(bank, column, self._distinct_rows(bank)[column])
             return self._copied[bank, column]
         if bank not in self._split:
-            rows, tickets = self._banks[bank], self._tickets
+            rows, tickets = self.banks[bank], self._tickets
             columns = range(rows.shape[1])
             self._split[bank] = rows.unbind(1) if tickets is None else Cut.apply(rows, tickets[bank], columns)
         return self._split[bank][column]
@@ -222,11 +216,11 @@ class Output(Mapping[str, Tensor]):
         dims = sorted({self._schema.banks[self._all[name][0]].dim for name in self._names})
         if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
-        if len(self._banks) > 1 or len(self._names) < len(self._all) or self._unpooled:
+        if len(self.banks) > 1 or len(self._names) < len(self._all) or self._unpooled:
             return torch.stack([self[name] for name in self._names], 1)
         if self._tickets is None:
-            return self._banks[0]
-        return Whole.apply(self._banks[0], self._tickets[0])
+            return self.banks[0]
+        return Whole.apply(self.banks[0], self._tickets[0])
 
     @uncompiled
     def padded(self, name: str) -> tuple[Tensor, Tensor]:

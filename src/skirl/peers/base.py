@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,7 +21,6 @@ class PeerError(RuntimeError):
 
 
 def ranks_named(ranks: Collection[int]) -> str:
-    """Name ranks as in a sentence."""
     *most, last = [str(rank) for rank in sorted(ranks)]
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
@@ -87,16 +85,14 @@ class Swapping(Generic[What]):
         return self._out
 
 
-class Channel(ABC):
-    """A channel on which one thread of each rank communicates with the same thread of all others.
+class Channel:
+    """A channel on which one thread of each rank communicates with the same thread of all others. All must make the same
+    calls in the same order; an exchange detects it if they do not. Tags, in errors and of exchanges, say what a call is
+    for."""
 
-    All ranks must make the same calls in the same order; an exchange detects it if they do not. Tags say what a call is
-    for: in errors, and in an exchange also on the wire.
-    """
-
-    def __init__(self, name: str, rank: int, size: int) -> None:
-        self.name, self.rank, self.size = name, rank, size
-        self.counters = ChannelTraffic([0] * size, [0] * size)
+    def __init__(self, name: str, peers: "Peers") -> None:
+        self.name, self.peers, self.rank, self.size = name, peers, peers.rank, peers.size
+        self.counters = ChannelTraffic([0] * self.size, [0] * self.size)
         self.step: int | None = None
         """The step that calls are for, as named in errors. None: no step."""
         self._sequence = 0
@@ -104,28 +100,25 @@ class Channel(ABC):
 
     def exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str = "") -> list[NDArray[np.uint8]]:
         """Send a message to each rank and return one from each. Their sizes are sent along."""
-        with self._issue("exchange", tag) as doing, self.timed():
-            return self._exchange(messages, tag, doing)
-
-    def _exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str, doing: str) -> list[NDArray[np.uint8]]:
         import torch
 
-        heads = np.zeros(self.size, HEAD)
-        heads["sequence"], heads["tag"] = self._sequence, tag.encode()[: HEAD["tag"].itemsize]
-        heads["bytes"] = [len(message) for message in messages]
-        ours = torch.from_numpy(heads.view(np.uint8).reshape(self.size, -1))
-        come = torch.empty_like(ours)
-        self._begin(list(come), list(ours), doing)()
-        outs = []
-        for rank, head in enumerate(come.numpy().reshape(-1).view(HEAD)):
-            if (head["sequence"], head["tag"]) != (self._sequence, heads[0]["tag"]):
-                self._fail(
-                    f"rank {rank} is at exchange {head['sequence']} ({head['tag'].decode(errors='replace')}) where rank "
-                    f"{self.rank} is in {doing}: all ranks have to make the same calls in the same order"
-                )
-            outs.append(torch.empty(int(head["bytes"]), dtype=torch.uint8))
-        self._begin(outs, [torch.tensor(message) for message in messages], doing)()
-        return [out.numpy() for out in outs]
+        with self._issue("exchange", tag) as doing, self.timed():
+            heads = np.zeros(self.size, HEAD)
+            heads["sequence"], heads["tag"] = self._sequence, tag.encode()[: HEAD["tag"].itemsize]
+            heads["bytes"] = [len(message) for message in messages]
+            ours = torch.from_numpy(heads.view(np.uint8).reshape(self.size, -1))
+            come = torch.empty_like(ours)
+            self._begin(list(come), list(ours), doing)()
+            outs = []
+            for rank, head in enumerate(come.numpy().reshape(-1).view(HEAD)):
+                if (head["sequence"], head["tag"]) != (self._sequence, heads[0]["tag"]):
+                    self._fail(
+                        f"rank {rank} is at exchange {head['sequence']} ({head['tag'].decode(errors='replace')}) where "
+                        f"rank {self.rank} is in {doing}: all ranks have to make the same calls in the same order"
+                    )
+                outs.append(torch.empty(int(head["bytes"]), dtype=torch.uint8))
+            self._begin(outs, [torch.tensor(message) for message in messages], doing)()
+            return [out.numpy() for out in outs]
 
     def told(self, mine: Any, tag: str) -> list[Any]:
         """Send a JSON value to all ranks, and return the value of each."""
@@ -136,10 +129,7 @@ class Channel(ABC):
         self, send: "Tensor", send_counts: Sequence[int], receive_counts: Sequence[int], tag: str = ""
     ) -> "Swapping[Tensor]":
         """Begin to send a slice of a tensor to each rank, and to receive one from each, of sizes that are known beforehand.
-
-        `send` is contiguous, the vectors for rank 0 first. Call `wait()` on what this returns to get those of all, in the
-        same order.
-        """
+        `send` is contiguous, the vectors for rank 0 first. `wait()` of what this returns gives those of all, in order."""
         with self._issue("swap", tag) as doing, self.timed():
             out = send.new_empty((int(sum(receive_counts)), *send.shape[1:]))
             outs, parts = (
@@ -164,13 +154,13 @@ class Channel(ABC):
                 out.copy_(part)
         return self._move(outs, parts, doing)
 
-    @abstractmethod
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait: ...
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
+        """Begin to move parts between ranks. A lone one has nothing to move."""
+        return lambda: None
 
-    @abstractmethod
     def _fail(self, why: str) -> NoReturn:
-        """End all ranks: tell the others, and raise a PeerError."""
-        raise NotImplementedError
+        self.peers.fail(why)
+        raise PeerError(why)
 
     @contextmanager
     def _issue(self, verb: str, tag: str) -> Iterator[str]:
@@ -198,13 +188,14 @@ class Channel(ABC):
             self.counters.seconds += time.perf_counter() - began
 
 
-class Peers(ABC):
+class Peers:
     """One trainer's access to all trainers of its job. Use it in a with-block: leaving that with an error ends all ranks."""
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout}: set it to seconds above 0")
         self.rank, self.size, self.timeout = rank, size, timeout
+        self.near = size  # of the same machine
         self.channels: dict[str, Channel] = {}
 
     def channel(self, name: str) -> Channel:
@@ -216,20 +207,15 @@ class Peers(ABC):
             self.channels[name].step = step
 
     @property
-    def near(self) -> int:
-        return self.size
-
-    @property
     def over(self) -> str | None:
         """Why the job is over, as a further call would say it. None while the job goes on."""
         return None
 
-    @abstractmethod
     def fail(self, error: BaseException | str) -> None:
         """End all ranks because of an error of this one. Calls of the others raise a PeerError with its message."""
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        pass
 
     def counted(self) -> dict[str, dict[str, Any]]:
         return {name: asdict(channel.counters) for name, channel in self.channels.items()}
@@ -255,27 +241,6 @@ def said_of(error: BaseException | str) -> str:
 
 
 class Alone(Peers):
-    """The only trainer of its job."""
-
     def __init__(self) -> None:
         super().__init__(0, 1, float("inf"))
-        self.channels.update((name, _ToItself(name, 0, 1)) for name in CHANNELS)
-
-    def fail(self, error: BaseException | str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _ToItself(Channel):
-    """A channel that delivers what is sent to the sender."""
-
-    def _exchange(self, messages: Sequence[NDArray[np.uint8]], tag: str, doing: str) -> list[NDArray[np.uint8]]:
-        return [messages[0]]
-
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Wait:
-        return lambda: None
-
-    def _fail(self, why: str) -> NoReturn:
-        raise PeerError(why)
+        self.channels.update((name, Channel(name, self)) for name in CHANNELS)

@@ -9,25 +9,19 @@ from skirl.core.tree import block_of, leaves_of, subtrees, tree_sum
 from skirl.peers.base import Channel, Peers, Swapping
 
 Gradients = Sequence[Tensor | None]
-"""The gradient of each weight, None where there is none."""
 
 
 class OfAllTrainers:
-    """Combines the trainers' sums over their blocks of leaves into the mean over all shards.
-
-    Each trainer sums one piece of all gradients over the tree and sends it to all, which moves as many bytes as a ring. A
-    step's buffers are kept for the next, because new memory must be mapped first.
-    """
+    """Combines the trainers' sums over their blocks of leaves into the mean over all shards. Each trainer sums one piece of
+    all gradients over the tree and sends it to all, which moves as many bytes as a ring. A step's buffers are kept for the
+    next, because new memory must be mapped first."""
 
     def __init__(self, peers: Peers, shards: int, accumulate: int = 1) -> None:
         self._channel, self._scale = peers.channel("dense"), 1 / shards
         self._blocks = [leaves_of(block_of(rank, peers.size, shards), accumulate) for rank in range(peers.size)]
+        self.mine = self._blocks[peers.rank]
         self._shapes: list[tuple[torch.dtype, torch.Size]] = []
         self._kinds: list[_Kind] = []
-
-    @property
-    def mine(self) -> range:
-        return self._blocks[self._channel.rank]
 
     @torch.no_grad()
     def mean(self, weights: Sequence[Tensor], totals: Sequence[tuple[int, Gradients]]) -> list[Tensor | None]:

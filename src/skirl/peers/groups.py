@@ -22,11 +22,8 @@ LIMIT = 1.0
 
 
 class Notes:
-    """Messages between ranks about the end of the job.
-
-    torch has no time limit for a call to a store whose process is stopped or cut off. So each call has a thread here, which
-    is abandoned when the time is over.
-    """
+    """Messages between ranks about the end of the job. torch has no time limit for a call to a store whose process is
+    stopped or cut off. So each call has a thread here, which is abandoned when the time is over."""
 
     def __init__(self, store: Any, there: Callable[[], bool]) -> None:
         self.answers = True
@@ -91,7 +88,6 @@ class ProcessGroups(Peers):
         self._notes = Notes(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
         self._ending = False
-        """True if this rank has ended the job itself."""
         on_device = "nccl" if device.type == "cuda" else "gloo"
         longer = timedelta(seconds=min(timeout, 1e8))
         self._processes: list[Any] = [[]] * self.size
@@ -100,14 +96,10 @@ class ProcessGroups(Peers):
                 name: dist.new_group(backend=on_device if name in ON_DEVICE else "gloo", timeout=longer)
                 for name in CHANNELS
             }
-        self._groups = {name: _Group(self, name, group, on_device) for name, group in groups.items()}
+        self._groups = {name: _Group(name, self, group, on_device) for name, group in groups.items()}
         self.channels.update(self._groups)
         self._processes = self.channel("start").told(this_process(), "who is there")
-
-    @property
-    def near(self) -> int:
-        machine = self._processes[self.rank][:1]
-        return sum(process[:1] == machine for process in self._processes)
+        self.near = sum(process[:1] == self._processes[self.rank][:1] for process in self._processes)
 
     def fail(self, error: BaseException | str) -> None:
         self._ending = True
@@ -141,10 +133,8 @@ class ProcessGroups(Peers):
         return self._ended
 
     def lost(self, doing: str, waited: float, silent: Collection[int]) -> NoReturn:
-        """Find out which rank is missing after a call failed or took too long, tell the others, and raise.
-
-        silent: ranks that this one waited for in vain. Some of them may be waiting for others themselves.
-        """
+        """Find out which rank is missing after a call failed or took too long, tell the others, and raise. silent: ranks
+        that this one waited for in vain. Some of them may be waiting for others themselves."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         absent = [rank for rank in others if is_gone(self._processes[rank])]
         why = self._told()
@@ -167,29 +157,28 @@ class ProcessGroups(Peers):
 
 
 class _Group(Channel):
-    """A channel over a process group.
+    """A channel over a process group. Parts are sent as messages between pairs of ranks: gloo's collectives give the same
+    bits in nearly twice the time; NCCL's consist of such messages, begun together."""
 
-    Parts are sent as messages between pairs of ranks. gloo's collectives give the same bits in nearly twice the time;
-    NCCL's consist of such messages, begun together.
-    """
+    peers: ProcessGroups
 
-    def __init__(self, peers: ProcessGroups, name: str, group: Any, backend: str) -> None:
-        super().__init__(name, peers.rank, peers.size)
-        self._peers, self._group, self._destroyed = peers, group, False
+    def __init__(self, name: str, peers: ProcessGroups, group: Any, backend: str) -> None:
+        super().__init__(name, peers)
+        self._group, self._destroyed = group, False
         self._on_stream = backend == "nccl" and name in ON_DEVICE
 
     def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Wait:
-        if (why := self._peers.over) is not None:
+        if (why := self.peers.over) is not None:
             raise PeerError(why)
         try:
             if self._on_stream:
                 outs[self.rank] = parts[self.rank] = parts[self.rank].new_empty(0)
                 work = dist.all_to_all(outs, parts, group=self._group, async_op=True)
-                return _waiting(self._peers, [(None, work)], doing, on_stream=True)
+                return _waiting(self.peers, [(None, work)], doing, on_stream=True)
             return self._messages(outs, parts, doing)
         except RuntimeError as error:
             log.debug("%s: %r", doing, error)
-            self._peers.lost(doing, 0.0, [])
+            self.peers.lost(doing, 0.0, [])
 
     def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Wait:
         """Begin a message to and from each other rank. Nothing is sent for an empty part."""
@@ -202,11 +191,7 @@ class _Group(Channel):
                 works.append((of, self._group.recv([on_host], of, 0)))
             if parts[to].numel():
                 works.append((to, self._group.send([parts[to].cpu()], to, 0)))
-        return _waiting(self._peers, works, doing, late)
-
-    def _fail(self, why: str) -> NoReturn:
-        self._peers.fail(why)
-        raise PeerError(why)
+        return _waiting(self.peers, works, doing, late)
 
     def destroy(self) -> None:
         if not self._destroyed and dist.is_initialized():

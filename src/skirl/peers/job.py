@@ -1,6 +1,5 @@
 """The trainers of this process's job: found by what torchrun or another launcher puts in the environment, joined when the
-first embeddings are made, and left at its end.
-"""
+first embeddings are made, and left at its end."""
 
 import atexit
 import logging
@@ -37,8 +36,7 @@ _joined: list[Peers] = []
 
 def trainers(device: str = "cpu", timeout: float | None = None) -> Peers:
     """Return the trainers of this job, joining them first if need be. Return `Alone` if no launcher started this process."""
-    given = _given.get()
-    if given is not None:
+    if (given := _given.get()) is not None:
         return given
     with _joining:
         if not _joined:

@@ -14,8 +14,7 @@ from zlib import crc32
 _SET_PARENT_DEATH_SIGNAL = 1
 BEGINS_AGAIN = 75
 """Exit code of a trainer that was stopped early, if launchers of several machines watch the job: a success would end the
-job on machines where nobody stopped it.
-"""
+job on machines where nobody stopped it."""
 
 
 NOTES, COMMAND_LINE = "SKIRL_NOTES", "SKIRL_COMMAND"

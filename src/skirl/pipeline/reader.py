@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Sparse
-from skirl.core.id_hash import hashes_of
-from skirl.core.ids import BadIds, BankIds, Ids, Resolver, capture
+from skirl.core.ids import BadIds, BankIds, Ids, Resolver, capture, hashes_of
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.options import Vote
 from skirl.oracle.route import Route

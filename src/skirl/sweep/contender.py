@@ -23,7 +23,6 @@ from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.engine.work import Counters, Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
-from skirl.nn.current_step import Loop
 from skirl.nn.optimizers import Anchor, DenseGradients
 from skirl.nn.output import Output
 from skirl.store import Record, Store, inside, open_store, shards
@@ -161,13 +160,13 @@ class OfVariant(Collection):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Accept what a checkpoint says of its store: the rows come into that of the sweep."""
 
-    def opened(self, loop: Loop | None) -> None:
+    def opened(self, loop: Any) -> None:
         """Refuse a lookahead over one variant, which would move its rows by another plan."""
         raise RuntimeError(
             f"variant {self._variant!r} has the plan of its sweep: pass the sweep to skirl.lookahead(loader, sweep)"
         )
 
-    def opened_by_sweep(self, loop: Loop | None) -> None:
+    def opened_by_sweep(self, loop: Any) -> None:
         self.current.opened(loop)
 
 

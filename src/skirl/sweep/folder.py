@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import folder
-from skirl.checkpoint.keeper import refuse_checkpoints
 from skirl.sweep.checkpoint import SWEEP, Parts, SweepSaving, write_header
 from skirl.sweep.race import Judged, Race, VariantPlace
 from skirl.sweep.ranks import Ranks
@@ -138,7 +137,7 @@ class SweepKeeper:
         """By variant: why it is not."""
         for name in self._names:
             if not keeping.resume:
-                refuse_checkpoints(self._folder(name))
+                folder.refuse_checkpoints(self._folder(name))
             elif there := folder.headers_with_steps(self._folder(name)):
                 self._best_at[name] = there[0][0]
 

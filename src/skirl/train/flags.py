@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from skirl.core import OptimizerName
+from skirl.core.tree import check_shards
 
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where to make run folders if no flag does; "none" for nowhere."""
 _HIGHEST = 1e37
 """Highest learning rate: Adam divides it by 0.1 at its first step, and float32 ends at 3.4e38."""
-_TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,6 @@ class OptimizerFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class RateFlags:
-    """Learning rates, and how they change over a run."""
-
     group: ClassVar[str] = "learning"
 
     lr: float = 0.02
@@ -60,8 +58,6 @@ class StepFlags:
     """Seconds to wait for another trainer before the job ends with its name; $SKIRL_TIMEOUT or 600 if not given."""
 
     def __post_init__(self) -> None:
-        from skirl.core.tree import check_shards
-
         check_shards(self.shards)
         if self.peer_timeout is not None and not self.peer_timeout > 0:
             raise ValueError(f"peer_timeout is {self.peer_timeout}: set it to seconds above 0")
@@ -69,8 +65,6 @@ class StepFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
-    """The share of the tables on the device, and where the rest is."""
-
     group: ClassVar[str] = "cache"
 
     cache: str = "10%"
@@ -96,15 +90,14 @@ class CacheFlags:
         """Parse `cache`. Return what `parse_cache` does, or ("touched", share)."""
         from skirl.engine.capacity import parse_cache
 
-        of_touched = _TOUCHED.fullmatch(self.cache)
-        if of_touched is None:
-            text = self.cache.strip()
+        text = self.cache.strip()
+        if not text.startswith("touched:"):
             try:
                 return parse_cache(int(text) if re.fullmatch(r"[-+]?\d+", text) else text)
             except ValueError as error:
                 raise ValueError(str(error).replace(" or 'auto'", ", 'auto' or 'touched:10%'")) from None
         try:
-            kind, share = parse_cache(of_touched[1])
+            kind, share = parse_cache(text.removeprefix("touched:"))
         except ValueError:
             kind, share = "none", 0.0
         if kind != "share":
@@ -116,8 +109,6 @@ class CacheFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class MovementFlags:
-    """The movement of rows between cache and store."""
-
     group: ClassVar[str] = "cache"
 
     prefetch: int = 2
@@ -130,8 +121,6 @@ class MovementFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFlags:
-    """Where to compute, and with which numbers."""
-
     group: ClassVar[str] = "device"
 
     device: str = "cpu"
@@ -156,8 +145,6 @@ class DeviceFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationFlags:
-    """When to evaluate."""
-
     group: ClassVar[str] = "evaluation"
 
     eval_every: int | None = None
@@ -216,8 +203,6 @@ class CheckpointFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveFlags(CheckpointFlags):
-    """When a run is saved, and how many checkpoints stay."""
-
     keep_last: int | None = None
     """Number of newest checkpoints to keep in the folder; 2 if not given."""
 
@@ -229,8 +214,6 @@ class SaveFlags(CheckpointFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class LogFlags:
-    """The files in which a run is recorded."""
-
     group: ClassVar[str] = "output"
 
     run: str = "auto"

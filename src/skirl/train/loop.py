@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from skirl.checkpoint import folder
 from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.keeper import Asked, Keeper
-from skirl.checkpoint.votes import Votes
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
 from skirl.core.tables import Schema
@@ -38,7 +37,6 @@ from skirl.train.resume import RULES, agreed_start, begin_from, saved_flags, tol
 from skirl.train.run_folder import RunFolder, Since
 from skirl.train.schedule import Rates
 
-T = TypeVar("T")
 NOT_ASKED = Asked()
 LISTS = ("shared_lists", "lists_once")
 """Bags of samples in features that share them within a batch, and those that were looked up."""
@@ -138,25 +136,10 @@ def bags_of(batch: Batch) -> np.ndarray:
 
 
 class TrainerShare:
-    """One trainer's share of a run."""
-
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.rank, self.size = peers.rank, peers.size
-
-    @classmethod
-    def of_job(cls, device: str = "cpu", timeout: float | None = None) -> "TrainerShare":
-        """This process's share. timeout: seconds to wait for other trainers."""
-        return cls(trainers(str(torch_device(device)), timeout))
-
-    @property
-    def alone(self) -> bool:
-        return self.size == 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this trainer shows and writes the results of the run."""
-        return self.rank == 0
+        self.alone, self.first = self.size == 1, self.rank == 0  # the first shows and writes the results of the run
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """The recipe with at least as many shards as trainers, a power of two. Raise if it sets too few."""
@@ -169,17 +152,6 @@ class TrainerShare:
             )
         return replace(recipe, step=replace(recipe.step, shards=shards))
 
-    def logged(self, log: LogFlags) -> LogFlags:
-        """The first trainer writes everything, the others nothing."""
-        return log if self.first else replace(log, run="none", trace=None)
-
-    def of_first(self, work: Callable[[], T], tag: str) -> T:
-        """Do work on the first trainer and return its result on all. An error of it is raised on all."""
-        if self.alone:
-            return work()
-        votes = Votes(self.peers)
-        return votes.told(votes.agreed(lambda: work() if self.first else None, tag), tag)[0]
-
     def of(self, stream: Source, shards: int) -> Source:
         return stream.sharded(*block(self.rank, self.size, shards), shards)
 
@@ -189,13 +161,9 @@ class TrainerShare:
         return [unpack(part) for part in come]
 
     def whole(self, done: Done, asked: Asked = NOT_ASKED) -> tuple[Done, Asked | None]:
-        """Combine a step over all trainers: the losses of all shards, in order, and their mean, as in one process.
-
-        Logits and labels, nearly all of the bytes, go to the first trainer only, which keeps the metrics.
-
-        asked: what this trainer is asked to do after the step. The second value is what all must do: stop if one of them is
-        asked to, save if the first is. It is None if there is only one trainer.
-        """
+        """Combine a step over all trainers: the losses of all shards, in order, and their mean, as in one process. Logits
+        and labels, nearly all of the bytes, go to the first trainer only. The second value is what all must do after the
+        step: stop if one of them is asked to, save if the first is. It is None if there is only one trainer."""
         if self.alone:
             return done, None
         losses, *large = (t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels))
@@ -215,8 +183,6 @@ class TrainerShare:
 
     def total(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The counts with each whole number summed over all trainers."""
-        if self.alone:
-            return counts
         names = [name for name, count in counts.items() if isinstance(count, int)]
         come = self.exchange([np.array([counts[name] for name in names], np.int64)])
         sums = np.sum([part for (part,) in come], axis=0).tolist()
@@ -232,7 +198,7 @@ def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str,
         "touched": len(engine.seen),
         "cache": sum(len(cache) for cache in engine.caches),
         **{name: count for name, count in asdict(engine.counters).items() if name != "steps"},
-        "seconds": meter.seconds, "stall": times.stall, "read": times.read,
+        "seconds": meter.speed.seconds, "stall": times.stall, "read": times.read,
         "waited": sum(counted[name]["seconds"] for name in OF_LOOP),
         "busy": dict(times.busy), "sent": sum(sum(of["bytes_sent"]) for of in counted.values()),
         "peak_bytes": peak_bytes(),
@@ -241,7 +207,6 @@ def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str,
 
 
 def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:
-    """Say why the run stopped, what to try, and which checkpoint to go on from."""
     then = "start over"
     saved = [] if folder is None or kept["newest"] is None else headers_with_steps(folder)
     sound = [each for each in saved if each[0] < step - 1]  # a state whose next loss is not finite is useless, too
@@ -256,7 +221,6 @@ def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, A
 
 
 def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:
-    """Facts about the checkpoint that --keep-best kept: folder, step, held-out log loss."""
     found = kept["best"]
     if found is None:
         return None
@@ -301,8 +265,7 @@ class _Run:
 
     def loop(self, batches: Lookahead, keeper: Keeper, progress: Report) -> tuple[int, str] | None:
         """Train to the end; the step at which numbers were no longer finite and what was not, None where all were."""
-        share, meter, judge, since = self.share, self.meter, self.judge, Since()
-        since.begin(batches, meter)
+        share, meter, judge, since = self.share, self.meter, self.judge, Since(batches, self.meter)
         if judge.stops:
             return None
         first = True
@@ -361,8 +324,8 @@ def train(
     """Train; what came of it. flags: all of the command's, to write down."""
     saved = saved_flags(saving.save) if saving.resume and saving.save else {}
     threads = recipe.use_threads(saved.get("threads"))
-    share = TrainerShare.of_job(recipe.device.device, recipe.step.peer_timeout)
-    recipe, log = share.recipe(recipe), share.logged(log)
+    share = TrainerShare(trainers(str(torch_device(recipe.device.device)), recipe.step.peer_timeout))
+    recipe, log = share.recipe(recipe), log if share.first else replace(log, run="none", trace=None)
     flags = {**flags, "shards": recipe.step.shards, "threads": threads}
     origin = agreed_start(share, saving, flags)
     where = {"every": log.log_every, "resume": saving.resume, "trainers": share.size}

@@ -47,13 +47,10 @@ class Scores:
 
 
 class Metrics:
-    """All metrics of one stream of predictions."""
-
     def __init__(self) -> None:
         self._counts = np.zeros((2, 1 << _BITS), np.int64)  # non-clicks and clicks by the leading bits of their score
         self._sums: dict[str, Any] = {"samples": 0, "clicks": 0, "loss": 0.0, "predicted": 0.0}
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
-        self._scored: Scores | None = None  # cached, because scores take a millisecond
 
     def update(self, logits: Values, labels: Values) -> None:
         """Add a batch. Raise if it would silently corrupt a metric."""
@@ -76,18 +73,15 @@ class Metrics:
             self._bin()
 
     def scores(self) -> Scores:
-        """Of all samples so far."""
         samples, clicks, loss, predicted = self._sums.values()
-        if self._scored is None or self._scored.samples != samples:
-            self._bin()
-            others, clicked = self._counts.astype(np.float64)
-            below = np.cumsum(others) - others
-            auc = _ratio(float(np.sum(clicked * (below + others / 2))), float(clicked.sum() * others.sum()))
-            mean, rate = _ratio(loss, samples), clicks / max(1, samples)
-            constant = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if 0 < rate < 1 else 0.0
-            ne = None if mean is None else _ratio(mean, constant)
-            self._scored = Scores(samples, auc, mean, ne, _ratio(predicted, clicks))
-        return self._scored
+        self._bin()
+        others, clicked = self._counts.astype(np.float64)
+        below = np.cumsum(others) - others
+        auc = _ratio(float(np.sum(clicked * (below + others / 2))), float(clicked.sum() * others.sum()))
+        mean, rate = _ratio(loss, samples), clicks / max(1, samples)
+        constant = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if 0 < rate < 1 else 0.0
+        ne = None if mean is None else _ratio(mean, constant)
+        return Scores(samples, auc, mean, ne, _ratio(predicted, clicks))
 
     def state_dict(self) -> dict[str, Any]:
         self._bin()
@@ -95,7 +89,6 @@ class Metrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._waiting.clear()
-        self._scored = None
         self._counts[:] = state["counts"].numpy()
         self._sums = {name: state[name] for name in self._sums}
 
@@ -155,10 +148,7 @@ def evaluating(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[
 
 
 class Evaluation:
-    """The evaluations of a run, which are part of its checkpoint.
-
-    every: steps between two evaluations; patience: how many without a better one stop the run.
-    """
+    """The evaluations of a run, which are part of its checkpoint. patience: how many without a better one stop it."""
 
     def __init__(self, *, every: int | None = None, patience: int | None = None) -> None:
         self.every = every
@@ -168,8 +158,7 @@ class Evaluation:
         self.best: float | None = None  # the least log loss
         self.best_step = 0
         self.since = 0  # evaluations since the best one
-        self.seconds = 0.0  # of all evaluations in this process
-        self.last_seconds = 0.0
+        self.seconds = 0.0  # of the last one
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether to evaluate after this step, but never twice after the same one."""
@@ -194,8 +183,7 @@ class Evaluation:
                 f"{self.scores.samples:,}",
             )
             self.best, self.since = None, 0
-        self.step, self.scores = step, scores
-        self.seconds, self.last_seconds = self.seconds + seconds, seconds
+        self.step, self.scores, self.seconds = step, scores, seconds
         loss = math.inf if scores.logloss is None or math.isnan(scores.logloss) else scores.logloss
         if self.best is None or loss < self.best:
             self.best, self.best_step, self.since = loss, step, 0
@@ -203,7 +191,6 @@ class Evaluation:
             self.since += 1
 
     def result(self) -> dict[str, Any]:
-        """What the last evaluation adds to the result of a run, with the best step so far."""
         if self.scores is None:
             return {}
         best = None if self.best is None or math.isinf(self.best) else self.best
@@ -211,7 +198,6 @@ class Evaluation:
         return scores | {"test_step": self.step, "best_step": self.best_step, "best_logloss": best}
 
     def facts(self) -> Facts:
-        """The last evaluation in a few words."""
         assert self.scores is not None
         named = {"test log loss": self.scores.logloss, "AUC": self.scores.auc}
         shown = {name: figure(value) for name, value in named.items() if value is not None}
@@ -238,15 +224,12 @@ class Meter:
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None
         """The first step whose loss or predictions were not finite, and what was. Nothing from there on is counted."""
-        self.speed = Speed()
+        self.speed = Speed()  # in this process, without pauses
 
     def add(
         self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
     ) -> None:
-        """Add a step.
-
-        samples: those of the step, by default as many as labels. finite: whether other trainers' logits are finite.
-        """
+        """Add a step. samples: by default as many as labels. finite: whether other trainers' logits are finite."""
         self._late.append((sent(loss, logits, labels), len(labels) if samples is None else samples, finite))
         while len(self._late) > (loss.device.type != "cpu"):
             self._count(*self._late.popleft())
@@ -294,11 +277,6 @@ class Meter:
     def losses(self) -> float:
         return self._so_far["sum"]
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start in this process, without pauses."""
-        return self.speed.seconds
-
     def diverged(self, *, last: bool) -> bool:
         """Whether a loss or prediction was not finite. A GPU's step is known one step later. last: wait for all."""
         if last:
@@ -316,7 +294,8 @@ class Meter:
     def result(self) -> dict[str, Any]:
         here = self._so_far
         return {
-            "samples": here["samples"], "seconds": self.seconds, "samples_per_second": self.speed.rate(here["samples"]),
+            "samples": here["samples"], "seconds": self.speed.seconds,
+            "samples_per_second": self.speed.rate(here["samples"]),
             "loss": {
                 "first": here["first"], "last": here["last"], "mean": here["sum"] / max(1, here["steps"]),
                 "digest": here["digest"],

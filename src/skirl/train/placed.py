@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "skirl-placement", 1
 COUNTED = 4
-"""Steps whose bytes are counted."""
 WORTH = 0.5
 """A table goes whole where pooled vectors are under this share of its rows' bytes."""
 _FORM = {"trainers": COUNT, "tables": [{"name": TEXT, "trainer": ANY}]}
@@ -51,19 +50,14 @@ Place = int | dict[int, int]
 def placement_of(recipe: "Recipe", trainers: int) -> Mapping[str, Place]:
     """Return the place of each table whose rows are not spread; the same on every trainer."""
     how, tables = recipe.step.placement, recipe.tables()
-    if how not in ("rows", "auto", "whole", "columns", "mixed"):
+    if how not in ("rows", "auto", "mixed"):
         return read(Path(how), tables, trainers)
     if trainers == 1 or how == "rows" or not recipe.pooled:
         return {}
-    if how != "auto":
-        cuts = how == "columns" or recipe.row_optimizer().by_number
-        ways = {"whole": ["whole"], "columns": ["columns"], "mixed": ["rows", "whole", *["columns"] * cuts]}[how]
-        each = [(ways[n % len(ways)], n, table) for n, table in enumerate(tables)]
-        return {
-            table.name: n % trainers if way == "whole" else evenly(table.dim, trainers)
-            for way, n, table in each
-            if way != "rows"
-        }
+    if how == "mixed":  # each way by turns, for tests
+        ways = 3 if recipe.row_optimizer().by_number else 2
+        each = {t.name: (None, n % trainers, evenly(t.dim, trainers))[n % ways] for n, t in enumerate(tables)}
+        return {name: place for name, place in each.items() if place is not None}
     with progress_of("place tables", 1) as progress:
         stream = replace(recipe, data=replace(recipe.data, workers=0)).stream()  # none of them for so few batches
         counted = count(islice((batch.sparse for batch in stream), COUNTED), tables, trainers)
@@ -148,14 +142,14 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, Place]
         raise ValueError(f"placement is {path}, a plan for other tables (see {other[0]!r}): {again}")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"placement is {path}, which places table {twice[0]!r} twice: {again}")
-    owners = {table["name"]: table["trainer"] for table in body["tables"] if table["trainer"] is not None}
-    sites = {str(site): site for site in range(trainers)}
-    if not all(
-        str(site) in sites for owner in owners.values() for site in (owner if isinstance(owner, dict) else [owner])
-    ):
-        raise ValueError(f"placement is {path}, which names a trainer that is no number below {trainers}: {again}")
-    cut = {name: owner for name, owner in owners.items() if isinstance(owner, dict)}
-    if not all(type(columns) is int and columns > 0 for owner in cut.values() for columns in owner.values()):
-        raise ValueError(f"placement is {path}, which gives a trainer columns that are no number above 0: {again}")
-    by_site = {name: {sites[site]: columns for site, columns in owner.items()} for name, owner in cut.items()}
-    return {name: sites[str(owner)] for name, owner in owners.items() if name not in cut} | by_site
+    sites, owners = {str(site): site for site in range(trainers)}, dict[str, Place]()
+    for name, owner in ((table["name"], table["trainer"]) for table in body["tables"] if table["trainer"] is not None):
+        columns = owner if isinstance(owner, dict) else {str(owner): 1}
+        if not all(site in sites and type(count) is int and count > 0 for site, count in columns.items()):
+            raise ValueError(
+                f"placement is {path}, which places table {name!r} at {owner}: name trainers by numbers below "
+                f"{trainers}, and columns above 0"
+            )
+        cut = {sites[site]: count for site, count in columns.items()}
+        owners[name] = cut if isinstance(owner, dict) else sites[str(owner)]
+    return owners

@@ -58,10 +58,6 @@ class SavedRun:
     """Gives ids their rows, with an open vocabulary."""
     threads: int
 
-    @property
-    def labelled(self) -> bool:
-        return bool(self.source.labels)
-
     def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
         if isinstance(self.source, Files):
             for batch, numbers in self.source.numbered():
@@ -76,8 +72,7 @@ class SavedRun:
 @contextmanager
 def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
     """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
-    votes = Votes(Alone())
-    _, run = take_newest(chosen.checkpoint, votes, lambda header, _: _opened(header, chosen, labelled))
+    _, run = take_newest(chosen.checkpoint, Votes(Alone()), lambda header, _: _opened(header, chosen, labelled))
     try:
         yield run
     finally:
@@ -86,8 +81,10 @@ def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
 
 
 def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
-    body = folder.read(header)
-    flags = _flags(header, body)
+    body, known = folder.read(header), flags_of(Recipe)
+    if (run := run_of(body)) is None:
+        raise ValueError(f"{header} was saved by another loop than skirl train's: load it there, with skirl.load")
+    flags = {name: value for name, value in run["flags"].items() if name in known}
     device = {"device": chosen.device, "threads": chosen.threads}
     try:
         recipe = _recipe(flags | {name: v for name, v in device.items() if v is not None}, _data(flags, chosen))
@@ -112,14 +109,6 @@ def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
     model, _ = recipe.model_over(embeddings)
     load(header, model=model)
     return SavedRun(header, embeddings.engine.counters.steps, recipe, model, source, look_up, torch.get_num_threads())
-
-
-def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
-    known = flags_of(Recipe)
-    state = run_of(body)
-    if state is None:
-        raise ValueError(f"{header} was saved by another loop than skirl train's: load it there, with skirl.load")
-    return {name: value for name, value in state["flags"].items() if name in known}
 
 
 def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
@@ -187,16 +176,16 @@ def predict(chosen: SavedFlags, out: Path | None = None) -> dict[str, Any]:
     """The metrics of a saved run, if there are labels. out: write its predictions to this Parquet file."""
     started, command = time.monotonic(), "evaluate" if out is None else "predict"
     with saved_run(chosen, labelled=out is None) as run:
-        data = run.recipe.data
+        data, labelled = run.recipe.data, bool(run.source.labels)
         paths = find(data.path) if data.kind in FILE_KINDS else []
         if out is not None and out.exists() and any(out.samefile(path) for path in paths):
             raise ValueError(f"out is {out}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
-        metrics = Metrics() if run.labelled else None
+        metrics = Metrics() if labelled else None
         samples, first, began = 0, 0, started
         with (
             progress_of(command, run.source.steps) as progress,
-            predictions_in(out, labelled=run.labelled, about=about) as write,
+            predictions_in(out, labelled=labelled, about=about) as write,
             in_thread(_scored(run)) as scored,
         ):
             for done, (batch, logits, numbers) in enumerate(scored, start=1):
@@ -234,12 +223,9 @@ def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], No
 def scored(
     model: nn.Module, batches: Iterable[Batch], threads: int
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Yield each batch with its logits.
-
-    Threads that share a batch of a thousand samples wait for each other at each small layer. So each computes a batch of
-    its own, if the first batch gets the same bits either way. A batch of another size uses all threads, as does any batch
-    of a sequence model, whose shapes depend on more than the size.
-    """
+    """Yield each batch with its logits. Threads that share a batch of a thousand samples wait for each other at each small
+    layer. So each computes a batch of its own, if the first batch gets the same bits either way. A batch of another size
+    uses all threads, as does any batch of a sequence model, whose shapes depend on more than the size."""
     apart = all(each.engine.device.by_any_thread and each.pooled for each in collections_of(model).values())
     before, odd = torch.get_num_threads(), threading.Lock()
 
@@ -312,11 +298,8 @@ def in_thread(items: Generator[T, None, None]) -> Iterator[Iterator[T]]:
 def predictions_in(
     path: Path | None, *, labelled: bool, about: dict[str, Any]
 ) -> Iterator[Callable[[np.ndarray, np.ndarray, Any], None]]:
-    """Write a Parquet file of predictions, one row group at a time. It appears once it is complete.
-
-    Columns: `row`, the number of the row in the data, from 0; `prediction`, the probability of a click; `logit`, the
-    model's output; `label`, if there are labels.
-    """
+    """Write a Parquet file of predictions, one row group at a time. It appears once it is complete. `row` is the number of
+    the row in the data, from 0; `prediction`, the probability of a click; `logit`, the model's output."""
     if path is None:
         yield lambda numbers, logits, labels: None
         return

@@ -82,7 +82,6 @@ class Recipe(Composed):
         return self.data.stream().sharded(0, self.step.shards, self.step.shards)
 
     def in_steps(self) -> "Iterator[list[Batch]]":
-        """A list for each step."""
         shards = iter(self.in_shards())
         return iter(lambda: list(islice(shards, self.step.shards)), [])
 
@@ -127,7 +126,6 @@ class Recipe(Composed):
         )  # fmt: skip
 
     def model_over(self, embeddings: "Embeddings") -> "tuple[Model, torch.optim.Optimizer]":
-        """The model with its initial weights, and its dense optimizer."""
         import torch
 
         from skirl.engine.device import torch_device

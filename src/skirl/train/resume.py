@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from skirl.checkpoint.folder import refuse_sweep
+from skirl.checkpoint import folder
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import option
 from skirl.tools.sealed_json import CheckpointError
@@ -26,8 +26,6 @@ log = logging.getLogger("skirl")
 
 
 class Origin(NamedTuple):
-    """A checkpoint that a run begins from."""
-
     given: str
     """As --from gave it."""
     header: Path
@@ -35,16 +33,12 @@ class Origin(NamedTuple):
 
 def origin_of(saving: CheckpointFlags, *, saved: bool | None = None) -> Origin | None:
     """The checkpoint that the run takes rows and weights from; None if it goes on with its own, or takes none."""
-    from skirl.checkpoint import folder
-
     save, from_ = saving.save, saving.from_
     if save is not None and not saving.resume:
-        from skirl.checkpoint.keeper import refuse_checkpoints
-
-        refuse_checkpoints(save)
+        folder.refuse_checkpoints(save)
     elif save is not None:
         if saved is None:
-            refuse_sweep(save)
+            folder.refuse_sweep(save)
             if save.exists() and not save.is_dir():
                 raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
         if folder.numbers(save) if saved is None else saved:
@@ -81,12 +75,9 @@ RULES: Mapping[str, frozenset[str]] = {
     "warned": frozenset(("lr", "dense_lr", "threads")),
     "files": frozenset(("data", "schema", "rows", "vocab", "valid")),
 }  # fmt: skip
-"""What becomes of a flag whose value is not that of the saved run.
-
-unseen: it says what a start writes and shows. free: it applies from there on, and the result lists it. warned: the same,
-with a warning, since it changes what is learned. files: a path may be spelled differently, and the stream of batches
-itself checks that it is the same. All others are refused.
-"""
+"""What becomes of a flag whose value is not that of the saved run. unseen: it says what a start writes and shows. free: it
+applies from there on, and the result lists it. warned: the same, with a warning, since it changes what is learned. files: a
+path may be spelled differently, and the stream of batches itself checks that it is the same. All others are refused."""
 FREE = RULES["free"] | RULES["warned"]
 
 
@@ -102,8 +93,6 @@ def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def saved_flags(path: Path) -> dict[str, Any]:
     """The flags that a folder's newest readable checkpoint was saved with; empty if none says so."""
-    from skirl.checkpoint import folder
-
     for header in folder.headers(path) if folder.is_header(path) or folder.numbers(path) else ():
         try:
             return dict((run_of(folder.read(header)) or {}).get("flags", {}))
@@ -125,7 +114,6 @@ def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[C
 
 
 def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: frozenset[str], then: str) -> None:
-    """Raise if flags differ from those of the saved run, naming them with both values."""
     may = may | RULES["unseen"] | (RULES["files"] if _of_files(saved) and _of_files(here) else frozenset())
     others = [n for n in here if n in saved and n not in may and _plain(saved[n]) != _plain(here[n])]
     if others:
@@ -177,11 +165,14 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
 def agreed_start(share: "TrainerShare", saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins."""
 
+    from skirl.checkpoint.votes import Votes
+
     def found() -> list[str] | None:
         origin = check_start(saving, flags)
         return None if origin is None else [origin.given, str(origin.header)]
 
-    told_of = share.of_first(found, "where the run begins")
+    votes, tag = Votes(share.peers), "where the run begins"
+    told_of = votes.told(votes.agreed(lambda: found() if share.first else None, tag), tag)[0]
     return None if told_of is None else Origin(told_of[0], Path(told_of[1]))
 
 
@@ -280,11 +271,8 @@ def _check_weights(here: Mapping[str, "Tensor"], theirs: Mapping[str, "Tensor"],
 
 
 def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
-    """Raise if a model would take files otherwise than those of its run. stream: the state of the run's own files.
-
-    Tables and their rows are compared when the checkpoint is loaded. In converted files, dense columns are already as the
-    model takes them, and ids may be rows already.
-    """
+    """Raise if a model would take files otherwise than those of its run; `stream` is the state of these. Tables and rows are
+    compared by loading. In converted files, dense columns are already as the model takes them, and ids may be rows."""
     from skirl.data.files.schema import FileSchema
 
     there, here = FileSchema.parse(stream["schema"]), files.encoder.schema

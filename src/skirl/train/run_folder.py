@@ -73,10 +73,10 @@ class Lines:
         self._file.close()
 
 
-class TensorBoard:
+class TensorBoard(Lines):
     """A TensorBoard event file. torch's writer has its own thread, whose errors appear as tracebacks, too late to retry."""
 
-    name = "TensorBoard's events"
+    events = "TensorBoard's events"
 
     def __init__(self, folder: Path, begun_at: int) -> None:
         proto = "tensorboard.compat.proto"  # created at import, so type checkers cannot see them
@@ -84,20 +84,18 @@ class TensorBoard:
         self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
         self._event, self._summary = event.Event, summary.Summary
         file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self._file = Lines(folder / file)
+        super().__init__(folder / file)
+        self.name = self.events
         head = [self._of(file_version="brain.Event:2")]
         if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(self._of(step=begun_at + 1, session_log=log))
-        self._file.add(b"".join(head))
+        self.add(b"".join(head))
 
     def write(self, line: Mapping[str, Any]) -> None:
         numbers = {name: float(of) for name, of in line.items() if name != "step" and isinstance(of, int | float)}
         values = [self._summary.Value(tag=f"{line['kind']}/{name}", simple_value=of) for name, of in numbers.items()]
-        self._file.add(self._of(step=line["step"], summary=self._summary(value=values)))
-
-    def close(self) -> None:
-        self._file.close()
+        self.add(self._of(step=line["step"], summary=self._summary(value=values)))
 
     def _of(self, **content: Any) -> bytes:
         out = io.BytesIO()
@@ -106,10 +104,8 @@ class TensorBoard:
 
 
 class RunFolder:
-    """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again.
-
-    A failure to write does not end the run: a warning says what is missing, and `missing` lists it.
-    """
+    """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again. A failure to write does not end
+    the run: a warning says what is missing, and `missing` lists it."""
 
     def __init__(
         self, folder: str, *, name: str, flags: Mapping[str, Any], every: int = 50, resume: bool = False,
@@ -125,10 +121,10 @@ class RunFolder:
         self._name, self._flags = name, dict(flags)
         self._trainers = trainers
         self._missing = Missing()
-        self._sinks: list[Lines | TensorBoard] = []
+        self._sinks: list[Lines] = []
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
-        self._since = Since()
+        self._since: Since
         self._before: Mapping[str, Any] = {}
         """The result that was there."""
         if self.folder is None:
@@ -143,7 +139,7 @@ class RunFolder:
     def begin(self, batches: "Lookahead", meter: "Meter", check: Callable[[], None] = lambda: None) -> "RunFolder":
         """To be called before entering. check: raises Superseded if a newer start of the run has taken the folder."""
         self.begun_at, self._check = batches.step, check
-        self._since.begin(batches, meter)
+        self._since = Since(batches, meter)
         self.changed = [change | {"step": self.begun_at} for change in self.changed]
         self._changes += self.changed
         return self
@@ -172,7 +168,7 @@ class RunFolder:
             (folder / RESULT).unlink(missing_ok=True)
             self._lines = self._cut(folder)
             self._sinks.append(self._lines)
-        with self._missing.tried(TensorBoard.name, folder):
+        with self._missing.tried(TensorBoard.events, folder):
             self._sinks.append(TensorBoard(folder, self.begun_at))
         return self
 
@@ -205,7 +201,7 @@ class RunFolder:
         if last or step % self.every == 0:
             self.write(self._since.line(batches, meter) | {"lr": rates["rows"], "dense_lr": rates["dense"]})
         if evaluation.step == step:
-            line = {"kind": "eval", "step": step, "seconds": evaluation.last_seconds}
+            line = {"kind": "eval", "step": step, "seconds": evaluation.seconds}
             self.write(line | evaluation.result())
 
     def write(self, line: dict[str, Any]) -> None:
@@ -237,11 +233,8 @@ class RunFolder:
         self.changed = changes_between(state["flags"], self._flags)
 
     def _cut(self, folder: Path) -> Lines:
-        """Drop the lines after the step that the run goes on from, and a half line that a kill left.
-
-        The rest goes to a new file, so that an older start of the run that is still alive cannot write to it; if the disk
-        is full, the old file is cut.
-        """
+        """Drop the lines after the step that the run goes on from, and a half line that a kill left. The rest goes to a new
+        file, to which an older start that is still alive cannot write; if the disk is full, the old file is cut."""
         path, there = folder / METRICS, lines_of(folder)
         kept = sum(1 for line in there if self.begun_at and line["step"] <= self.begun_at)
         whole = b"".join(line + b"\n" for line in path.read_bytes().split(b"\n")[:kept]) if kept else b""
@@ -264,10 +257,7 @@ class RunFolder:
 
 
 class Since:
-    def __init__(self) -> None:
-        self._before: dict[str, float] = {}
-
-    def begin(self, batches: "Lookahead", meter: "Meter") -> None:
+    def __init__(self, batches: "Lookahead", meter: "Meter") -> None:
         self._before = _sums(batches, meter)
 
     def facts(self, batches: "Lookahead", meter: "Meter") -> Facts:
@@ -304,7 +294,7 @@ def _sums(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
     times = batches.times
     counts = {"steps": meter.steps, "samples": meter.samples, "losses": meter.losses}
     stages = {f"{kind} {stage}": s for kind in ("busy", "blame") for stage, s in getattr(times, kind).items()}
-    return counts | {"seconds": meter.seconds, "stall": times.stall, "read": times.read} | stages
+    return counts | {"seconds": meter.speed.seconds, "stall": times.stall, "read": times.read} | stages
 
 
 class Missing:

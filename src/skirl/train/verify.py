@@ -36,8 +36,6 @@ ReadRows = Callable[[np.ndarray], np.ndarray]
 
 @dataclass
 class Trace:
-    """A record of one run, to compare."""
-
     name: str
     losses: list[float] = field(default_factory=list)
     dense: list[dict[str, bytes]] = field(default_factory=list)
@@ -78,8 +76,6 @@ class Trace:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two runs differ."""
-
     between: tuple[str, str]
     step: int
     what: str
@@ -92,11 +88,8 @@ class Difference:
 
 
 def compare(one: Trace, other: Trace, schema: Schema, steps: Iterable[Sequence[Batch]]) -> Difference | None:
-    """The first difference between two runs over the batches of these steps, or None if all bits are equal.
-
-    Runs of several trainers have no fingerprints of rows at each step: a row that went wrong shows in a later loss, or at
-    the end.
-    """
+    """The first difference between two runs over these batches, or None. Runs of several trainers have no fingerprints of
+    rows at each step: a row that went wrong shows in a later loss, or at the end."""
     names = (one.name, other.name)
 
     def row(key: int, step: int, what: str) -> Difference:
@@ -154,10 +147,8 @@ def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
 
 
 class Delays:
-    """Slows the stages of a lookahead in turns, write-backs in every second one, the others in an order drawn by seed.
-
-    What is slow goes on when all else waits for it, whatever the clock says; at the latest after so many seconds.
-    """
+    """Slows the stages of a lookahead in turns, write-backs in every second one, the others in an order drawn by seed. What
+    is slow goes on when all else waits for it, whatever the clock says; at the latest after so many seconds."""
 
     def __init__(self, batches: Lookahead, seed: int, seconds: float = 10.0) -> None:
         self._order = random.Random(seed).sample(("plan", "fetch", "load"), 3)
@@ -205,7 +196,6 @@ def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
 
 
 def with_cache(name: str, recipe: Recipe, cache: CacheSize, slow: bool = False) -> Trace:
-    """Train with rows that travel between cache and store, and return the trace."""
     embeddings = recipe.embeddings(cache)
     model, dense = recipe.model_over(embeddings)
     rates, engine, trace = recipe.rates_of(embeddings, dense), embeddings.engine, Trace(name)
@@ -234,7 +224,6 @@ def stored(embeddings: Collection) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_plain_python(recipe: Recipe) -> Trace:
-    """Train with the reference, one row at a time, and return the trace."""
     reference, shards = Reference(recipe.tables(), recipe.row_optimizer(), recipe.data.seed), recipe.step.shards
     embeddings = PlainEmbeddings(reference, recipe.pooled, torch_device(recipe.device.device), shards)
     model, dense = recipe.model_over(embeddings)
@@ -317,8 +306,6 @@ class PlainEmbeddings(nn.Module):
 
 
 class PlainRows(dict[str, Tensor]):
-    """The output of the plain embeddings: a tensor for each feature, by name."""
-
     def __init__(self, rows: Iterable[tuple[str, Tensor]], bags: dict[str, Bags], pooled: bool) -> None:
         super().__init__(rows)
         self._bags, self._pooled = bags, pooled

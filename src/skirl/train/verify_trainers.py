@@ -1,7 +1,5 @@
-"""Compares the same run by several trainers, with any number, cache, depth, store and timing, with the plain reference.
-
-Each trainer is a process, `python -m skirl.train.verify_trainers FOLDER`, that does all runs of the job in a folder.
-"""
+"""Compares the same run by several trainers, with any number, cache, depth, store and timing, with the plain reference. Each
+is a process, `python -m skirl.train.verify_trainers FOLDER`, that does all runs of the job in a folder."""
 
 import json
 import os
@@ -21,7 +19,7 @@ import numpy as np
 
 from skirl.core.keys import table_of
 from skirl.core.tables import Schema
-from skirl.peers.job import fail
+from skirl.peers.job import fail, trainers
 from skirl.tools.progress import progress_of
 from skirl.train.loop import TrainerShare, keys_of, steps
 from skirl.train.placed import placement_of
@@ -111,7 +109,6 @@ def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
 
 
 def _run(size: int, folder: Path) -> None:
-    """Start the trainers and wait for all of them. Raise the error of the first one that failed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     common = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "MASTER_ADDR": "127.0.0.1"}
@@ -140,7 +137,7 @@ def _run(size: int, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     job = json.loads((folder / JOB).read_text())
-    share = TrainerShare.of_job()
+    share = TrainerShare(trainers())
     for number, run in enumerate(job["runs"]):
         recipe = Recipe.of(**job["flags"] | {"depth": run["depth"]})
         recipe.use_threads()
