@@ -169,7 +169,7 @@ class Run:
         store = SlowStore(case.tables, self.rules, case.dtype, Naps(case.nap, case.seed + 1), case.slow_write)
         with pytest.MonkeyPatch.context() as patch:
             if case.device != "cpu":
-                patch.setattr("skirl.engine.device.gpu.no_streams", World(case.seed, case.eager).streams)
+                patch.setattr("skirl.engine.device.gpu.Streams", World(case.seed, case.eager).streams)
                 patch.setattr(
                     "skirl.engine.device.gpu.CudaStreams", lambda at: DelayedStreams(at, case.seed, case.eager)
                 )

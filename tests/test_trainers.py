@@ -281,7 +281,7 @@ ON_GPU = [
 def test_the_kernels_and_streams_of_a_gpu(case, eager, monkeypatch):
     """Streams run as late and in as odd an order as the events between them allow."""
     seeds, issued = itertools.count(), Issued()
-    monkeypatch.setattr("skirl.engine.device.gpu.no_streams", lambda: issued.noted(World(next(seeds), eager).streams()))
+    monkeypatch.setattr("skirl.engine.device.gpu.Streams", lambda: issued.noted(World(next(seeds), eager).streams()))
     case.hook = issued.call
     check(case, monkeypatch)
     assert any(case.fetched) or case.trainers == 2

@@ -67,7 +67,7 @@ def every_row(embeddings):
 @pytest.mark.parametrize(("first", "then"), [("interpret", "cpu"), ("cpu", "interpret"), ("interpret", "interpret")])
 def test_a_checkpoint_made_in_the_background_goes_on_anywhere(first, then, tmp_path, monkeypatch):
     """It has the rows of its step, although later steps change them before they have left the device."""
-    monkeypatch.setattr("skirl.engine.device.gpu.no_streams", World(1, 0.3).streams)
+    monkeypatch.setattr("skirl.engine.device.gpu.Streams", World(1, 0.3).streams)
     tables = [Table("a", 60, 4)]
     rng = np.random.default_rng(0)
     batches = [KeyedJagged.one_hot(["a"], torch.from_numpy(rng.integers(0, 60, (6, 1)))) for _ in range(9)]

@@ -128,8 +128,8 @@ def on_gpu(step, device):
     live = np.empty(0, np.bool_) if step.live.all() else step.live
     partial = arena.put(np.full((m, step.sums.shape[1]), np.nan, step.sums.dtype))
     marks = arena.put(np.full(m + rows, 9, np.int32))
-    given = (step.start, step.pos, step.bag_of, step.scale, step.grads, live, plan.stretches, plan.runs)
-    gpu.sums(*map(arena.put, given), plan.rounds, partial, marks)
+    given = Gradients(*map(arena.put, step.given._replace(live=live)))
+    gpu.sums(given, arena.put(plan.stretches), arena.put(plan.runs), plan.rounds, partial, marks)
     assert_same_bits(partial[:rows].cpu().numpy(), step.sums, "sums")
     np.testing.assert_array_equal(marks[:rows].cpu().numpy() > 0, step.counted)
     arena.check()

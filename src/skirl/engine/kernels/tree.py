@@ -3,7 +3,7 @@ from zero in order, then their sums from zero in order; micro-batches along a tr
 loops."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,20 +13,23 @@ STRETCH = 256
 """Positions in a stretch. A row with at most this many has the bits of a plain sum."""
 
 
-class Gradients(NamedTuple):
-    """The gradients of bags, and those that each row gets: of its positions, ascending."""
+Array = TypeVar("Array")
 
-    start: np.ndarray
+
+class Gradients(NamedTuple, Generic[Array]):
+    """The gradients of bags, and those that each row gets: of its positions, ascending. Arrays, or tensors on a GPU."""
+
+    start: Array
     """int32 [rows + 1], where each row's positions begin in `pos`."""
-    pos: np.ndarray
-    bag_of: np.ndarray
+    pos: Array
+    bag_of: Array
     """int32 [n], the row of `grads` for each position."""
-    scale: np.ndarray
+    scale: Array
     """[n], or empty if all factors are 1."""
-    grads: np.ndarray
+    grads: Array
     """[bags, dim]."""
-    live: np.ndarray
-    """bool [features], whether the feature of a bag (bag % features) has a gradient."""
+    live: Array
+    """bool [features], whether the feature of a bag (bag % features) has a gradient. On a GPU empty if all have one."""
 
 
 @kernel
