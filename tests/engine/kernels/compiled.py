@@ -93,7 +93,7 @@ def compile_all(dim: int, dtype: torch.dtype, optimizers: list[str]) -> None:
             gpu.weight_grad(cache, dim, index, index, out, live, numbers)
         if name == "adam":
             gpu.move(cache, index, cache, index)
-            gpu.fill(keys, index, cache, dim, 5, index, numbers, torch.zeros(65536), 0.1)
+            gpu.fill(keys, index, cache, dim, optimizer.width(dim), 5, index, numbers, torch.zeros(65536), 0.1)
 
 
 def main() -> None:
