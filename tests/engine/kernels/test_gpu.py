@@ -17,27 +17,15 @@ pytest.importorskip("triton")
 
 from skirl.core.initial import Constant, InitialTable, Normal, Uniform
 from skirl.core.initial import fill as cpu_fill
-from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.optim import SGD, Adam, RowwiseAdagrad
 from skirl.engine.kernels import cpu, gpu
 from skirl.engine.kernels.gpu_math import INTERPRETED
 from skirl.engine.kernels.tree import STRETCH, Gradients, stretches_of
 from tests.cases import cases
+from tests.engine.kernels.test_cpu import OPTIMIZERS
 from tests.nn.rounding import random_bits, rounded
 
 DIMS = [1, 3, 16, 48, 64, 100, 128, 256, 1000]
-OPTIMIZERS: list[RowOptimizer] = [
-    SGD(lr=0.1),
-    SGD(lr=0.1, clip=0.5),
-    Adagrad(lr=0.1, lr_decay=0.3, clip=2.0),
-    RowwiseAdagrad(lr=0.1),
-    RowwiseAdagrad(lr=0.1, weight_decay=0.01, clip=0.5),
-    Adam(lr=0.1),
-    Adam(lr=0.1, clip=0.5, weight_decay=0.01),
-    SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
-    SGD(lr=0.1, momentum=0.5, nesterov=True, clip=0.5),
-    FTRL(lr=0.1, l1=0.3, l2=0.1),
-    FTRL(lr=0.1, beta=0.5, clip=0.5, weight_decay=0.01),
-]
 DTYPES = st.sampled_from([np.float32, np.float32, np.float64])
 SEEDS = st.integers(0, 2**32)
 MARGIN = 64
