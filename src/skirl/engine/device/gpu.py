@@ -342,9 +342,10 @@ class GpuRows(BankRows):
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         bank = self.facts.number
-        arrival, tree, grads, mask = self._current(work), None, work.gradient(bank), work.live_rows(bank)
+        arrival, grads, mask = self._current(work), work.gradient(bank), work.live_rows(bank)
         views, scales = arrival.views, self._scales(arrival, work)
-        if block is not None or arrival.tree is None:
+        tree = sent = None if block is not None else arrival.tree
+        if tree is None:
             parts = work.parts(bank)
             tree = TreePlan.of(*work.groups(bank), parts if block is None else parts.within(block))
         starts = ("read_start", "read_pos") if work.reads else ("group_start", "group_pos")
@@ -353,10 +354,7 @@ class GpuRows(BankRows):
             live = self._nothing if mask.all() else self._gpu.up(mask)
             start, pos = (views[name] for name in starts)
             given = Gradients(start, pos, views["bag_of"], self._sent(views, scales), grads, live)
-            if tree is not None:
-                return self._summed(given, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
-            assert arrival.tree is not None
-            return self._summed(given, arrival.tree, views["stretches"], views["runs"])
+            return self._summed(given, tree, None if sent is None else views)
 
         self._streams.begin()
         return self._streams.compute.now(sums)
@@ -374,7 +372,7 @@ class GpuRows(BankRows):
             else:
                 starts = self._gpu.up(plan.group_start), self._gpu.up(plan.group_pos)
             given = Gradients(*starts, each, self._no_scale, values, counted)
-            return self._summed(given, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
+            return self._summed(given, tree)
 
         self._streams.begin()
         self._apply_sums(work, *self._streams.compute.now(sums), scalars, step)
@@ -396,8 +394,11 @@ class GpuRows(BankRows):
         self._streams.compute.run(apply)
 
     def _summed(
-        self, gradients: Gradients[torch.Tensor], tree: TreePlan, stretches: torch.Tensor, runs: torch.Tensor
+        self, gradients: Gradients[torch.Tensor], tree: TreePlan, views: dict[str, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`views`: those of an arrival, if the tree came with it."""
+        up = self._gpu.up
+        stretches, runs = (views["stretches"], views["runs"]) if views else (up(tree.stretches), up(tree.runs))
         m, rows = len(stretches), len(gradients.start) - 1
         partial = self._gpu.empty(m, gradients.grads.shape[1])
         marks = torch.empty(m + rows, dtype=torch.int32, device=self._gpu.at)

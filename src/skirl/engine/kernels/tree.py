@@ -32,8 +32,7 @@ class Gradients(NamedTuple, Generic[Array]):
     """bool [features], whether the feature of a bag (bag % features) has a gradient. On a GPU empty if all have one."""
 
 
-@kernel
-def stretches_of(group_start):
+def stretches_of(group_start: np.ndarray) -> np.ndarray:
     """Return the stretches of all rows that have more than one: int32 [m, 3], each (row, first, end in group_pos).
 
     - `group_start`: int32 [rows + 1], where each row's positions begin in group_pos.
@@ -41,23 +40,11 @@ def stretches_of(group_start):
     >>> stretches_of(np.array([0, 256, 513], np.int32)).tolist()
     [[1, 256, 512], [1, 512, 513]]
     """
-    rows = len(group_start) - 1
-    m = 0
-    for u in range(rows):
-        count = group_start[u + 1] - group_start[u]
-        if count > STRETCH:
-            m += (count + STRETCH - 1) // STRETCH
-    out = np.empty((m, 3), np.int32)
-    m = 0
-    for u in range(rows):
-        last = group_start[u + 1]
-        if last - group_start[u] > STRETCH:
-            for first in range(group_start[u], last, STRETCH):
-                out[m, 0] = u
-                out[m, 1] = first
-                out[m, 2] = min(first + STRETCH, last)
-                m += 1
-    return out
+    counts = np.diff(group_start)
+    hot = np.flatnonzero(counts > STRETCH)
+    rows = np.repeat(hot, -(-counts[hot] // STRETCH))
+    first = group_start[rows] + STRETCH * (np.arange(len(rows)) - np.searchsorted(rows, rows))
+    return np.stack([rows, first, np.minimum(first + STRETCH, group_start[rows + 1])], 1).astype(np.int32)
 
 
 DEEPEST = 34
