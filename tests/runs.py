@@ -19,8 +19,7 @@ from skirl.engine.device.gpu import GpuRows
 from skirl.engine.engine import Leaving
 from skirl.engine.window import FIRST_WINDOW
 from skirl.engine.work import Work
-from tests.engine.device.delayed import DelayedStreams
-from tests.engine.device.lazy import World
+from tests.engine.device.lazy import DelayedStreams, World
 from tests.loops import hooked
 from tests.oracle.brute import Residents, window_ends
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
@@ -142,6 +141,13 @@ class Head(torch.nn.Module):
         return torch.cat(scores).tanh().sum()  # unpooled: as many scores as ids
 
 
+class LastFirst(list):
+    """Free blocks, of which the one released last is taken first."""
+
+    def append(self, block: Any) -> None:
+        self.insert(0, block)
+
+
 class Run:
     """A case being run."""
 
@@ -168,7 +174,7 @@ class Run:
         store = SlowStore(case.tables, self.rules, case.dtype, Naps(case.nap, case.seed + 1), case.slow_write)
         with pytest.MonkeyPatch.context() as patch:
             if case.device != "cpu":
-                patch.setattr("skirl.engine.device.gpu.no_streams", World(case.seed, case.eager).streams)
+                patch.setattr("skirl.engine.device.gpu.Streams", World(case.seed, case.eager).streams)
                 patch.setattr(
                     "skirl.engine.device.gpu.CudaStreams", lambda at: DelayedStreams(at, case.seed, case.eager)
                 )
@@ -180,7 +186,7 @@ class Run:
             self.ours.freeze(*case.frozen)
         for bank in self.ours.engine.banks:
             if isinstance(bank, GpuRows):
-                bank.blocks.choose = bank.plans.choose = lambda fits: fits[-1]  # always reuse the block released last
+                bank.blocks._free, bank.plans._free = LastFirst(), LastFirst()
         self.heads = Head(case.tables, case.dtype), Head(case.tables, case.dtype)
         self.dense = [torch.optim.Adam(head.parameters(), lr=0.01) for head in self.heads]
         factors = [self.factor(group.optimizer) for group in self.ours.engine.packs[0].optimizers.all]

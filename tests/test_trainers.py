@@ -19,12 +19,11 @@ import skirl
 from skirl import SGD, Adam
 from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.core.tree import block_of
-from skirl.peers.base import Alone
+from skirl.peers.base import ON_DEVICE, Alone
 from skirl.peers.job import using
 from skirl.store import Record
 from skirl.store.disk.store import DiskStore
 from tests.cases import cases
-from tests.engine.device.issued import Issued
 from tests.engine.device.lazy import World
 from tests.pipeline import test_shards as one
 from tests.streams import stored_rows
@@ -276,12 +275,34 @@ ON_GPU = [
 ]
 
 
+class Issued:
+    """What each trainer's loop issues to the others for a device, in order: one list for each thread that made streams."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, list[str]] = {}
+        self.elsewhere: list[str] = []
+        """Calls from other threads."""
+
+    def noted(self, streams: Any) -> Any:
+        self.of.setdefault(threading.get_ident(), [])
+        return streams
+
+    def call(self, rank: int, doing: str) -> None:
+        if any(doing.startswith(f"channel {name}, ") for name in ON_DEVICE):
+            self.of.get(threading.get_ident(), self.elsewhere).append(doing)
+
+    def check(self) -> None:
+        first, *others = self.of.values()
+        assert others and first and all(each == first for each in others), self.of
+        assert not self.elsewhere
+
+
 @pytest.mark.parametrize("case", ON_GPU, ids=["with several sums of one", "with several micro-batches"])
 @pytest.mark.parametrize("eager", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_the_kernels_and_streams_of_a_gpu(case, eager, monkeypatch):
     """Streams run as late and in as odd an order as the events between them allow."""
     seeds, issued = itertools.count(), Issued()
-    monkeypatch.setattr("skirl.engine.device.gpu.no_streams", lambda: issued.noted(World(next(seeds), eager).streams()))
+    monkeypatch.setattr("skirl.engine.device.gpu.Streams", lambda: issued.noted(World(next(seeds), eager).streams()))
     case.hook = issued.call
     check(case, monkeypatch)
     assert any(case.fetched) or case.trainers == 2

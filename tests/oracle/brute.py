@@ -73,12 +73,19 @@ def least_arrivals(trace: Trace, capacity: int) -> int:
 
 
 class Residents:
-    """One bank of a cache, by the promise: its rows, and when each was last used. Searches the whole window for each."""
+    """One bank of a cache, by the promise: its rows, and when each was last used. Searches the whole window for each. The
+    rows in `cached` count as used by one batch before the first. `depth`: that of "ttl"."""
 
-    def __init__(self, capacity: int, policy: str = "min", cached: Sequence[int] = ()) -> None:
+    def __init__(self, capacity: int, policy: str = "min", cached: Sequence[int] = (), depth: int = 1) -> None:
         self.capacity, self.policy = capacity, policy
         self._last_use = {key: place for place, key in enumerate(cached)}
         self._clock = len(cached)
+        self._number = 0
+        self._interval = max(1, depth // 4)
+        self._count = dict.fromkeys(cached, 1)
+        """Batches that used each row since it came."""
+        self._until = dict.fromkeys(cached, -1)
+        """The last batch that was known to use each row when it was last used."""
 
     def run(self, batches: Trace, ends: Sequence[int]) -> list[list[int]]:
         """Return the rows that leave, in order, for each of the first batches; batch t knows those before `ends[t]`."""
@@ -87,21 +94,32 @@ class Residents:
     def _step(self, window: Trace) -> list[int]:
         batch = dict.fromkeys(distinct(window[0]))
         others = [key for key in self._last_use if key not in batch]
-        too_many = max(0, len(others) + len(batch) - self.capacity)
-        leave = sorted(others, key=lambda key: self._rank(key, window))[:too_many] if too_many else []
-        assert len(leave) == too_many, "the batch does not fit"
+        leaving = max(0, len(others) + len(batch) - self.capacity)
+        assert leaving <= len(others), "the batch does not fit"
+        if self.policy == "ttl" and self._number % self._interval == 0:
+            leaving = max(leaving, sum(self._until[key] < self._number for key in others))
+        leave = sorted(others, key=lambda key: self._rank(key, window))[:leaving] if leaving else []
         for key in leave:
-            del self._last_use[key]
+            del self._last_use[key], self._count[key], self._until[key]
         for key in batch:
             self._last_use[key] = self._clock
             self._clock += 1
+            self._count[key] = self._count.get(key, 0) + 1
+            in_window = [i for i, later in enumerate(window) if key in later] if self.policy == "ttl" else [0]
+            self._until[key] = self._number + in_window[-1]
+        self._number += 1
         return leave
 
-    def _rank(self, key: int, window: Trace) -> tuple[float, int]:
+    def _rank(self, key: int, window: Trace) -> tuple[float, ...]:
+        last, until = self._last_use[key], self._until[key]
+        if self.policy == "lfu":
+            return self._count[key], last
+        if self.policy == "ttl":
+            return (0, until, last) if until < self._number else (1, -until, last)
         upcoming = inf
         if self.policy == "min":
             upcoming = next((i for i, batch in enumerate(window) if key in batch), inf)
-        return -upcoming, self._last_use[key]
+        return -upcoming, last
 
 
 def victims(trace: Trace, capacity: int, ends: Sequence[int], cached: Sequence[int] = ()) -> list[list[int]]:

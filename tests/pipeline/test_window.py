@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from skirl import Batch, KeyedJagged
@@ -67,21 +66,6 @@ def test_a_batch_weighs_what_the_user_and_the_planner_hold_of_it():
         window.enter(micros(embeddings, [batch], nbytes=3000))
         weights.append(window.next() is not None)
     assert weights == [True, True, False]  # 16 bytes per id besides the user's batch
-
-
-def test_micro_batches_of_a_step_are_planned_as_one():
-    embeddings = collection(cache=40)
-    window = Window([embeddings.engine], Plan(depth=1))
-    parts = micros(embeddings, stream(3)[0])
-    window.enter(parts)
-    (work,) = window.next()
-    for bank in range(2):
-        ids = np.concatenate([micro.banks[bank].keys() for micro in work.micros])
-        assert sorted(work.steps[bank].keys) == sorted(set(ids))
-        assert len(work.steps[bank].slots) == len(ids)
-        assert work.positions(bank, 1) == slice(
-            work.micros[0].banks[bank].count, len(ids) - work.micros[2].banks[bank].count
-        )
 
 
 def test_what_waits_in_the_window_is_ids_and_not_keys_and_bags(monkeypatch):

@@ -204,7 +204,7 @@ class Window:
                 split.slots,
                 self._plan,
                 engine.seen,
-                hold_rows=[rows // 2 for rows in split.staging_rows],
+                hold_rows=engine.capacity.halves,
                 residents=self._residents(i),
                 first=self.next_number,
             )

@@ -22,89 +22,65 @@ from skirl.tools.os_errors import NotWritten, why
 
 
 class Epoch:
-    """The next uses in a whole epoch, of each batch's distinct rows by last position."""
+    """The next uses in a whole epoch, of each batch's distinct rows by last position. Its file has the rows of each batch
+    as handles, bank after bank; after the scan, their next uses take the same places."""
 
     def __init__(self, schemas: Sequence[Schema]) -> None:
-        self._banks = [_BankSpool(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
+        banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
+        self._finders = [Finder(schema, bank) for schema, bank in banks]
+        # Here, a row's state is 1 plus the number of the next batch that uses it, as the scan has seen so far; 0: none.
+        self._rows = [RowStates(schema, schema.banks[bank].tables, MOST_IN_ARRAY) for schema, bank in banks]
+        self._starts = [0]
+        """Where the rows of each batch and bank begin in the file."""
+        self.file: Any = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
 
     def add(self, batch: Sequence[Batch]) -> None:
         with _spooling():
-            for spool, part in zip(self._banks, batch, strict=True):
-                spool.add(BankIds.of(part))
+            for bank, (finder, part) in enumerate(zip(self._finders, batch, strict=True)):
+                distinct = finder.find(BankIds.of(part))
+                parts = zip(finder.tables, distinct.low, np.diff(distinct.first))
+                keys = np.concatenate([key_of(table, distinct.found[low : low + rows]) for table, low, rows in parts])
+                self.file.write(self._handles(bank, keys).data)
+                self._starts.append(self._starts[-1] + len(keys))
 
     def scan(self) -> None:
         with _spooling():
-            for spool in self._banks:
-                spool.scan()
+            for place in range(len(self._starts) - 2, -1, -1):
+                number, bank = divmod(place, len(self._rows))
+                part = self._read(place)
+                _scan(part, self._rows[bank].dense, self._rows[bank].hashed, number)
+                self.file.seek(self._starts[place] * 4)
+                self.file.write(part.data)
+            self.file.flush()
 
     def first_uses(self, bank: int, keys: np.ndarray) -> np.ndarray:
         """Return the first batch that uses each row resident at the start. Call this before the second pass begins."""
-        return self._banks[bank].first_uses(keys)
+        rows, handles = self._rows[bank], self._handles(bank, keys)
+        states, hashed = np.empty(len(keys), np.int32), handles < 0
+        states[hashed] = rows.hashed[-1 - handles[hashed]]
+        states[~hashed] = rows.dense[handles[~hashed]]
+        return np.where(states > 0, states - 1, NEVER).astype(np.int32)
 
     def next_uses(self, number: int) -> list[np.ndarray]:
         """Return, by bank, the next uses of the rows of a batch."""
-        return [spool.next_uses(number) for spool in self._banks]
-
-    def close(self) -> None:
-        for spool in self._banks:
-            spool.close()
-
-
-class _BankSpool:
-    """One bank's distinct rows by batch, as handles. After the scan, their next uses take the same places."""
-
-    def __init__(self, schema: Schema, bank: int) -> None:
-        self._finder = Finder(schema, bank)
-        # Here, a row's state is 1 plus the number of the next batch that uses it, as the scan has seen so far; 0: none.
-        self._rows: RowStates | None = RowStates(schema, schema.banks[bank].tables, MOST_IN_ARRAY)
-        self._starts = [0]
-        self.file: Any = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
-
-    def add(self, batch: BankIds) -> None:
-        assert self._rows is not None
-        distinct = self._finder.find(batch)
-        parts = zip(self._finder.tables, distinct.low, np.diff(distinct.first))
-        keys = np.concatenate([key_of(table, distinct.found[low : low + rows]) for table, low, rows in parts])
-        self.file.write(self._handles(keys).data)
-        self._starts.append(self._starts[-1] + len(keys))
+        self._rows.clear()  # the file knows the rest
+        return [self._read(number * len(self._finders) + bank) for bank in range(len(self._finders))]
 
     def close(self) -> None:
         with suppress(OSError):  # what is still buffered may find the disk full
             self.file.close()
 
-    def scan(self) -> None:
-        assert self._rows is not None
-        for number in range(len(self._starts) - 2, -1, -1):
-            part = self._read(number)
-            _scan(part, self._rows.dense, self._rows.hashed, number)
-            self.file.seek(self._starts[number] * 4)
-            self.file.write(part.data)
-        self.file.flush()
-
-    def first_uses(self, keys: np.ndarray) -> np.ndarray:
-        assert self._rows is not None, "the second pass has begun"
-        handles = self._handles(keys)
-        states, hashed = np.empty(len(keys), np.int32), handles < 0
-        states[hashed] = self._rows.hashed[-1 - handles[hashed]]
-        states[~hashed] = self._rows.dense[handles[~hashed]]
-        return np.where(states > 0, states - 1, NEVER).astype(np.int32)
-
-    def next_uses(self, number: int) -> np.ndarray:
-        self._rows = None  # the file knows the rest
-        return self._read(number)
-
-    def _handles(self, keys: np.ndarray) -> np.ndarray:
+    def _handles(self, bank: int, keys: np.ndarray) -> np.ndarray:
         """Return handles. Those of hashed rows are given as -1 - handle."""
-        assert self._rows is not None
-        handles = self._rows.handles(keys)
-        if not self._rows.any_hashed:
-            return handles
-        return np.where(self._rows.base[keys >> ROW_BITS] >= 0, handles, -1 - handles)
+        rows = self._rows[bank]
+        handles = rows.handles(keys)
+        return np.where(rows.base[keys >> ROW_BITS] >= 0, handles, -1 - handles) if rows.any_hashed else handles
 
-    def _read(self, number: int) -> np.ndarray:
-        self.file.seek(self._starts[number] * 4)
-        part = np.empty(self._starts[number + 1] - self._starts[number], np.int32)
+    def _read(self, place: int) -> np.ndarray:
+        self.file.seek(self._starts[place] * 4)
+        part = np.empty(self._starts[place + 1] - self._starts[place], np.int32)
         if self.file.readinto(part.data) != part.nbytes:
+            number = place // len(self._finders)
             raise OSError(f"the spool of the epoch is truncated at batch {number}: is the temporary folder full?")
         return part
 

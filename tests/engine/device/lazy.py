@@ -1,4 +1,5 @@
-"""Stand-ins for CUDA streams that run their work as late, or in as odd an order, as events allow.
+"""Streams that run their work as late, or in as odd an order, as events allow: stand-ins for those of CUDA, and CUDA's own,
+which sleep before their work at random.
 
 Work that is put on a stream does not run at once. It runs when somebody waits for an event after it, when the loop
 needs a result, or at random; in the order of its stream, and after the events that the stream was told to wait for. A
@@ -11,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
-from skirl.engine.device.transfers import Streams
+from skirl.engine.device.transfers import CudaStream, CudaStreams, Streams
 
 
 class LazyEvent:
@@ -112,3 +114,39 @@ class World:
                     stream.step()
         finally:
             self._stirring = False
+
+
+LONGEST = 2_000_000
+"""Clock cycles: about a millisecond."""
+
+
+class DelayedStream(CudaStream):
+    def __init__(self, stream: torch.cuda.Stream, rng: np.random.Generator, share: float) -> None:
+        super().__init__(stream)
+        self._rng = rng
+        self._share = share
+
+    def run(self, work: Callable[[], None]) -> None:
+        self._hold_up()
+        super().run(work)
+
+    def now(self, work: Callable[[], Any]) -> Any:
+        self._hold_up()
+        return super().now(work)
+
+    def _hold_up(self) -> None:
+        if self._rng.random() < self._share:
+            with torch.cuda.stream(self.stream):
+                torch.cuda._sleep(int(self._rng.integers(LONGEST)))
+
+
+class DelayedStreams(CudaStreams):
+    """share: the share of work that is delayed."""
+
+    def __init__(self, device: torch.device, seed: int, share: float) -> None:
+        super().__init__(device)
+        self.compute, self.inward, self.outward = (
+            DelayedStream(stream.stream, np.random.default_rng([seed, i]), share)  # type: ignore[attr-defined]
+            for i, stream in enumerate((self.compute, self.inward, self.outward))
+        )
+        self._loop = self.compute

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 import skirl
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train, Verify
-from skirl.models import DIN, DLRM
+from skirl.models import DIN
 from tests import test_trainers as trainers
 from tests.cases import cases
-from tests.engine.device.test_gpu import BACK_AND_FORTH
+from tests.engine.device.test_gpu import BACK_AND_FORTH, losses_of
 from tests.runs import Run
 from tests.test_exact import cases_of
 from tests.test_trainers import check
@@ -95,26 +96,9 @@ def test_memory_is_bounded_by_the_cache():
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_a_compiled_dense_part_trains_the_same_rows(mode):
     """The dense part runs under torch.compile; reduce-overhead puts it into CUDA graphs."""
-    losses = []
-    for compiled in (False, True):
-        data = skirl.data.Synthetic("tiny", batch_size=256, batches=20)
-        torch.manual_seed(0)
-        embeddings = skirl.EmbeddingBagCollection(
-            data.tables(8), optimizer=skirl.RowwiseAdagrad(lr=0.1), cache="20%", device="cuda"
-        )
-        model = DLRM.tiny(embeddings, dense_features=4).cuda()
-        dense = torch.optim.Adam(model.parameters(), lr=1e-3)
-        forward = torch.compile(model, mode=mode) if compiled else model
-        losses.append([])
-        with skirl.lookahead(data, model) as batches:
-            for batch in batches:
-                loss = torch.nn.functional.binary_cross_entropy_with_logits(forward(batch), batch.labels.cuda())
-                loss.backward()
-                dense.step()
-                dense.zero_grad()
-                losses[-1].append(loss.item())
-        embeddings.close()
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
+    both = (lambda model: model), partial(torch.compile, mode=mode)
+    plain, compiled = (losses_of(each, "cuda", batch=256, steps=20, dim=8) for each in both)
+    torch.testing.assert_close(plain, compiled, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_that_attends_to_lists_trains_as_on_the_cpu():
@@ -172,15 +156,8 @@ def test_a_loop_on_a_stream_of_its_own_finds_its_rows():
 @pytest.mark.parametrize("model", ["dlrm-tiny", "wide-deep-tiny", "dcnv2-tiny", "deepfm-tiny"])
 def test_variants_of_a_sweep_as_one_graph_have_the_bits_of_lone_runs(model):
     """deepfm draws random numbers, so its variants train in turns."""
-    flags = {
-        "data": "synthetic:tiny",
-        "model": model,
-        "dim": 16,
-        "batch": 256,
-        "steps": 30,
-        "cache": "60%",
-        "device": "cuda",
-    }
+    flags = {"data": "synthetic:tiny", "model": model, "dim": 16, "batch": 256, "steps": 30}
+    flags |= {"cache": "60%", "device": "cuda"}
     sweep = SweepCommand.of(**flags, quiet=True, vary=("lr=0.01,0.05", "seed=0,1"), rungs="10", run="none").run()
     assert sweep["form"] == ("loop" if model == "deepfm-tiny" else "graph") and sweep["exact"]
     names = [place["variant"] for place in sweep["standing"] if place["state"] in ("leads", "races")]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import skirl
 from skirl.engine.access import peek, put
-from skirl.engine.device.transfers import Blocks, Stream, Streams, no_streams
+from skirl.engine.device.transfers import Blocks, Streams
 from tests.cases import cases
 
 
@@ -23,8 +23,8 @@ class Counted(Streams):
 
 
 def test_the_stream_is_asked_for_at_every_use_of_rows(monkeypatch):
-    streams = Counted(Stream(), Stream(), Stream())
-    monkeypatch.setattr("skirl.engine.device.gpu.no_streams", lambda: streams)
+    streams = Counted()
+    monkeypatch.setattr("skirl.engine.device.gpu.Streams", lambda: streams)
     embeddings = skirl.EmbeddingBagCollection(
         [skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10, device="interpret"
     )
@@ -75,7 +75,7 @@ class Event:
 
 
 def make(most=1 << 20, kept=1 << 30):
-    return Blocks(torch.device("cpu"), no_streams().here, most, kept)
+    return Blocks(torch.device("cpu"), Streams().here, most, kept)
 
 
 def test_memory_beyond_the_bound_is_let_go_of_once_nothing_uses_it():

@@ -19,6 +19,7 @@ from triton.runtime.driver import driver
 
 from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.engine.kernels import gpu, gpu_update
+from skirl.engine.kernels.tree import Gradients
 
 
 class NoGpu:
@@ -80,8 +81,9 @@ def compile_all(dim: int, dtype: torch.dtype, optimizers: list[str]) -> None:
         cache = torch.zeros(n, optimizer.width(dim), dtype=dtype)
         plain = name == "rowwise-adagrad"  # this one as most runs use it, the others with all that a kernel can do
         gpu.update(
-            cache, dim, optimizer.rule, index, keys, index, index, index, none if plain else numbers, out,
-            live[:0] if plain else live, torch.zeros(16, 8, dtype=real), not plain, stretches, out, index,
+            cache, dim, optimizer.rule, index, keys,
+            Gradients(index, index, index, none if plain else numbers, out, live[:0] if plain else live),
+            torch.zeros(16, 8, dtype=real), not plain, stretches, out, index,
             rounding=(1, 2) if half else None,
         )  # fmt: skip
         if plain:
@@ -91,7 +93,7 @@ def compile_all(dim: int, dtype: torch.dtype, optimizers: list[str]) -> None:
             gpu.weight_grad(cache, dim, index, index, out, live, numbers)
         if name == "adam":
             gpu.move(cache, index, cache, index)
-            gpu.fill(keys, index, cache, dim, 5, index, numbers, torch.zeros(65536), 0.1)
+            gpu.fill(keys, index, cache, dim, optimizer.width(dim), 5, index, numbers, torch.zeros(65536), 0.1)
 
 
 def main() -> None:

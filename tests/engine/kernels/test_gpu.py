@@ -17,27 +17,15 @@ pytest.importorskip("triton")
 
 from skirl.core.initial import Constant, InitialTable, Normal, Uniform
 from skirl.core.initial import fill as cpu_fill
-from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.optim import SGD, Adam, RowwiseAdagrad
 from skirl.engine.kernels import cpu, gpu
 from skirl.engine.kernels.gpu_math import INTERPRETED
 from skirl.engine.kernels.tree import STRETCH, Gradients, stretches_of
 from tests.cases import cases
+from tests.engine.kernels.test_cpu import OPTIMIZERS
 from tests.nn.rounding import random_bits, rounded
 
 DIMS = [1, 3, 16, 48, 64, 100, 128, 256, 1000]
-OPTIMIZERS: list[RowOptimizer] = [
-    SGD(lr=0.1),
-    SGD(lr=0.1, clip=0.5),
-    Adagrad(lr=0.1, lr_decay=0.3, clip=2.0),
-    RowwiseAdagrad(lr=0.1),
-    RowwiseAdagrad(lr=0.1, weight_decay=0.01, clip=0.5),
-    Adam(lr=0.1),
-    Adam(lr=0.1, clip=0.5, weight_decay=0.01),
-    SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
-    SGD(lr=0.1, momentum=0.5, nesterov=True, clip=0.5),
-    FTRL(lr=0.1, l1=0.3, l2=0.1),
-    FTRL(lr=0.1, beta=0.5, clip=0.5, weight_decay=0.01),
-]
 DTYPES = st.sampled_from([np.float32, np.float32, np.float64])
 SEEDS = st.integers(0, 2**32)
 MARGIN = 64
@@ -140,23 +128,23 @@ class Grouped:
         self.scalars = optimizer.scalars(0.1, np.array([1, 2, 30]), dtype)
 
     def on_cpu(self, cache):
-        cpu.update_kernel(self.optimizer.rule)(
-            cache, self.dim, self.rows, self.keys,
-            Gradients(self.start, self.pos, self.bag_of, self.scale, self.grads, self.live),
-            self.scalars, 0, len(self.rows),
-        )  # fmt: skip
+        step = self.dim, self.rows, self.keys, self.given, self.scalars
+        cpu.update_kernel(self.optimizer.rule)(cache, *step, 0, len(self.rows))
+
+    @property
+    def given(self):
+        return Gradients(self.start, self.pos, self.bag_of, self.scale, self.grads, self.live)
 
     def on_gpu(self, arena, cache, rounding=None):
         stretches = stretches_of(self.start)
         m = len(stretches)
         partial = arena.put(np.full((m, self.dim), np.nan, self.grads.dtype))
         marks = arena.put(np.full(m + len(self.rows), -1, np.int32), -1)
-        live = arena.put(self.live[:0] if self.live.all() else self.live, False)
+        given = self.given._replace(live=self.live[:0] if self.live.all() else self.live)
         gpu.update(
-            cache, self.dim, self.optimizer.rule, arena.put(self.rows), arena.put(self.keys), arena.put(self.start),
-            arena.put(self.pos), arena.put(self.bag_of), arena.put(self.scale), arena.put(self.grads), live,
-            arena.put(self.scalars), self.optimizer.clip is not None, arena.put(stretches), partial, marks,
-            rounding=rounding,
+            cache, self.dim, self.optimizer.rule, arena.put(self.rows), arena.put(self.keys),
+            Gradients(*map(arena.put, given)), arena.put(self.scalars), self.optimizer.clip is not None,
+            arena.put(stretches), partial, marks, rounding=rounding,
         )  # fmt: skip
 
     def compare(self, device):
@@ -230,18 +218,15 @@ def test_moves(device, seed, width, n, dtype):
     of = arena.put(slots, 12)
 
     out = arena.put(np.full((n, width), np.nan, dtype))
-    gpu.take(arena.put(cache), of, out)
+    gpu.move(arena.put(cache), of, out, None)
     same_bits(out, cache[slots])
 
-    put, moved = cache.copy(), cache.copy()
-    put[slots] = source[index]
+    moved = cache.copy()
     moved[slots] = source[index]
-    target = arena.put(cache)
-    gpu.put(target, of, arena.put(source[index]))
-    same_bits(target, put)
-    target = arena.put(cache)
-    gpu.move(arena.put(source), arena.put(index), target, of)
-    same_bits(target, moved)
+    for rows, which in ((arena.put(source[index]), None), (arena.put(source), arena.put(index))):
+        target = arena.put(cache)
+        gpu.move(rows, which, target, of)
+        same_bits(target, moved)
     arena.check()
 
 
@@ -289,10 +274,10 @@ def test_slots_whose_first_number_is_past_two_to_the_31(device):
         slot, drawn.rows = arena.put(at), at
         pooled, taken = (arena.put(np.full(shape, np.nan, np.float32)) for shape in ((2, dim), (1, width)))
         empty, first, bag = arena.put(np.empty(0, np.float32)), arena.put(np.zeros(1, np.int32)), arena.put(at_first)
-        gpu.put(array, slot, arena.put(small))
+        gpu.move(arena.put(small), None, array, slot)
         gpu.pool(array, dim, slot, first[:0], 1, empty, pooled[:1])
         drawn.on_gpu(arena, array)
-        gpu.take(array, slot, taken)
+        gpu.move(array, slot, taken, None)
         weight = arena.put(np.full(1, np.nan, np.float32))
         gpu.weight_grad(array, dim, slot, bag, arena.put(drawn.grads), arena.put(drawn.live), weight)
         results.append([x.cpu().clone() for x in (pooled, taken, weight)])
@@ -338,11 +323,11 @@ def test_rounding_is_fair(device, half):
     n, dim, steps = 16, 64, 40
     cache = torch.ones(n, dim, dtype=half, device=device)
     whole = torch.arange(n, dtype=torch.int32, device=device)
-    empty = torch.zeros(0, device=device)
+    empty, start = torch.zeros(0, device=device), torch.arange(n + 1, dtype=torch.int32, device=device)
+    gradients = Gradients(start, whole, whole, empty, torch.ones(n, dim, device=device), empty.bool())
     for step in range(steps):
         gpu.update(
-            cache, dim, SGD().rule, whole, whole.long(), torch.arange(n + 1, dtype=torch.int32, device=device), whole,
-            whole, empty, torch.ones(n, dim, device=device), empty.bool(), torch.tensor([[0, 0, 2.0**-12]], device=device),
+            cache, dim, SGD().rule, whole, whole.long(), gradients, torch.tensor([[0, 0, 2.0**-12]], device=device),
             False, torch.zeros(0, 3, dtype=torch.int32, device=device), empty, whole[:0], rounding=(5, step),
         )  # fmt: skip
     lost = 1 - cache.float().mean().item()

@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.optim import FTRL, SGD, Adam, RowwiseAdagrad, padded
+from skirl.core.optim import SGD, Adam, RowwiseAdagrad, padded
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine import kernels
 from skirl.engine.kernels import cpu, tree
 from skirl.engine.kernels.tree import NOWHERE, STRETCH, Gradients, Parts, TreePlan, sums
 from tests.cases import cases
-from tests.engine.kernels.test_cpu import World, assert_same_bits, draw_bags, draw_tables
+from tests.engine.kernels.test_cpu import OPTIMIZERS, World, assert_same_bits, draw_bags, draw_tables
 from tests.engine.kernels.test_gpu import Arena, on_devices
 
 
@@ -26,12 +26,12 @@ def halves(parts, begin, end):
     return found[0] + found[1] if len(found) == 2 else found[0] if found else None
 
 
-def stretched(terms):
+def stretched(terms, length=STRETCH):
     """Return the sum of one part's terms, stretch by stretch; None stands for a term without a gradient."""
     total = np.zeros_like(next(term for term in terms if term is not None))
-    for begin in range(0, len(terms), STRETCH):
+    for begin in range(0, len(terms), length):
         part = np.zeros_like(total)
-        for term in terms[begin : begin + STRETCH]:
+        for term in terms[begin : begin + length]:
             if term is not None:
                 part = part + term
         total = total + part
@@ -128,8 +128,8 @@ def on_gpu(step, device):
     live = np.empty(0, np.bool_) if step.live.all() else step.live
     partial = arena.put(np.full((m, step.sums.shape[1]), np.nan, step.sums.dtype))
     marks = arena.put(np.full(m + rows, 9, np.int32))
-    given = (step.start, step.pos, step.bag_of, step.scale, step.grads, live, plan.stretches, plan.runs)
-    gpu.sums(*map(arena.put, given), plan.rounds, partial, marks)
+    given = Gradients(*map(arena.put, step.given._replace(live=live)))
+    gpu.sums(given, arena.put(plan.stretches), arena.put(plan.runs), plan.rounds, partial, marks)
     assert_same_bits(partial[:rows].cpu().numpy(), step.sums, "sums")
     np.testing.assert_array_equal(marks[:rows].cpu().numpy() > 0, step.counted)
     arena.check()
@@ -145,9 +145,6 @@ def test_on_a_gpu(device, step):
 @on_devices
 def test_hot_rows_on_a_gpu(device):
     on_gpu(Step(1, 4, np.float32, [0, 3], scaled=False, dead=True, hot=True), device)
-
-
-OPTIMIZERS = [SGD(lr=0.1, clip=0.5), RowwiseAdagrad(lr=0.1), Adam(lr=0.1, clip=0.5), FTRL(lr=0.1, l1=0.1)]
 
 
 @cases(60)
@@ -192,17 +189,6 @@ COUNTS = [1, 255, 256, 257, 511, 512, 513, 1000, 5000]
 KERNELS = [("plain", 5, np.float32), ("plain", 16, np.float64), ("wide", 16, np.float32), ("wide", 64, np.float32)]
 
 
-def summed(terms, live, length):
-    total = np.zeros(terms.shape[1:], terms.dtype)
-    for begin in range(0, len(terms), length):
-        part = np.zeros_like(total)
-        for i in range(begin, min(begin + length, len(terms))):
-            if live[i]:
-                part += terms[i]
-        total += part
-    return total
-
-
 @pytest.mark.parametrize("dead", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(("which", "dim", "dtype"), KERNELS)
@@ -226,10 +212,10 @@ def test_sums(which, dim, dtype, scaled, dead):
     for i, count in enumerate(COUNTS):
         mine = slice(start[i], start[i + 1])
         terms = grads[mine] * scale[pos[mine], None] if scaled else grads[mine]
-        counts = live[np.arange(start[i], start[i + 1]) % 3]
-        assert_same_bits(cache[rows[i]], summed(terms, counts, STRETCH), f"{count} positions")
+        terms = [term if live[bag % 3] else None for bag, term in enumerate(terms, start[i])]
+        assert_same_bits(cache[rows[i]], stretched(terms), f"{count} positions")
         if count > 2 * STRETCH:  # the order must matter, or this test would prove nothing
-            assert (cache[rows[i]] != summed(terms, counts, count)).any()
+            assert (cache[rows[i]] != stretched(terms, count)).any()
 
 
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.1, clip=0.5), RowwiseAdagrad(lr=0.1)], ids=repr)

@@ -5,14 +5,12 @@ import torch
 
 from skirl.engine.device.base import Device
 
-INTERPRET = "interpret"
-"""Name of the device that runs the GPU's code in Triton's interpreter, on the CPU: for tests and debugging."""
-
 
 def torch_device(name: str | torch.device) -> torch.device:
-    """Return where the tensors of a device are. Raise if its name is unknown."""
+    """Return where the tensors of a device are: for "interpret", which runs the GPU's code in Triton's interpreter, on the
+    CPU. Raise if its name is unknown."""
     kind, _, index = str(name).partition(":")
-    if str(name) in ("cpu", INTERPRET):
+    if str(name) in ("cpu", "interpret"):
         return torch.device("cpu")
     if kind == "cuda" and (index.isdecimal() or str(name) == "cuda"):
         return torch.device(str(name))

@@ -22,11 +22,10 @@ from skirl.engine.device.transfers import (
     by_step,
     copy,
     laid_out,
-    no_streams,
     of_micro,
     plan_of,
 )
-from skirl.engine.kernels.tree import Parts, TreePlan
+from skirl.engine.kernels.tree import Gradients, Parts, TreePlan
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
 from skirl.tools.machine import free_bytes
@@ -66,7 +65,7 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
         raise ValueError(
             "device is 'interpret', but Triton was already imported without TRITON_INTERPRET=1: set it before Python starts"
         )
-    return Gpu(at, dtype, no_streams())
+    return Gpu(at, dtype, Streams())
 
 
 class Gpu(Device):
@@ -194,10 +193,10 @@ class GpuRows(BankRows):
         ]
 
         def move() -> None:
-            kernels.take(cache, views["evict_slots"], gone)
+            kernels.move(cache, views["evict_slots"], gone, None)
             for rows, lo, hi in forwards:
                 kernels.move(rows, views["forward_index"][lo:hi], cache, views["forward_slots"][lo:hi])
-            kernels.put(cache, views["fetch_slots"], fetched)
+            kernels.move(fetched, None, cache, views["fetch_slots"])
             for rows, filling in zip(self.rows, self._filling, strict=True):
                 kernels.fill(views["new_keys"], views["new_slots"], rows, *filling)
 
@@ -330,40 +329,32 @@ class GpuRows(BankRows):
 
         def apply() -> None:
             live = self._nothing if mask.all() else self._gpu.up(mask)
-            groups = (
-                views["group_start"],
-                views["group_pos"],
-                views["bag_of"],
-                self._sent(views, scales),
-                grads,
-                live,
-            )
+            starts, sent = (views["group_start"], views["group_pos"]), self._sent(views, scales)
+            gradients = Gradients(*starts, views["bag_of"], sent, grads, live)
             stretches = views["stretches"]
             m = len(stretches)
             marks = torch.empty(m + len(views["rows"]) if m else 0, dtype=torch.int32, device=gpu.at)
             scratch = stretches, gpu.empty(m, grads.shape[1]), marks
-            self._apply(work, views, groups, scalars, step, scratch)
+            self._apply(work, views, gradients, scalars, step, scratch)
 
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         bank = self.facts.number
-        arrival, tree, grads, mask = self._current(work), None, work.gradient(bank), work.live_rows(bank)
+        arrival, grads, mask = self._current(work), work.gradient(bank), work.live_rows(bank)
         views, scales = arrival.views, self._scales(arrival, work)
-        if block is not None or arrival.tree is None:
+        tree = sent = None if block is not None else arrival.tree
+        if tree is None:
             parts = work.parts(bank)
             tree = TreePlan.of(*work.groups(bank), parts if block is None else parts.within(block))
         starts = ("read_start", "read_pos") if work.reads else ("group_start", "group_pos")
-        groups_of = views[starts[0]], views[starts[1]]
 
         def sums() -> tuple[torch.Tensor, torch.Tensor]:
             live = self._nothing if mask.all() else self._gpu.up(mask)
-            groups = views["bag_of"], self._sent(views, scales), grads, live
-            if tree is not None:
-                return self._summed(groups_of, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
-            assert arrival.tree is not None
-            return self._summed(groups_of, groups, arrival.tree, views["stretches"], views["runs"])
+            start, pos = (views[name] for name in starts)
+            given = Gradients(start, pos, views["bag_of"], self._sent(views, scales), grads, live)
+            return self._summed(given, tree, None if sent is None else views)
 
         self._streams.begin()
         return self._streams.compute.now(sums)
@@ -376,12 +367,12 @@ class GpuRows(BankRows):
 
         def sums() -> tuple[torch.Tensor, torch.Tensor]:
             each = torch.arange(len(values), dtype=torch.int32, device=self._gpu.at)
-            groups = each, self._no_scale, values, counted
             if plan is arrival.work.steps[self.facts.number]:
                 starts = arrival.views["group_start"], arrival.views["group_pos"]
             else:
                 starts = self._gpu.up(plan.group_start), self._gpu.up(plan.group_pos)
-            return self._summed(starts, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
+            given = Gradients(*starts, each, self._no_scale, values, counted)
+            return self._summed(given, tree)
 
         self._streams.begin()
         self._apply_sums(work, *self._streams.compute.now(sums), scalars, step)
@@ -395,30 +386,32 @@ class GpuRows(BankRows):
             # The sums are applied as the gradients of rows with one position each.
             each = torch.arange(rows + 1, dtype=torch.int32, device=at)
             scale = self._no_scale if times == 1 else torch.full((rows,), times, dtype=self._gpu.dtype, device=at)
-            groups = each, each[:-1], each[:-1], scale, values, counted
+            given = Gradients(each, each[:-1], each[:-1], scale, values, counted)
             none = self._nothing.view(0, 3), self._gpu.empty(0, values.shape[1]), self._nothing
-            self._apply(work, views, groups, scalars, step, none)
+            self._apply(work, views, given, scalars, step, none)
 
         self._streams.begin()
         self._streams.compute.run(apply)
 
     def _summed(
-        self, starts: tuple[torch.Tensor, torch.Tensor], groups: tuple[torch.Tensor, ...], tree: TreePlan,
-        stretches: torch.Tensor, runs: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        m, rows = len(stretches), len(starts[0]) - 1
-        partial = self._gpu.empty(m, groups[2].shape[1])
+        self, gradients: Gradients[torch.Tensor], tree: TreePlan, views: dict[str, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`views`: those of an arrival, if the tree came with it."""
+        up = self._gpu.up
+        stretches, runs = (views["stretches"], views["runs"]) if views else (up(tree.stretches), up(tree.runs))
+        m, rows = len(stretches), len(gradients.start) - 1
+        partial = self._gpu.empty(m, gradients.grads.shape[1])
         marks = torch.empty(m + rows, dtype=torch.int32, device=self._gpu.at)
-        self._kernels.sums(*starts, *groups, stretches, runs, tree.rounds, partial, marks)
+        self._kernels.sums(gradients, stretches, runs, tree.rounds, partial, marks)
         return partial[:rows], marks[:rows] > 0
 
     def _apply(
-        self, work: Work, views: dict[str, torch.Tensor], groups: tuple[torch.Tensor, ...], scalars: np.ndarray,
+        self, work: Work, views: dict[str, torch.Tensor], gradients: Gradients[torch.Tensor], scalars: np.ndarray,
         step: int, scratch: tuple[torch.Tensor, ...],
     ) -> None:  # fmt: skip
         pack = self.columns(work)
         self._kernels.update(
-            self.rows[work.pack], pack.dim, pack.rule, views["rows"], views["keys"], *groups, self._gpu.up(scalars),
+            self.rows[work.pack], pack.dim, pack.rule, views["rows"], views["keys"], gradients, self._gpu.up(scalars),
             pack.clips, *scratch, rounding=(pack.seed, step) if self.facts.half else None,
         )  # fmt: skip
 
@@ -450,7 +443,7 @@ class GpuRows(BankRows):
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:
         up = self._gpu.up
         part = slots.astype(np.int32)
-        self._streams.compute.now(lambda: self._kernels.put(self.cache, up(part), up(records)))
+        self._streams.compute.now(lambda: self._kernels.move(up(records), None, self.cache, up(part)))
 
     def copied(self, places: np.ndarray) -> "OnItsWay":
         """Return records of some slots, as they will be after all work that is now on the loop's stream."""
@@ -465,7 +458,7 @@ class GpuRows(BankRows):
 
     def _gathered(self, slots: np.ndarray) -> torch.Tensor:
         out = self._gpu.empty(len(slots), self.facts.width)
-        self._kernels.take(self.cache, self._gpu.up(slots), out)
+        self._kernels.move(self.cache, self._gpu.up(slots), out, None)
         return out
 
 

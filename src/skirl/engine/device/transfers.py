@@ -45,10 +45,10 @@ class Stream:
 
 @dataclass
 class Streams:
-    compute: Stream
+    compute: Stream = field(default_factory=Stream)
     """The training loop's own: the one that is current where it takes a batch, looks rows up or runs backward."""
-    inward: Stream
-    outward: Stream
+    inward: Stream = field(default_factory=Stream)
+    outward: Stream = field(default_factory=Stream)
 
     def begin(self) -> None: ...
 
@@ -95,10 +95,6 @@ class CudaStreams(Streams):
 
     def here(self) -> Any:
         return CudaStream(torch.cuda.current_stream(self._device)).record()
-
-
-def no_streams() -> Streams:
-    return Streams(Stream(), Stream(), Stream())
 
 
 ALIGNED = 16

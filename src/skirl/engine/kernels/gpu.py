@@ -29,7 +29,7 @@ from skirl.engine.kernels.gpu_math import (
 )
 from skirl.engine.kernels.gpu_update import sums, update
 
-__all__ = ["fill", "move", "pool", "put", "sums", "take", "update", "weight_grad"]
+__all__ = ["fill", "move", "pool", "sums", "update", "weight_grad"]
 
 WIDEST = 1024
 """Most columns that one program copies. Adam's records are three times their dim."""
@@ -45,11 +45,10 @@ def pool(
     """Sum the rows of each bag into `out`, as cpu.pool does over all of it. Without `ends`, each bag ends where the
     next begins."""
     n = out.shape[0]
-    shape = block(dim)
     launch(
         _pool, n, cache, slots, offsets, offsets[1:] if ends is None else ends, scale, out, n, n // features, features,
         stride=cache.stride(0), out_stride=out.stride(0), dim=dim, ONE=offsets.numel() == 0, SCALED=scale.numel() > 0,
-        **shape,
+        **block(dim),
     )  # fmt: skip
 
 
@@ -60,23 +59,10 @@ def weight_grad(
     """Compute the gradient of each position's weight, as cpu.weight_grad does over all. `live` may be empty if all
     features have one."""
     n = slots.numel()
-    shape = block(dim)
     launch(
         _weight_grad, n, cache, slots, bag_of, grads, as_bytes(live), out, n, live.numel(),
-        stride=cache.stride(0), grad_stride=grads.stride(0), dim=dim, LIVE=live.numel() > 0, **shape,
+        stride=cache.stride(0), grad_stride=grads.stride(0), dim=dim, LIVE=live.numel() > 0, **block(dim),
     )  # fmt: skip
-
-
-def take(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
-    _move(cache, slots, out, None, slots.numel())
-
-
-def put(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    _move(rows, None, cache, slots, slots.numel())
-
-
-def move(source: torch.Tensor, index: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    _move(source, index, cache, slots, slots.numel())
 
 
 def fill(
@@ -86,18 +72,19 @@ def fill(
     """Write the first record of each key to its slot, as initial.fill does over all keys. Half-precision rows get the
     float32 value rounded to nearest: once per row, so no bias adds up."""
     n = keys.numel()
-    shape = block(dim)
     state = width - dim
     launch(
         _fill, n, keys, slots, cache, kind, scale, quantiles, n, signed(mix(seed)),
         stride=cache.stride(0), dim=dim, state=state, S=power_of_two(max(1, state)), VALUE=float(state_value),
-        NORMALS=quantiles.numel() > 1, **shape,
+        NORMALS=quantiles.numel() > 1, **block(dim),
     )  # fmt: skip
 
 
-def _move(
-    source: torch.Tensor, source_index: torch.Tensor | None, target: torch.Tensor, target_index: torch.Tensor | None, n: int
+def move(
+    source: torch.Tensor, source_index: torch.Tensor | None, target: torch.Tensor, target_index: torch.Tensor | None
 ) -> None:  # fmt: skip
+    """Copy rows. Without an index, they are all, in order."""
+    n = len(target if target_index is None else target_index)
     width = target.shape[1]
     shape = block(min(width, WIDEST), elements=2048)
     launch(

@@ -27,7 +27,7 @@ from skirl.engine.kernels.gpu_math import (
     uniform,
     zero,
 )
-from skirl.engine.kernels.tree import STRETCH
+from skirl.engine.kernels.tree import STRETCH, Gradients
 
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 # (Triton's types: an annotated number, a function that returns a tuple.)
@@ -37,45 +37,45 @@ _STRETCH = tl.constexpr(STRETCH)
 
 
 def update(
-    cache: torch.Tensor, dim: int, rule: Rule, rows: torch.Tensor, keys: torch.Tensor, group_start: torch.Tensor,
-    group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
-    scalars: torch.Tensor, clips: bool, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor, *,
-    rounding: tuple[int, int] | None = None,
+    cache: torch.Tensor, dim: int, rule: Rule, rows: torch.Tensor, keys: torch.Tensor,
+    gradients: Gradients[torch.Tensor], scalars: torch.Tensor, clips: bool, stretches: torch.Tensor,
+    partial: torch.Tensor, marks: torch.Tensor, *, rounding: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """Sum the gradients of distinct rows and apply the row optimizer to each, as cpu.update does over all rows.
 
-    - `live`: bool or uint8 [features]; empty if all have a gradient.
     - `stretches`: int32 [m, 3], from `stretches_of`.
     - `partial`: contiguous scratch [m or more, dim] in the dtype of `grads`; may be empty if m is 0.
     """
     n, m = rows.numel(), stretches.shape[0]
     half = cache.dtype in (torch.float16, torch.bfloat16)
-    sum_stretches(group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks)
-    strides = {"grad_stride": grads.stride(0), "partial_stride": dim}
-    options = {"dim": dim, **strides, "SCALED": scale.numel() > 0, "LIVE": live.numel() > 0}
-    lives = live.numel()
-    live = as_bytes(live)
+    sum_stretches(gradients, stretches, partial, marks)
     random = 0 if rounding is None else signed(mix((mix(rounding[0]) + (rounding[1] + 1) * GOLDEN.value) % 2**64))
-    shape = block(dim)
     launch(
-        _update_by(rule), n, cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks,
-        n, m, lives, random, stride=cache.stride(0), columns=scalars.stride(0), STATES=rule.states, ONE=rule.one,
-        CLIPS=clips, HALF=half, **options, **shape,
+        _update_by(rule), n, cache, rows, keys, *_loaded(gradients), scalars, partial, marks, n, m,
+        gradients.live.numel(), random, stride=cache.stride(0), columns=scalars.stride(0), STATES=rule.states,
+        ONE=rule.one, CLIPS=clips, HALF=half, **_options(gradients, dim), **block(dim),
     )  # fmt: skip
 
 
+def _loaded(gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
+    return gradients._replace(live=as_bytes(gradients.live))
+
+
+def _options(gradients: Gradients[torch.Tensor], dim: int) -> dict[str, int]:
+    strides = {"grad_stride": gradients.grads.stride(0), "partial_stride": dim}
+    return {"dim": dim, **strides, "SCALED": gradients.scale.numel() > 0, "LIVE": gradients.live.numel() > 0}
+
+
 def sum_stretches(
-    group_start: torch.Tensor, group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor,
-    live: torch.Tensor, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor,
-) -> None:  # fmt: skip
-    m, dim = stretches.shape[0], grads.shape[1]
+    gradients: Gradients[torch.Tensor], stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor
+) -> None:
+    m, dim = stretches.shape[0], gradients.grads.shape[1]
     # Few rows for each program, and one warp: there are a few hundred stretches, and as many multiprocessors.
     shape = block(dim, elements=128)
     shape["num_warps"] = max(1, shape["D"] // 256)
     launch(
-        _stretches, m, group_start, group_pos, bag_of, scale, grads, as_bytes(live), stretches, partial, marks, m,
-        live.numel(), grad_stride=grads.stride(0), partial_stride=dim, dim=dim, SCALED=scale.numel() > 0,
-        LIVE=live.numel() > 0, **shape,
+        _stretches, m, *_loaded(gradients), stretches, partial, marks, m, gradients.live.numel(),
+        **_options(gradients, dim), **shape,
     )  # fmt: skip
 
 
@@ -286,18 +286,15 @@ def _rounded(x, random, dtype: tl.constexpr):
 
 
 def sums(
-    group_start: torch.Tensor, group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor,
-    live: torch.Tensor, stretches: torch.Tensor, runs: torch.Tensor, rounds: Sequence[int], partial: torch.Tensor,
-    marks: torch.Tensor,
+    gradients: Gradients[torch.Tensor], stretches: torch.Tensor, runs: torch.Tensor, rounds: Sequence[int],
+    partial: torch.Tensor, marks: torch.Tensor,
 ) -> None:  # fmt: skip
     """Sum the gradients of distinct rows into the first rows of `partial`, [m, dim] for m stretches, as tree.sums does
-    over all rows. `live` may be empty if all features have a gradient. The first of `marks`, int32 [m + rows], receive
-    how many positions of each row had one."""
-    dim = grads.shape[1]
-    sum_stretches(group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks)
-    shape = block(dim)
+    over all rows. The first of `marks`, int32 [m + rows], receive how many positions of each row had a gradient."""
+    dim = gradients.grads.shape[1]
+    sum_stretches(gradients, stretches, partial, marks)
     for lo, hi in pairwise(rounds):
-        launch(_add_runs, hi - lo, partial, marks, runs[lo:hi], hi - lo, stride=dim, dim=dim, **shape)
+        launch(_add_runs, hi - lo, partial, marks, runs[lo:hi], hi - lo, stride=dim, dim=dim, **block(dim))
 
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["runs", "marks"])

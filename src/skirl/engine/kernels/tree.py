@@ -3,7 +3,7 @@ from zero in order, then their sums from zero in order; micro-batches along a tr
 loops."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,24 +13,26 @@ STRETCH = 256
 """Positions in a stretch. A row with at most this many has the bits of a plain sum."""
 
 
-class Gradients(NamedTuple):
-    """The gradients of bags, and those that each row gets: of its positions, ascending."""
+Array = TypeVar("Array")
 
-    start: np.ndarray
+
+class Gradients(NamedTuple, Generic[Array]):
+    """The gradients of bags, and those that each row gets: of its positions, ascending. Arrays, or tensors on a GPU."""
+
+    start: Array
     """int32 [rows + 1], where each row's positions begin in `pos`."""
-    pos: np.ndarray
-    bag_of: np.ndarray
+    pos: Array
+    bag_of: Array
     """int32 [n], the row of `grads` for each position."""
-    scale: np.ndarray
+    scale: Array
     """[n], or empty if all factors are 1."""
-    grads: np.ndarray
+    grads: Array
     """[bags, dim]."""
-    live: np.ndarray
-    """bool [features], whether the feature of a bag (bag % features) has a gradient."""
+    live: Array
+    """bool [features], whether the feature of a bag (bag % features) has a gradient. On a GPU empty if all have one."""
 
 
-@kernel
-def stretches_of(group_start):
+def stretches_of(group_start: np.ndarray) -> np.ndarray:
     """Return the stretches of all rows that have more than one: int32 [m, 3], each (row, first, end in group_pos).
 
     - `group_start`: int32 [rows + 1], where each row's positions begin in group_pos.
@@ -38,23 +40,11 @@ def stretches_of(group_start):
     >>> stretches_of(np.array([0, 256, 513], np.int32)).tolist()
     [[1, 256, 512], [1, 512, 513]]
     """
-    rows = len(group_start) - 1
-    m = 0
-    for u in range(rows):
-        count = group_start[u + 1] - group_start[u]
-        if count > STRETCH:
-            m += (count + STRETCH - 1) // STRETCH
-    out = np.empty((m, 3), np.int32)
-    m = 0
-    for u in range(rows):
-        last = group_start[u + 1]
-        if last - group_start[u] > STRETCH:
-            for first in range(group_start[u], last, STRETCH):
-                out[m, 0] = u
-                out[m, 1] = first
-                out[m, 2] = min(first + STRETCH, last)
-                m += 1
-    return out
+    counts = np.diff(group_start)
+    hot = np.flatnonzero(counts > STRETCH)
+    rows = np.repeat(hot, -(-counts[hot] // STRETCH))
+    first = group_start[rows] + STRETCH * (np.arange(len(rows)) - np.searchsorted(rows, rows))
+    return np.stack([rows, first, np.minimum(first + STRETCH, group_start[rows + 1])], 1).astype(np.int32)
 
 
 DEEPEST = 34
