@@ -8,11 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from skirl.checkpoint.folder import BEST
 from skirl.cli.show import ShowFlags, facts
 from skirl.core import OptimizerName
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
 from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.os_errors import writing
+from skirl.tools.sealed_json import put_whole
 from skirl.tools.units import figure, parse_bytes, size
 
 PART = 1 << 18
@@ -79,8 +82,6 @@ class Schema(ShowFlags):
 
     def run(self) -> dict[str, Any]:
         from skirl.data.files.draft import draft
-        from skirl.tools.os_errors import writing
-        from skirl.tools.sealed_json import put_whole
 
         schema = draft(self.data, self.label)
         if self.out is not None:
@@ -313,10 +314,8 @@ class Export(ShowFlags):
 
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.export import write_rows
-        from skirl.checkpoint.folder import BEST
         from skirl.checkpoint.without_model import opened
         from skirl.data.vocabulary.vocabulary import Origins
-        from skirl.tools.os_errors import writing
 
         checkpoint = self.checkpoint
         with opened(checkpoint) as (rows, parameters, data, _), writing(self.out):

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from skirl.cli.report import facts_of_sweep, report_of_sweep, sweep_lines
 from skirl.cli.show import ShowFlags, facts
+from skirl.cli.train import origin_line
 from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, check_store, variants_of
 from skirl.tools.flags import Composed, parsed
 from skirl.tools.os_errors import why
@@ -95,8 +97,6 @@ class SweepCommand(Composed):
         result = run(self.recipe, self.made(), self.race, self.save, self.log, self.flat(), self.evaluation)
         result["page"] = None
         if result["run"] and os.environ.get("RANK", "0") == "0":
-            from skirl.cli.report import report_of_sweep
-
             try:
                 result["page"] = report_of_sweep(Path(result["run"]))["page"]
             except (OSError, ValueError) as error:
@@ -104,9 +104,6 @@ class SweepCommand(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.report import facts_of_sweep, sweep_lines
-        from skirl.cli.train import origin_line
-
         lines = sweep_lines(facts_of_sweep(result))
         if not any(result[f"{form}_steps"] for form in COMPUTED):
             lines["ended"] = "it had ended before: nothing was left to train"

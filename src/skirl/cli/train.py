@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, goes_on, scores
+from skirl.peers.launch import launch
 from skirl.peers.processes import COMMAND_LINE
 from skirl.tools.flags import Composed, check_new
+from skirl.tools.machine import machine
 from skirl.tools.units import malformed, size
 from skirl.train.flags import EvaluationFlags, LogFlags, SavedFlags, SaveFlags, check_evaluated
 from skirl.train.recipe import Recipe
@@ -118,7 +120,6 @@ class Verify(Composed):
         self.recipe.check_labels()
 
     def run(self) -> dict[str, Any]:
-        from skirl.tools.machine import machine
         from skirl.train.loop import touched_rows
         from skirl.train.verify import NOTHING_SHOWN, verify
 
@@ -224,8 +225,6 @@ class Launch:
         self.line = f"skirl launch -n {self.trainers}{restarts} --"  # how the command that goes on begins
 
     def run(self) -> dict[str, Any]:
-        from skirl.peers.launch import launch
-
         os.environ[COMMAND_LINE] = self.line
         code, how, resumes = launch(self.words, self.trainers, self.restarts)
         if resumes and "--save" in self.words:

@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 from skirl.core import OptimizerName
 from skirl.core.tree import check_shards
+from skirl.store import shards
+from skirl.store.remote.meeting import hush
 
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where to make run folders if no flag does; "none" for nowhere."""
@@ -78,11 +80,7 @@ class CacheFlags:
     weights: disk:a,disk:b*2."""
 
     def __post_init__(self) -> None:
-        from skirl.store import shards
-
         if any(store.startswith("rpc:") for store, _ in shards(self.store)):
-            from skirl.store.remote.meeting import hush
-
             hush()
         self.parsed()
 
