@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from skirl.store.remote.meeting import Address, Meeting, hush
 from skirl.tools.interrupts import Signals
+from skirl.tools.os_errors import writing
 
 
 @dataclass
@@ -40,7 +41,8 @@ class Serve:
             timeout = timeout_of(os.environ, TIMEOUT)
             address = Address.meeting(self.address)
             if self.store != "memory":
-                Path(self.store.removeprefix("disk:")).mkdir(parents=True, exist_ok=True)
+                with writing(folder := self.store.removeprefix("disk:")):
+                    Path(folder).mkdir(parents=True, exist_ok=True)
             meeting = Meeting(address, keep=True, seconds=timeout)
             node = Node(meeting, rows=self.store, timeout=timeout)
             try:
