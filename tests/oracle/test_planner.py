@@ -69,7 +69,7 @@ def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
     """The promise, on many random traces, each at a random depth, and with the smallest cache most often."""
     traces = IN_A_CAMPAIGN if pytestconfig.getoption("--hypothesis-profile") == "campaign" else RANDOM_TRACES
     rng = np.random.default_rng(20)
-    count = better = 0
+    better = 0
     depths = ["auto", 1, 2, 3, 4, 6, 9, 40]
     for number in range(traces):
         trace = random_trace(rng, most_rows=30)
@@ -80,8 +80,6 @@ def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
         lru = brute.refetches(brute.lru(trace, capacity))
         assert fetches <= lru, (plan, capacity, trace)
         better += fetches < lru
-        count += 1
-    assert count == traces
     assert better > 0.3 * traces  # the window did help
 
 
