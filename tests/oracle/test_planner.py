@@ -20,7 +20,7 @@ from skirl.oracle.step import Step
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.execute import Cache
-from tests.oracle.traces import SCHEMA, keys_of, largest, random_trace, traces
+from tests.oracle.traces import SCHEMA, largest, random_trace, traces, two_banks
 
 ONE = Schema.of([Table("a", 1000, 4)])
 RANDOM_TRACES, IN_A_CAMPAIGN = 800, 10_000
@@ -58,11 +58,6 @@ def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents
             planner.add(None, batch, 0, epoch.next_uses(number))
         planner.end()
         return [steps for _, steps in iter(planner.next, None)]
-
-
-def two_banks(trace: list[list[int]]) -> list[list[np.ndarray]]:
-    """Return all ids for the bank of three tables, and every second one for the bank of one."""
-    return [[keys_of(batch), np.int64(1) << 48 | np.array(batch[::2], np.int64)] for batch in trace]
 
 
 def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
