@@ -14,7 +14,7 @@ import torch
 from common import Bench, main, result, seconds
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import open_device
-from skirl.engine.kernels.tree import stretches_of
+from skirl.engine.kernels.tree import Gradients, stretches_of
 
 SLEEP = 2_000_000
 """Clock cycles, about a millisecond: the GPU sleeps while the timed launch is queued behind it."""
@@ -96,14 +96,15 @@ class _Shared:
 
     def backward(self, optimizer: RowOptimizer) -> Launch:
         """Sum gradients and update rows."""
-        from skirl.engine.kernels.gpu_update import update
+        from skirl.engine.kernels.gpu import update
 
         dim, m = self.flags.dim, len(self.stretches)
         cache = torch.zeros(self.flags.cache, optimizer.width(dim), device=self.at)
         scalars = torch.from_numpy(optimizer.scalars(0.1, np.array([1]))).to(self.at)
         partial = torch.empty(m, dim, device=self.at)
         marks = torch.empty(m + self.distinct, dtype=torch.int32, device=self.at)
-        given = self.rows, self.keys, self.start, self.pos, self.bag_of, self.no_scale, self.grads, self.empty, scalars
+        gradients = Gradients(self.start, self.pos, self.bag_of, self.no_scale, self.grads, self.empty)
+        given = self.rows, self.keys, gradients, scalars
         launch = lambda: update(cache, dim, optimizer.rule, *given, False, self.stretches, partial, marks)  # noqa: E731
         plan = sum(array.nbytes for array in (self.rows, self.keys, self.start, self.pos, self.bag_of))
         return launch, self.grads.nbytes + 2 * self.distinct * cache.shape[1] * 4 + plan

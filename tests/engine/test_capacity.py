@@ -21,12 +21,7 @@ from tests.threads_as_trainers import InProcess
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("2kB", 2000),
-        (" 1.5 GiB ", 3 << 29),
-        (".5MB", 500_000),
-        ("1tib", 1 << 40),
-    ],
+    [("2kB", 2000), (" 1.5 GiB ", 3 << 29), (".5MB", 500_000), ("1tib", 1 << 40)],
 )
 def test_sizes(text, size):
     assert parse_bytes(text) == size
@@ -53,10 +48,8 @@ def banks(draw: st.DrawFn) -> tuple[dict, dict]:
     count = draw(st.integers(1, 4))
     rows = [draw(st.integers(1, 10_000)) for _ in range(count)]
     distinct = [draw(st.integers(0, n)) for n in rows]
-    record_bytes, largest = (
-        [4 * draw(st.integers(1, 300)) for _ in rows],
-        [draw(st.integers(n > 0, n)) for n in distinct],
-    )
+    record_bytes = [4 * draw(st.integers(1, 300)) for _ in rows]
+    largest = [draw(st.integers(n > 0, n)) for n in distinct]
     facts = {"rows": rows, "record_bytes": record_bytes, "dims": list(range(1, count + 1))}
     return facts, {"distinct": distinct, "largest": largest, "in_flight": draw(st.integers(1, 20))}
 

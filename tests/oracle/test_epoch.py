@@ -2,7 +2,6 @@
 
 from contextlib import closing
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,17 +9,13 @@ from skirl.oracle.epoch import Epoch
 from skirl.oracle.loops import NEVER
 from tests.cases import cases
 from tests.oracle import brute
-from tests.oracle.traces import SCHEMA, keys_of, traces
-
-
-def both(ids: list[int]) -> list[np.ndarray]:
-    return [keys_of(ids), np.int64(1) << 48 | np.array(ids[::2], np.int64)]
+from tests.oracle.traces import SCHEMA, keys_of, traces, two_banks
 
 
 def first_pass(trace: list[list[int]]) -> Epoch:
     epoch = Epoch([SCHEMA])
-    for ids in trace:
-        epoch.add(both(ids))
+    for batch in two_banks(trace):
+        epoch.add(batch)
     epoch.scan()
     return epoch
 
@@ -28,7 +23,7 @@ def first_pass(trace: list[list[int]]) -> Epoch:
 @cases(150)
 @given(trace=traces(), residents=st.lists(st.integers(0, 20), unique=True))
 def test_next_uses(trace, residents):
-    sides = [[both(ids)[bank].tolist() for ids in trace] for bank in (0, 1)]
+    sides = [[batch[bank].tolist() for batch in two_banks(trace)] for bank in (0, 1)]
 
     def following(bank: int, key: int, number: int) -> int:
         return next((n for n in range(number, len(trace)) if key in sides[bank][n]), int(NEVER))

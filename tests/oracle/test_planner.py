@@ -20,7 +20,7 @@ from skirl.oracle.step import Step
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.execute import Cache
-from tests.oracle.traces import SCHEMA, keys_of, largest, random_trace, traces
+from tests.oracle.traces import SCHEMA, largest, random_trace, traces, two_banks
 
 ONE = Schema.of([Table("a", 1000, 4)])
 RANDOM_TRACES, IN_A_CAMPAIGN = 800, 10_000
@@ -60,16 +60,11 @@ def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents
         return [steps for _, steps in iter(planner.next, None)]
 
 
-def two_banks(trace: list[list[int]]) -> list[list[np.ndarray]]:
-    """Return all ids for the bank of three tables, and every second one for the bank of one."""
-    return [[keys_of(batch), np.int64(1) << 48 | np.array(batch[::2], np.int64)] for batch in trace]
-
-
 def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
     """The promise, on many random traces, each at a random depth, and with the smallest cache most often."""
     traces = IN_A_CAMPAIGN if pytestconfig.getoption("--hypothesis-profile") == "campaign" else RANDOM_TRACES
     rng = np.random.default_rng(20)
-    count = better = 0
+    better = 0
     depths = ["auto", 1, 2, 3, 4, 6, 9, 40]
     for number in range(traces):
         trace = random_trace(rng, most_rows=30)
@@ -80,8 +75,6 @@ def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
         lru = brute.refetches(brute.lru(trace, capacity))
         assert fetches <= lru, (plan, capacity, trace)
         better += fetches < lru
-        count += 1
-    assert count == traces
     assert better > 0.3 * traces  # the window did help
 
 

@@ -23,6 +23,11 @@ def keys_of(ids: Sequence[int]) -> np.ndarray:
     return table << ROW_BITS | np.where(table == 2, row * 87_654_321 % 100_000_000, row)
 
 
+def two_banks(trace: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+    """Return all ids for the bank of three tables, and every second one for the bank of one."""
+    return [[keys_of(batch), np.int64(1) << 48 | np.array(batch[::2], np.int64)] for batch in trace]
+
+
 def random_trace(rng: np.random.Generator, most_rows: int = 20) -> list[list[int]]:
     """Draw a short trace: uniform, skewed, a loop longer than most caches, or drifting; with batches of uneven size."""
     rows = int(rng.integers(3, most_rows + 1))

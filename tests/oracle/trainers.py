@@ -87,10 +87,9 @@ def positions(part: Sequence[int]) -> BankIds:
 
 def asked(part: Sequence[int], owner: int, placement: Placement) -> list[int]:
     """Return what a trainer asks an owner for: each row once, by table and then by its last position."""
-    last = {key: position for position, key in enumerate(part)}
-    sites = dict(zip(last, placement.site_of(np.array(list(last), np.int64)).tolist(), strict=True))
-    mine = [key for key in last if sites[key] == owner]
-    return sorted(mine, key=lambda key: (key >> ROW_BITS, last[key]))
+    keys = brute.distinct(part)
+    sites = placement.site_of(np.array(keys, np.int64)).tolist()
+    return [key for key, site in zip(keys, sites, strict=True) if site == owner]
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 import skirl
 from skirl.cli.train import Train
 from skirl.pipeline.timeline import LANES, Timeline
-from tests.loops import hooked, wait_for
+from tests.loops import wait_for
 from tests.warm import COMMAND
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "cache": "600"}
@@ -59,15 +59,14 @@ def test_a_run_has_every_step_in_every_lane(tmp_path):
     assert waited == pytest.approx(result["movement"]["stall"], abs=1e-4)
 
 
-def loop(trace, *, batches=12, hook=None, each=lambda ahead: None, **flags):
+def loop(trace):
     """A user's own loop over one table, whose rows are fetched again and again."""
     embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
-    loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i % 6]])) for i in range(batches)]
-    with hooked(hook, loader, embeddings, sparse=lambda ids: ids, trace=trace, **flags) as ahead:
+    loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i % 6]])) for i in range(12)]
+    with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, trace=trace) as ahead:
         for _ in range(2):
             for ids in ahead:
                 embeddings(ids)["a"].sum().backward()
-                each(ahead)
     return embeddings
 
 

@@ -99,17 +99,14 @@ def scan(tables, rows, first, place, uses, keys, missing, counts):
         high = np.int64(tables[t]) << ROW_BITS
         shift = base[tables[t]]
         n = first[t]
-        if shift >= 0:
-            for i in range(first[t], first[t + 1]):
+        for i in range(first[t], first[t + 1]):
+            if shift >= 0:
                 keys[i] = high + (handle[place + i] - shift)
-                missing[n] = i
-                n += slot[place + i] < 0
-        else:
-            for i in range(first[t], first[t + 1]):
+            else:
                 prefetch(entry_key, handle[place + min(i + AHEAD, first[t + 1] - 1)])
                 keys[i] = entry_key[handle[place + i]]
-                missing[n] = i
-                n += slot[place + i] < 0
+            missing[n] = i
+            n += slot[place + i] < 0
         counts[t] = n - first[t]
 
 

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from skirl.core.optim import ROW_OPTIMIZERS
-from skirl.engine.kernels import gpu, gpu_update
+from skirl.engine.kernels import gpu
 from skirl.engine.kernels.tree import Gradients
 
 
@@ -99,7 +99,7 @@ def compile_all(dim: int, dtype: torch.dtype, optimizers: list[str]) -> None:
 def main() -> None:
     driver.set_active(NoGpu(int(sys.argv[1])))
     knobs.nvidia.dump_ptxas_log = True  # prints to standard output
-    gpu.launch = gpu_update.launch = told
+    gpu.launch = told
     for dim, dtype, *names in (word.split(",") for word in sys.argv[2:]):
         compile_all(int(dim), getattr(torch, dtype), names or [*ROW_OPTIMIZERS])
 

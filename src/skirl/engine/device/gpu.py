@@ -235,16 +235,12 @@ class GpuRows(BankRows):
     # Computing.
 
     def values(self, work: Work) -> torch.Tensor:
-        slots = self._current(work).views["slots"]
-
-        def values() -> torch.Tensor:
-            dim = self.columns(work).dim
-            out = self._gpu.empty(len(slots), dim)
-            self._kernels.pool(self.rows[work.pack], dim, slots, self._nothing, 1, self._no_scale, out)
-            return out
-
+        slots, dim = self._current(work).views["slots"], self.columns(work).dim
         self._streams.begin()
-        return self._streams.compute.now(values)
+        out = self._gpu.empty(len(slots), dim)
+        arguments = self.rows[work.pack], dim, slots, self._nothing, 1, self._no_scale, out
+        self._streams.compute.now(lambda: self._kernels.pool(*arguments))
+        return out
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         arrival, number = self._current(work), self.facts.number

@@ -1,4 +1,4 @@
-"""Building blocks of the Triton kernels in gpu.py and gpu_update.py: sizes, the launch, arithmetic that rounds once.
+"""Building blocks of the Triton kernels in gpu.py: sizes, the launch, arithmetic that rounds once.
 
 A program works on a block [ROWS, D]. D is the dim rounded up to a power of two and masked, so one kernel serves all dims.
 """
