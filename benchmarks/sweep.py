@@ -43,8 +43,6 @@ SETTLED = 10
 ROW_RATES = (0.003, 0.006, 0.01, 0.02, 0.03, 0.06, 0.1, 0.2)
 """Learning rates of rows for 32 variants; 16 variants use every second one."""
 DENSE_RATES = (0.0003, 0.001, 0.003, 0.01)
-SEEDS = 8
-"""Seeds of the winner, which tell how far two of one configuration end apart."""
 RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
 """By the number of variants: the rungs, as shares of the stream."""
 
@@ -102,7 +100,7 @@ class Sweep(Bench):
             raced = replayed({of.name: losses[of.name] for of in grid(recipe, count)}, RUNGS[count])
             figures |= {f"{name}{'' if count == 16 else f'_{count}'}": value for name, value in raced.items()}
         winner = figures["winner"]
-        seeds = [(f"seed={n}", {**variants[winner].overrides, "seed": n}) for n in range(1, SEEDS)]
+        seeds = [(f"seed={n}", {**variants[winner].overrides, "seed": n}) for n in range(1, 8)]
         again = truth(recipe, checked_variants(recipe, seeds))
         ends = [*map(end_of, (losses[winner], *again.values()))]
         noise = float(2**0.5 * np.std(ends, ddof=1)) / ends[0]  # of two of them

@@ -140,7 +140,7 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     else:
         shown = command.summary(result)
         print(shown if isinstance(shown, str) else listed(shown))
-    if failed and first:
+    if failed and (first or "exit_code" in result):  # a launch has no rank, whatever the environment says
         print(f"skirl {name}: {failed}", file=sys.stderr)
     usual = BEGINS_AGAIN if result.get("begins_again") else STOPPED if stopped == "Ctrl-C" else 0
     return result.get("exit_code", 1 if failed else usual)

@@ -223,7 +223,8 @@ def read_config(
                 f"{path} is of a sweep: use `skirl sweep --config {path}`, or name the folder of a variant"
             )
         writes = {n for n, flag in train.items() if flag.group in ("save", "output")} - {"from_", "log_every"}
-        found = {name: value for name, value in found["flags"].items() if name not in writes}  # to the same places
+        # A run is not to write to the same places.
+        found = {name: value for name, value in found["flags"].items() if name not in writes}
     values = {}
     for key, value in found.items():
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):

@@ -115,10 +115,11 @@ class Vocab(FileFlags):
     def run(self) -> dict[str, Any]:
         from skirl.data.vocabulary.vocabulary import count
 
-        files = self.files(
-            valid=self.valid, vocab="open"
-        )  # held out rows do not count: a vocabulary of them would leak
-        return self.timed("vocab", lambda: count(files, str(self.out), self.min_count))
+        def counted() -> dict[str, Any]:
+            # Held-out rows do not count: a vocabulary of them would leak.
+            return count(self.files(valid=self.valid, vocab="open"), str(self.out), self.min_count)
+
+        return self.timed("vocab", counted)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "rows", "distinct", "peak_bytes")

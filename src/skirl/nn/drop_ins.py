@@ -180,9 +180,13 @@ class EmbeddingBag(_Bags):
             dtype=dtype or torch.float32, resume=resume,
         )  # fmt: skip
         self.rows.names_tables = False
-        self.optimizer = self.rows.optimizer  # for torch's schedulers
         if _weight is not None:
             put_weight(self.rows.engine, 0, _weight)
+
+    @property
+    def optimizer(self) -> Any:
+        """For torch's schedulers."""
+        return self.rows.optimizer
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> "EmbeddingBag":

@@ -218,7 +218,7 @@ TERMS = (
 )  # fmt: skip
 """The last three are for rows that take the plain loops. The logarithm is there because many rows do not stay in the caches
 from the forward pass to the backward one, so that each costs more."""
-FORMAT, VERSION = "skirl-costs", 3
+FORMAT, VERSION = "skirl-costs", 4
 _FLOAT = 4
 _NOTHING = np.zeros(SUMS)
 

@@ -141,8 +141,8 @@ def own_part(spec: str, rank: int, *, among_others: bool, cut: str = "") -> str:
     """
 
     def part(store: str) -> str:
-        divided = among_others or (Path(store.removeprefix("disk:")) / "rank-0").is_dir()
-        own = store.startswith("rpc:") or (store.startswith("disk:") and divided)
-        return f"{store}/rank-{rank}{cut}" if own else store
+        disk = store.startswith("disk:")
+        divided = disk and (among_others or (Path(store.removeprefix("disk:")) / "rank-0").is_dir())
+        return f"{store}/rank-{rank}{cut}" if divided or store.startswith("rpc:") else store
 
     return ",".join(part(store) + weight for store, weight in _split(spec))

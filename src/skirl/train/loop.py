@@ -139,7 +139,8 @@ class TrainerShare:
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.rank, self.size = peers.rank, peers.size
-        self.alone, self.first = self.size == 1, self.rank == 0  # the first shows and writes the results of the run
+        self.alone = self.size == 1
+        self.first = self.rank == 0  # it shows and writes the results of the run
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """The recipe with at least as many shards as trainers, a power of two. Raise if it sets too few."""
@@ -325,7 +326,8 @@ def train(
     saved = saved_flags(saving.save) if saving.resume and saving.save else {}
     threads = recipe.use_threads(saved.get("threads"))
     share = TrainerShare(trainers(str(torch_device(recipe.device.device)), recipe.step.peer_timeout))
-    recipe, log = share.recipe(recipe), log if share.first else replace(log, run="none", trace=None)
+    recipe = share.recipe(recipe)
+    log = log if share.first else replace(log, run="none", trace=None)
     flags = {**flags, "shards": recipe.step.shards, "threads": threads}
     origin = agreed_start(share, saving, flags)
     where = {"every": log.log_every, "resume": saving.resume, "trainers": share.size}

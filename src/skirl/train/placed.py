@@ -50,13 +50,15 @@ Place = int | dict[int, int]
 def placement_of(recipe: "Recipe", trainers: int) -> Mapping[str, Place]:
     """Return the place of each table whose rows are not spread; the same on every trainer."""
     how, tables = recipe.step.placement, recipe.tables()
-    if how not in ("rows", "auto", "mixed"):
+    if how not in ("rows", "auto", "whole", "columns", "mixed"):
         return read(Path(how), tables, trainers)
     if trainers == 1 or how == "rows" or not recipe.pooled:
         return {}
-    if how == "mixed":  # each way by turns, for tests
-        ways = 3 if recipe.row_optimizer().by_number else 2
-        each = {t.name: (None, n % trainers, evenly(t.dim, trainers))[n % ways] for n, t in enumerate(tables)}
+    if how != "auto":  # one way for all, or each by turns: for `skirl verify`
+        turns = {"whole": [1], "columns": [2], "mixed": [0, 1, 2] if recipe.row_optimizer().by_number else [0, 1]}[how]
+        each = {
+            t.name: (None, n % trainers, evenly(t.dim, trainers))[turns[n % len(turns)]] for n, t in enumerate(tables)
+        }
         return {name: place for name, place in each.items() if place is not None}
     with progress_of("place tables", 1) as progress:
         stream = replace(recipe, data=replace(recipe.data, workers=0)).stream()  # none of them for so few batches
@@ -148,7 +150,7 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, Place]
         if not all(site in sites and type(count) is int and count > 0 for site, count in columns.items()):
             raise ValueError(
                 f"placement is {path}, which places table {name!r} at {owner}: name trainers by numbers below "
-                f"{trainers}, and columns above 0"
+                f"{trainers}, and columns above 0, or {again}"
             )
         cut = {sites[site]: count for site, count in columns.items()}
         owners[name] = cut if isinstance(owner, dict) else sites[str(owner)]

@@ -80,6 +80,11 @@ def test_a_pass_that_is_left_leaves_no_process(folder: Path) -> None:
     assert multiprocessing.active_children() == before
 
 
+def test_workers_hold_a_share_out(folder: Path) -> None:
+    flags = {"epochs": 2, "valid": "30%"}
+    assert all_same(list(opened(folder / "parquet", workers=3, **flags)), list(opened(folder / "parquet", **flags)))
+
+
 def test_a_share_is_held_out_in_order(folder: Path) -> None:
     rows = [logs.criteo_sample(row, 5000)[2] for row in logs.criteo_rows(1000)]
     for name in ("text", "packed", "parquet"):

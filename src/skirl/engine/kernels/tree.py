@@ -87,7 +87,11 @@ def sums(gradients, ends, leaves, out, counted, lo, hi):
         while i < last:
             while group_pos[i] >= ends[part]:
                 part += 1
-            end, counts = ends[part], leaves[part] != NOWHERE
+            end = ends[part]
+            if leaves[part] == NOWHERE:
+                while i < last and group_pos[i] < end:
+                    i += 1
+                continue
             count = taken = 0
             for d in range(dim):
                 g[d] = zero
@@ -102,7 +106,7 @@ def sums(gradients, ends, leaves, out, counted, lo, hi):
                 pos = group_pos[i]
                 bag = bag_of[pos]
                 i += 1
-                if counts and (all_live or live[bag % live.size]):
+                if all_live or live[bag % live.size]:
                     count += 1
                     if scaled:
                         times = scale[pos]

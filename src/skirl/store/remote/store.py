@@ -92,7 +92,7 @@ class Connection:
         results, wrong = list[Any](), None
         for future in [self._begin(method, each, self.timeout) for each in args]:
             try:
-                results.append(self._result(future))
+                results.append(self._result(method, future))
             except Exception as error:
                 wrong = wrong or error
         if wrong is not None:
@@ -104,28 +104,28 @@ class Connection:
         done = threading.Event()
         future = self._begin(method, args, rpc.FOREVER)
         future.add_done_callback(lambda _: done.set())
-        with self._watched():
+        with self._watched(method):
             while not done.wait(LOOK):
                 rpc.end(rpc.begin(self.name, part.alive, (), self.timeout))
-        return self._result(future)
+        return self._result(method, future)
 
     def _begin(self, method: str, args: tuple[Any, ...], seconds: float) -> Any:
         if self.failure is not None:
             raise NodeError(self.failure)
         if self.closed:
             raise NodeError(f"this process has left the node at {self.address}: make new embeddings")
-        with self._watched():
+        with self._watched(method):
             return rpc.begin(self.name, part.call, (method, *args), seconds)
 
-    def _result(self, future: Any) -> Any:
-        with self._watched():
+    def _result(self, method: str, future: Any) -> Any:
+        with self._watched(method):
             kind, value = rpc.end(future)
         if kind == "error":
             raise rpc.raised(value, str(self.address))
         return value
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, method: str) -> Iterator[None]:
         """Once a call fails in such a block, make every later one fail, because it is unknown what the node has done."""
         try:
             yield
@@ -137,7 +137,7 @@ class Connection:
                     f"the node at {self.address} {how}: start it again (what it printed last may say why it ended), and go "
                     "on from the run's last checkpoint, if it has one"
                 )
-                log.debug("%s: %s", self.failure, error)
+                log.debug("%s: %s: %s", method, self.failure, error)
             raise NodeError(self.failure) from None
 
 
