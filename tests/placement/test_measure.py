@@ -62,13 +62,17 @@ def test_a_fit_finds_what_times_were_made_of():
     assert min(fit(terms, terms @ np.array([1, -0.3, 2, 0, 0.5, 1, 0, 0, 0, 0]))) >= 0
 
 
-def test_a_net_is_kept_only_if_it_is_better_by_more_than_chance(small):
+def test_a_net_is_kept_only_if_it_is_better_by_more_than_chance(small, monkeypatch):
     few, judges = (training("sgd", 40, seed, (16,)) for seed in (0, 9))
     true = replace(shipped(1e9, 1), net=None)
     sums, others = (true.together([c.parts for c in of]) for of in (few, judges))
     assert fit_costs(Measured(few, sums), Measured(judges, others), 0).net is None
     start = shipped(1.0, 1)
     assert start.net is not None
+    monkeypatch.setattr(calibrate, "DIMS", (4, 28, 128))
+    monkeypatch.setattr(calibrate, "TABLES", 60)
+    monkeypatch.setattr("skirl.placement.costs.TUNED", 60)
+    few, judges = (training("sgd", 40, seed, (512,)) for seed in (0, 9))
     bent = start.together([c.parts for c in few]), start.together([c.parts for c in judges])
     found = fit_costs(Measured(few, bent[0]), Measured(judges, bent[1]), 0, start)
     assert found.net is not None
