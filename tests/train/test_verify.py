@@ -12,8 +12,8 @@ from skirl import cli
 from skirl.cli.train import Verify
 from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.engine import kernels
 from skirl.engine.engine import Engine
-from skirl.engine.kernels import cpu
 from skirl.pipeline.pipeline import Pipeline
 from skirl.train import verify_trainers as module
 from skirl.train.verify import Trace, compare, in_plain_python
@@ -80,15 +80,19 @@ def a_fetched_row_with_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 def a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
     """Make pooling wrong in the first sample of step 3, with both caches: only the reference shows it."""
-    pool, calls = cpu.pool, []
+    pool_for, calls = kernels.pool_for, []
 
-    def faulty(cache, dim, slots, offsets, features, scale, out, lo, hi):
-        pool(cache, dim, slots, offsets, features, scale, out, lo, hi)
-        calls.append(0)
-        if len(calls) % 25 == 3:
-            out[0, 0] += 0.5
+    def faulty_for(*how):
+        def faulty(*args):
+            *_, out, _, _ = args
+            pool_for(*how)(*args)
+            calls.append(0)
+            if len(calls) % 25 == 3:
+                out[0, 0] += 0.5
 
-    monkeypatch.setattr(cpu, "pool", faulty)
+        return faulty
+
+    monkeypatch.setattr(kernels, "pool_for", faulty_for)
     user = int(Verify.of(**SMALL).recipe.stream().batch(2).sparse.values()[0])
     return lambda: (3, "user", user)  # of that sample's rows, this one has the lowest key
 
