@@ -183,11 +183,6 @@ class EmbeddingBag(_Bags):
         if _weight is not None:
             put_weight(self.rows.engine, 0, _weight)
 
-    @property
-    def optimizer(self) -> Any:
-        """For torch's schedulers."""
-        return self.rows.optimizer
-
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> "EmbeddingBag":
         """Start from these rows, which are not trained further unless `freeze` is False, as in torch."""
@@ -195,6 +190,11 @@ class EmbeddingBag(_Bags):
         bag = cls(rows, dim, _weight=embeddings, **options)
         bag.requires_grad_(not freeze)
         return bag
+
+    @property
+    def optimizer(self) -> Any:
+        """For torch's schedulers."""
+        return self.rows.optimizer
 
 
 class _Rows(_Lookups):

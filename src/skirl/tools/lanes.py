@@ -5,6 +5,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import cache as remember
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,15 @@ _inlined: Any = intrinsic(prefer_literal=True)
 """Makes a function for kernels from its type and its instructions."""
 
 
-def counts_of(n: int, most: int) -> list[int]:
-    """Return the numbers of each vector of a row: equal powers of two, at the end perhaps a smaller one. None if that is
-    not enough."""
+@remember
+def counts_of(n: int, most: int) -> Sequence[int]:
+    """Return the numbers of each vector of a row: equal powers of two, at the end perhaps a smaller one. Nothing for a row
+    that these do not fill."""
     if n < 4:
-        return []
+        return ()
     wide = min(most, 1 << n.bit_length() - 1)
     rest = n % wide
-    return [] if rest & (rest - 1) else [wide] * (n // wide) + [rest] * (rest > 0)
+    return () if rest & (rest - 1) else (wide,) * (n // wide) + (rest,) * (rest > 0)
 
 
 class Lanes(types.Type):
