@@ -74,7 +74,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_trainers_meet_on_loopback_and_their_exit_code_is_passed_on(launched, tmp_path):
+def test_trainers_meet_on_loopback_and_their_exit_code_is_passed_on(launched, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")  # as in a job that runs the launch
     with launched("exit") as process:
         _, err = process.communicate(120)
     found = up(tmp_path)
