@@ -75,7 +75,8 @@ def alive(pid: int) -> bool:
 
 
 def test_trainers_meet_on_loopback_and_their_exit_code_is_passed_on(launched, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")  # as in a job that runs the launch
+    for name, number in (("RANK", "1"), ("WORLD_SIZE", "2")):  # as in a job that runs the launch
+        monkeypatch.setenv(name, number)
     with launched("exit") as process:
         _, err = process.communicate(120)
     found = up(tmp_path)
