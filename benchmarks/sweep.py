@@ -3,7 +3,7 @@
 Part speed: 8 variants of `skirl sweep` against single runs, one after the other and one per core at a time. All runs of a
 cell warm up, each in its own process, for at least `timed` steps and until their windows have stopped growing; then they
 take turns of `timed` steps while the others wait. Part race: all variants of a grid are trained to the end once for the
-truth, then races are replayed over their losses; the winner with other seeds shows how far two seeds end apart.
+truth, with several seeds, then races are replayed over their losses.
 """
 
 import json
@@ -69,6 +69,8 @@ class Sweep(Bench):
     """Samples of a batch."""
     steps: int = 1000
     """Batches of synthetic data that races are over; files are read to their end."""
+    seeds: int = 5
+    """How often all variants are trained to the end, for part race."""
     together: int = 8
     """How many variants train on one stream, for part speed."""
     timed: int = 30
@@ -93,18 +95,13 @@ class Sweep(Bench):
 
     def _race(self) -> dict[str, Any]:
         recipe = Recipe.of(**self._flags(self.steps if self.data.startswith("synthetic:") else None))
-        variants = {variant.name: variant for variant in grid(recipe, 32)}
-        losses = truth(recipe, list(variants.values()))
-        figures: dict[str, Any] = {}
+        losses = [truth(recipe, grid(recipe, 32, seed)) for seed in range(self.seeds)]
+        figures: dict[str, Any] = {"batches": len(next(iter(losses[0].values())))}
         for count in RUNGS:
-            raced = replayed({of.name: losses[of.name] for of in grid(recipe, count)}, RUNGS[count])
-            figures |= {f"{name}{'' if count == 16 else f'_{count}'}": value for name, value in raced.items()}
-        winner = figures["winner"]
-        seeds = [(f"seed={n}", {**variants[winner].overrides, "seed": n}) for n in range(1, 8)]
-        again = truth(recipe, checked_variants(recipe, seeds))
-        ends = [*map(end_of, (losses[winner], *again.values()))]
-        noise = float(2**0.5 * np.std(ends, ddof=1)) / ends[0]  # of two of them
-        return {**figures, "seed_noise": noise, "batches": len(losses[winner])}
+            names = [variant.name for variant in grid(recipe, count)]
+            found = raced([{name: of[name] for name in names} for of in losses], RUNGS[count])
+            figures |= {f"{name}{'' if count == 16 else f'_{count}'}": value for name, value in found.items()}
+        return figures
 
     def _speed(self) -> dict[str, Any]:
         at_once, count = cores(), self.together
@@ -131,11 +128,11 @@ class Sweep(Bench):
         }  # fmt: skip
 
 
-def grid(recipe: Recipe, count: int) -> list[Varied]:
+def grid(recipe: Recipe, count: int, seed: int = 0) -> list[Varied]:
     """Return 16 or 32 variants that differ in their learning rates."""
     rates = product(ROW_RATES[:: 32 // count], DENSE_RATES)
     overrides = [{"lr": lr, "dense_lr": dense} for lr, dense in rates]
-    return checked_variants(recipe, [(text_of(each), each) for each in overrides])
+    return checked_variants(recipe, [(text_of(each), {**each, "seed": seed}) for each in overrides])
 
 
 def truth(recipe: Recipe, variants: Sequence[Varied]) -> dict[str, np.ndarray]:
@@ -153,16 +150,28 @@ def end_of(losses: np.ndarray) -> float:
     return float(losses[-max(1, len(losses) // 5) :].mean())
 
 
-def replayed(losses: Mapping[str, np.ndarray], shares: Sequence[float]) -> dict[str, Any]:
-    """Replay a race over known losses. Return its cost, its winner, and how much worse that ends than the best."""
+def raced(losses: Sequence[Mapping[str, np.ndarray]], shares: Sequence[float]) -> dict[str, Any]:
+    """Replay a race over known losses of each seed. Return its cost, and how much worse its winner ends than the best, as
+    means over seeds, beside how far two seeds of a variant end apart."""
+    ends = np.array([[end_of(of) for of in seed.values()] for seed in losses])
+    best, names = ends.mean(0).min(), [*losses[0]]
+    winners = [replayed(seed, shares) for seed in losses]
+    regrets = [ends[:, names.index(winner)].mean() / best - 1.0 for winner, _ in winners]
+    return {
+        "cost": winners[0][1], "winners": [winner for winner, _ in winners], "regret": float(np.mean(regrets)),
+        "most_regret": max(regrets), "seed_noise": float((2 * ends.var(0, ddof=1).mean()) ** 0.5 / best),
+    }  # fmt: skip
+
+
+def replayed(losses: Mapping[str, np.ndarray], shares: Sequence[float]) -> tuple[str, float]:
+    """Replay a race over known losses. Return its winner, and its cost."""
     each = np.array([*losses.values()]).T
     rungs = tuple(sorted({max(1, int(len(each) * share)) for share in shares}))
     race, spent = Race([*losses], rules=Rules(rungs=rungs)), 0
     for of_batch in each:
         spent += len(race.racing)
         race.see(of_batch.tolist())
-    winner, ends = race.winner(), {name: end_of(of) for name, of in losses.items()}
-    return {"cost": spent / each.size, "winner": winner, "regret": ends[winner] / min(ends.values()) - 1.0}
+    return race.winner(), spent / each.size
 
 
 class Turns:

@@ -40,8 +40,6 @@ AGREE = 1e-3
 
 
 class Setting:
-    """What all modes share."""
-
     def __init__(self, flags: "TrainSpeed") -> None:
         # The window must stay full to the end: planning without entering batches would flatter the last rounds.
         count = flags.warm + flags.slice * flags.rounds + flags.depth + 10
@@ -57,21 +55,16 @@ class Setting:
         schema = Schema.of(self.tables)
         distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in self.batches]
         self.touched = len(np.unique(np.concatenate(distinct)))
-        """Rows that all batches use together."""
         self.largest = max(map(len, distinct))
         """The most rows that any one batch uses."""
         self.cache = int(recipe.cache_size(self.touched))
-        """Cache size in rows, in modes that have a cache."""
         self.link = Link.parse(flags.link) if flags.link else Link()
 
 
 @dataclass
 class Slice:
-    """Some steps of one mode."""
-
     seconds: float
     cpu: float
-    """CPU seconds of all threads together."""
     received: int
     """Bytes from the store."""
     sent: int
@@ -91,7 +84,6 @@ class Mode:
         self._loop: Iterator[Done] | None = None
 
     def batches(self) -> Iterable[Batch]:
-        """Return the batches that the loop runs over."""
         return self.setting.batches
 
     def slice(self, count: int) -> Slice:
