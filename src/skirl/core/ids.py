@@ -256,8 +256,8 @@ def _of_samples(ids: Ids) -> Ids:
     return Ids(ids.keys, values, offsets, ids.samples, first, inverse, weights, left)
 
 
-def positions_of(ids: Ids, schema: Schema, bank: int) -> BankIds:
-    """Check every id of a bank's features, and return their positions."""
+def positions_of(ids: Ids, schema: Schema, bank: int, *, checked: bool = False) -> BankIds:
+    """Check every id of a bank's features, unless all are `checked`, and return their positions."""
     starts, features = ids.offsets, schema.banks[bank].features
     bags = [ids.bags(ids.keys.index(f.name)) for f in features]
     parts = [(f.table, starts[b.start], starts[b.stop], 0) for f, b in zip(features, bags)]
