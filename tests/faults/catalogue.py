@@ -283,7 +283,7 @@ TRAINERS = [
           "for step in steps if self._route.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("rows are trained with gradients of another trainer that are not finite", "engine.rows:SharedRows.apply",
-          "if bad:", "if not finite:"),
+          "bad.any()", "not finite"),
     Fault("rows without gradient are told as rows with one of zero", "engine.rows:marked",
           "-0.0", "0.0"),
     Fault("a dense gradient that is nowhere is zero", "peers.dense:_Kind.give",

@@ -256,8 +256,8 @@ def _of_samples(ids: Ids) -> Ids:
     return Ids(ids.keys, values, offsets, ids.samples, first, inverse, weights, left)
 
 
-def positions_of(ids: Ids, schema: Schema, bank: int) -> BankIds:
-    """Check every id of a bank's features, and return their positions."""
+def positions_of(ids: Ids, schema: Schema, bank: int, *, checked: bool = False) -> BankIds:
+    """Check every id of a bank's features, unless all are `checked`, and return their positions."""
     starts, features = ids.offsets, schema.banks[bank].features
     bags = [ids.bags(ids.keys.index(f.name)) for f in features]
     parts = [(f.table, starts[b.start], starts[b.stop], 0) for f, b in zip(features, bags)]
@@ -265,7 +265,7 @@ def positions_of(ids: Ids, schema: Schema, bank: int) -> BankIds:
     if max(positions.count, ids.samples * len(features) + sum(b.stop - b.start for b in bags)) >= 1 << 31:
         raise BadIds(f"a batch of {positions.count} ids is too large: split it below 2**31")
     rows = np.array([schema.tables[f.table].rows for f in features], np.int64)
-    bad = _check(positions.values, positions.parts, rows)
+    bad = -1 if checked else _check(positions.values, positions.parts, rows)
     if bad >= 0:
         raise BadIds(_complaint(ids, schema, int(bad)))
     return positions
@@ -310,7 +310,8 @@ class Resolver:
             self.resolve_bank(ids, bank)
         return ids
 
-    def resolve_bank(self, ids: Ids, bank: int) -> None:
+    def resolve_bank(self, ids: Ids, bank: int, here: bool = True) -> None:
+        """`here`: whether this trainer looks them up, which takes a bag and a scale for each."""
         of, features = ids.banks[bank], self.schema.banks[bank].features
         place = [ids.keys.index(f.name) for f in features]
         bags = [ids.bags(p) for p in place]
@@ -319,9 +320,9 @@ class Resolver:
         of.inverse = [ids.inverse[p] for p in place]
         of.share()
         mean = np.array([self.schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
-        of.offsets, of.bag_of = np.empty(of.first[-1] + 1, np.int32), np.empty(of.count, np.int32)
+        of.offsets, of.bag_of = np.empty(of.first[-1] + 1, np.int32), np.empty(of.count if here else 0, np.int32)
         weighted = ids.weights is not None
-        scale = np.empty(of.count if weighted or mean.any() else 0, self.dtype)
+        scale = np.empty(len(of.bag_of) if weighted or mean.any() else 0, self.dtype)
         begins = np.array([each.start for each in bags])
         weights = (_NONE if ids.weights is None else ids.weights).astype(self.dtype, copy=False)
         one_each = fill_bags(ids.offsets, weights, begins, *of.rows_of_bags(), mean, of.offsets, of.bag_of, scale)

@@ -25,8 +25,8 @@ def taken(array: np.ndarray, at: Sequence[slice]) -> np.ndarray:
 
 @kernel
 def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, scale):
-    """Fill offsets, bag_of and scale. Return whether every bag has exactly one id. By feature: its first bag in
-    `starts`, the output row of that bag, the distance from one bag's row to the next, and the number of its bags."""
+    """Fill offsets, and unless empty bag_of and scale. Return whether every bag has exactly one id. By feature: its first
+    bag in `starts`, the output row of that bag, the distance from one bag's row to the next, and the number of its bags."""
     one = weights.dtype.type(1)
     n = bags = odd = 0
     offsets[0] = 0
@@ -35,12 +35,12 @@ def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, s
             begin = starts[first[f] + b]
             end = starts[first[f] + b + 1]
             count = weights.dtype.type(end - begin)
-            for p in range(begin, end):
-                bag_of[n] = row[f] + b * step[f]
+            for p in range(begin, end if len(bag_of) else begin):
+                bag_of[n + p - begin] = row[f] + b * step[f]
                 if len(scale):
                     factor = weights[p] if len(weights) else one
-                    scale[n] = factor / count if mean[f] else factor
-                n += 1
+                    scale[n + p - begin] = factor / count if mean[f] else factor
+            n += end - begin
             odd += end - begin != 1
             bags += 1
             offsets[bags] = n

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
-from math import prod
 from operator import index
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.oracle.route import Route, SharedRoute
 from skirl.oracle.step import Step
-from skirl.peers.base import Peers
+from skirl.peers.base import Peers, Swapping
 from skirl.peers.job import trainers
 
 if TYPE_CHECKING:
@@ -123,20 +122,29 @@ class SharedRows(Rows):
         return together
 
     def gather(self, engine: "Engine", work: Work) -> None:
-        coming = {}
+        coming, bags = {}, {}
         for number, (bank, reads) in enumerate(zip(engine.banks, work.reads, strict=True)):
-            if reads is not None:
+            if reads is None:
+                bags[number] = self._send_pooled(engine, work, number)
+            else:
                 ask, serve = np.diff(reads.ask).tolist(), np.diff(work.serve[number]).tolist()
                 coming[number] = self._rows.begin_swap(bank.values(work), serve, ask, tag="values of rows")
-        whole = [number for number, reads in enumerate(work.reads) if reads is None]
-        bags = self._swapped(engine, work, whole, False, lambda of, bank, micro: engine.banks[bank].pool(of, micro))
+        mine = self._micros(work)[self.peers.rank]
+        here = {
+            bank: [engine.banks[bank].pool(work.whole[bank], m) for m in mine] for bank in bags if bank in work.whole
+        }
         work.values = {number: swap.wait() for number, swap in coming.items()}
-        for bank in whole:
-            dim = engine.schema.banks[bank].dim
-            work.pooled[bank] = [engine.device.empty(ids.banks[bank].bags, dim) for ids in work.micros]
-        for bank, micro, columns, pooled in bags():
-            # Copied, since the bits of some products depend on where their memory begins.
-            work.pooled[bank][micro][:, columns] = pooled
+        for bank, swap in bags.items():
+            cuts, came, sizes = self._cuts(engine, bank), swap.wait(), [ids.banks[bank].bags for ids in work.micros]
+            given = [here[bank] if site == self.peers.rank else came[site].split(sizes) for site, _ in cuts]
+            if len(cuts) > 1 or (bank not in here and len(sizes) > 1):
+                # Copied, since the bits of some products depend on where their memory begins.
+                work.pooled[bank] = [engine.device.empty(n, engine.schema.banks[bank].dim) for n in sizes]
+                for (_, columns), parts in zip(cuts, given):
+                    for out, part in zip(work.pooled[bank], parts):
+                        out[:, columns] = part
+            else:
+                work.pooled[bank] = list(given[0])
 
     def apply(
         self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
@@ -144,22 +152,19 @@ class SharedRows(Rows):
         (pack,) = engine.packs
         whole = [bank for bank, reads in enumerate(work.reads) if reads is None]
         # Sums are made while trainers tell each other which tables have gradients, and sent once all have told.
-        live = self._live(engine, work, whole)
-        said = np.concatenate([raised, [not finite], live.reshape(-1)]).astype(np.uint8)
+        live = [self._live(engine, work, bank) for bank in whole]
+        said = np.concatenate([raised, [not finite], *(of.reshape(-1) for of in live)]).astype(np.uint8)
         flags = torch.from_numpy(np.tile(said, (self.peers.size, 1)))
         telling = self._host.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
         sums = {bank: self._sums(engine, work, bank) for bank in pack.banks_of(raised) if bank not in whole}
         heard = np.any([part.numpy() for part in telling.wait()], axis=0)
-        told, bad, live = heard[: len(raised)], heard[len(raised)], heard[len(raised) + 1 :].reshape(live.shape)
-        if bad:
+        told, bad, *each = np.split(heard, np.cumsum([len(raised), 1, *(of.size for of in live)])[:-1])
+        if bad.any():
             return False
         pack.steps += told
         trees, coming = self._trees(work), []
         banks = pack.banks_of(told)
-        bags = self._swapped(
-            engine, work, [bank for bank in banks if bank in whole], True,
-            lambda of, bank, micro: of.grads.get((bank, micro)),
-        )  # fmt: skip
+        bags = {bank: self._send_gradients(engine, work, bank) for bank in banks if bank in whole}
         for bank in banks:  # other trainers may have gradients where this one has none
             if bank in whole:
                 continue
@@ -172,29 +177,22 @@ class SharedRows(Rows):
             coming.append((bank, swap))
         for bank, swap in coming:
             apply(engine.banks[bank], work, trees, swap.wait(), pack.scalars(bank, settings), engine.counters.steps)
-        columns = dict(
-            zip(whole, np.split(live, np.cumsum([len(engine.schema.banks[b].features) for b in whole])[:-1], 1))
-        )
-        for bank, micro, _, grad in bags():
-            of = work.whole[bank]
-            of.room(bank, micro, grad.shape[1], engine.device.empty).copy_(grad)
-            of.live[bank, micro] = columns[bank][micro]
-        for bank in banks:
+        masks = {bank: part.reshape(of.shape) for bank, part, of in zip(whole, each, live)}
+        for bank, swap in bags.items():
+            swap.wait()
             if bank in work.whole:
+                of = work.whole[bank]
+                of.live.update(((bank, micro), mask) for micro, mask in enumerate(masks[bank]))
                 engine.caches[bank].changing(work.steps[bank].rows)
-                engine.banks[bank].update(work.whole[bank], pack.scalars(bank, settings), engine.counters.steps)
+                engine.banks[bank].update(of, pack.scalars(bank, settings), engine.counters.steps)
         return True
 
-    def _live(self, engine: "Engine", work: Work, whole: Sequence[int]) -> np.ndarray:
-        """Return [micro-batches of the step, features of banks in `whole`]: which got a gradient on this trainer."""
+    def _live(self, engine: "Engine", work: Work, bank: int) -> np.ndarray:
+        """Return [micro-batches of the step, features of a bank]: which got a gradient on this trainer."""
         micros = self._micros(work)
-        live = np.zeros((micros[-1].stop, sum(len(engine.schema.banks[bank].features) for bank in whole)), np.bool_)
+        live = np.zeros((micros[-1].stop, len(engine.schema.banks[bank].features)), np.bool_)
         for micro, row in enumerate(live[micros[self.peers.rank].start : micros[self.peers.rank].stop]):
-            at = 0
-            for bank in whole:
-                n = len(engine.schema.banks[bank].features)
-                row[at : at + n] = work.live.get((bank, micro), False)
-                at += n
+            row[:] = work.live.get((bank, micro), False)
         return live
 
     def _micros(self, work: Work) -> list[range]:
@@ -203,57 +201,42 @@ class SharedRows(Rows):
         blocks = [block_of(rank, size, work.shards) for rank in range(size)]
         return [range(block.start * each, block.stop * each) for block in blocks]
 
-    def _swapped(
-        self,
-        engine: "Engine",
-        work: Work,
-        banks: Sequence[int],
-        to_owners: bool,
-        of: Callable[[Work, int, int], torch.Tensor | None],
-    ) -> Callable[[], list[tuple[int, int, slice, torch.Tensor]]]:
-        """Begin to send what `of` returns for each bank and micro-batch, [bags, dim], from trainers to owners or back, zeros
-        where it is None. Return what waits for it and returns what came: bank, micro-batch, columns, and numbers."""
-        if not banks:
-            return list
-        cuts = {
-            bank: cuts_of(self.whole[engine.schema.banks[bank].tables[0]], engine.schema.banks[bank].dim)
-            for bank in banks
-        }
-        micros, me, every = self._micros(work), self.peers.rank, range(self.peers.size)
-        sites = [(bank, site, columns) for bank in banks for site, columns in cuts[bank]]
-        here = [
-            [(b, m, at) for b, site, at in sites if site == rank for m in range(len(work.micros))] for rank in every
-        ]
-        there = [[(b, m, at) for b, site, at in sites if site == me for m in micros[rank]] for rank in every]
-        go, come = (here, there) if to_owners else (there, here)
+    def _cuts(self, engine: "Engine", bank: int) -> list[tuple[int, slice]]:
+        of = engine.schema.banks[bank]
+        return cuts_of(self.whole[of.tables[0]], of.dim)
 
-        def shape(bank: int, micro: int, columns: slice, owned: bool) -> tuple[int, int]:
-            whose = work.whole[bank] if owned else work
-            return whose.micros[micro].banks[bank].bags, columns.stop - columns.start
+    def _send_pooled(self, engine: "Engine", work: Work, bank: int) -> Swapping[Sequence[torch.Tensor]]:
+        """Begin to send the pooled bags of a bank from its owners to all others: by owner, [bags, columns]."""
+        parts, outs = ([engine.device.empty(0, 1)] * self.peers.size for _ in range(2))
+        for site, columns in self._cuts(engine, bank):
+            if site != self.peers.rank:
+                bags = sum(ids.banks[bank].bags for ids in work.micros)
+                outs[site] = engine.device.empty(bags, columns.stop - columns.start)
+                continue
+            for rank, micros in enumerate(self._micros(work)):
+                if rank != site:
+                    parts[rank] = joined([engine.banks[bank].pool(work.whole[bank], micro) for micro in micros])
+        return self._rows.begin_swap_parts(parts, outs, tag="pooled bags")
 
-        parts, outs = [], []
-        for leaving, coming in zip(go, come):
-            each = []
-            for bank, micro, columns in leaving:
-                given = of(work if to_owners else work.whole[bank], bank, micro)
-                if given is None:
-                    given = engine.device.empty(*shape(bank, micro, columns, False)).zero_()
-                elif to_owners:
-                    given = given[:, columns]
-                each.append(given.reshape(-1))
-            parts.append(torch.cat(each) if each else engine.device.empty(0, 1).reshape(-1))
-            outs.append(engine.device.empty(sum(prod(shape(*one, to_owners)) for one in coming), 1).reshape(-1))
-        swap = self._rows.begin_swap_parts(parts, outs, tag="gradients of bags" if to_owners else "pooled bags")
-
-        def came() -> list[tuple[int, int, slice, torch.Tensor]]:
-            found = []
-            for out, coming in zip(swap.wait(), come):
-                shapes = [shape(*one, to_owners) for one in coming]
-                pieces = out.split([prod(one) for one in shapes])
-                found += [(*one, piece.view(of)) for one, of, piece in zip(coming, shapes, pieces)]
-            return found
-
-        return came
+    def _send_gradients(self, engine: "Engine", work: Work, bank: int) -> Swapping[Sequence[torch.Tensor]]:
+        """Begin to send the gradients of a bank's bags from all to its owners, which get them as those of `work.whole`."""
+        parts, outs = ([engine.device.empty(0, 1)] * self.peers.size for _ in range(2))
+        dim, sizes = engine.schema.banks[bank].dim, [ids.banks[bank].bags for ids in work.micros]
+        given = [work.grads.get((bank, micro)) for micro in range(len(sizes))]
+        grads = joined([engine.device.empty(n, dim).zero_() if of is None else of for n, of in zip(sizes, given)])
+        for site, columns in self._cuts(engine, bank):
+            if site != self.peers.rank:
+                parts[site] = grads[:, columns].contiguous()
+                continue
+            of = work.whole[bank]
+            rooms = [of.room(bank, m, columns.stop - columns.start, engine.device.empty) for m in range(len(of.micros))]
+            by_rank = [sum(map(len, rooms[micros.start : micros.stop])) for micros in self._micros(work)]
+            for rank, out in enumerate(of.joint[bank].split(by_rank)):
+                if rank == site:
+                    out.copy_(grads[:, columns])
+                else:
+                    outs[rank] = out
+        return self._rows.begin_swap_parts(parts, outs, tag="gradients of bags")
 
     def _sums(self, engine: "Engine", work: Work, bank: int) -> list[torch.Tensor]:
         blocks = self._trees(work)[self.peers.rank]
@@ -289,6 +272,10 @@ def marked(values: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     if counted.device.type == "cpu" and bool(counted.all()):
         return values  # nearly always; asking a GPU would mean waiting for it
     return values.masked_fill_(~counted[:, None], -0.0)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def by_owner(sums: Sequence[torch.Tensor], ask: np.ndarray) -> torch.Tensor:

@@ -159,7 +159,8 @@ class Window:
         works, steps = planned
         for engine, work, part in zip(self._engines, works, self._banks, strict=True):
             for micro in work.micros:  # only now: in the window, bags would take more memory than the user's ids
-                engine.resolver.resolve(micro)
+                for bank in range(len(micro.banks)):
+                    engine.resolver.resolve_bank(micro, bank, not work.reads or work.reads[bank] is not None)
             work.asked, work.number, work.steps = (), self.next_number, steps[part]
             for bank, whole in work.whole.items():
                 for micro in whole.micros:

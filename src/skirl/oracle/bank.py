@@ -73,8 +73,12 @@ class BankPlanner:
         self._rows: RowStates
         """Made with the first batch, which says how large the window will be."""
         self._uses = Uses(depth)
+        self._all_fit = policy == "min" and capacity >= int(self._finder.rows.sum())
+        """True if no row ever leaves: a batch is planned when it enters, since later ones change nothing."""
         self._policy = policies.POLICIES[policy](capacity, depth)
         self._window: deque[BatchRows] = deque()
+        self._steps: deque[Step] = deque()
+        """Those of batches that were planned when they entered."""
         self._cache = loops.Slots(
             np.empty(capacity, np.int64),
             np.full(capacity, -1, np.int32),
@@ -111,16 +115,22 @@ class BankPlanner:
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
         n_called, fresh = loops.link(
             self._tables, rows.arrays, distinct.found, distinct.low, first, place, uses.arrays, state, self._cache, called,
+            self._all_fit,
         )  # fmt: skip
-        if next_uses is None:
+        if next_uses is None and not self._all_fit:
             self._policy.entered(called[:n_called], self.entered)
         self.window_rows += fresh
         distinct.place, distinct.next_uses = place, next_uses
         distinct.found = _NO_ROWS  # the next batch overwrites them
         self._window.append(distinct)
         self.entered += 1
+        if self._all_fit:
+            self._steps.append(self._plan())
 
     def plan(self) -> Step:
+        return self._steps.popleft() if self._all_fit else self._plan()
+
+    def _plan(self) -> Step:
         number = self.planned
         batch = self._window.popleft()
         rows, uses, total = self._rows, self._uses, batch.total
@@ -134,7 +144,8 @@ class BankPlanner:
         # Make room.
         residents = self.capacity - self._n_free
         need = max(0, residents + n_missing - self.capacity)
-        victims = self._policy.evict(need, uses.slot[place : place + total], number)
+        here = uses.slot[place : place + total]
+        victims = here[:0] if self._all_fit else self._policy.evict(need, here, number)
         evict_keys = np.empty(len(victims), np.int64)
         loops.leave(victims, self._evictions, row_arrays, use_arrays, self._cache, self._n_free, evict_keys)
         self._n_free += len(victims)
@@ -152,17 +163,19 @@ class BankPlanner:
         self._first_uses.append((number, new_keys))  # now, so that a rollback takes them back if something fails below
 
         # Use them.
-        last = None
-        if self._policy.wants_last:
-            last = np.empty(total, np.int32)
-            loops.last_uses(self._tables, row_arrays, first, place, use_arrays, last)
-        slots, next_uses, lasts = (np.empty(total, np.int32) for _ in range(3))
-        self.window_rows -= loops.use(
-            self._tables, row_arrays, first, place, use_arrays, self._cache, slots, next_uses, lasts
-        )
+        slots, lasts, ends = here.copy(), missing, counts
+        if not self._all_fit:
+            last = None
+            if self._policy.wants_last:
+                last = np.empty(total, np.int32)
+                loops.last_uses(self._tables, row_arrays, first, place, use_arrays, last)
+            next_uses, lasts, ends = np.empty(total, np.int32), np.empty(total, np.int32), np.empty_like(counts)
+            loops.use(first, place, use_arrays, self._cache, slots, next_uses, lasts, ends)
+            known = next_uses if batch.next_uses is None else batch.next_uses
+            self._policy.used(slots, known, number, last)
+        loops.rest(self._tables, row_arrays, first, ends, lasts, place, use_arrays, slots)
+        self.window_rows -= total if self._all_fit else int(ends.sum())
         uses.give(place, total)
-        known = next_uses if batch.next_uses is None else batch.next_uses
-        self._policy.used(slots, known, number, last)
         position_slots, group_pos = np.empty(batch.positions, np.int32), np.empty(batch.positions, np.int32)
         group_start = np.empty(total + 1, np.int32)
         loops.group(

@@ -51,7 +51,7 @@ class Finder:
         self.tables = np.array(schema.banks[bank].tables, np.int64)
         self._local = np.full(len(schema.tables), -1, np.int64)
         self._local[self.tables] = np.arange(len(self.tables))
-        self._rows = np.array([schema.tables[t].rows for t in self.tables], np.int64)
+        self.rows = np.array([schema.tables[t].rows for t in self.tables], np.int64)
         self._marks = np.empty(0, np.uint16)
         self._found = np.empty(0, np.int64)
 
@@ -68,7 +68,7 @@ class Finder:
         row_of = np.empty(total, kind)
         low = np.empty(tables, np.int64)
         none = kind(0xFFFF) if kind is np.uint16 else kind(-1)
-        bad = _find(self._marks, batch.values, parts, part_at, at, self._rows, self._found, low, row_of, none)
+        bad = _find(self._marks, batch.values, parts, part_at, at, self.rows, self._found, low, row_of, none)
         if bad >= 0:
             raise ValueError(f"the id at {bad} is outside its table")
         first = np.zeros(tables + 1, np.int64)

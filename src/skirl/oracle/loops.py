@@ -48,10 +48,11 @@ class Held(NamedTuple):
 
 
 @kernel
-def link(tables, rows, found, low, first, place, uses, state, cache, called):
+def link(tables, rows, found, low, first, place, uses, state, cache, called, alone):
     """Write a batch's uses, from `place` on, and link each to the row's previous use. Handles of rows outside of small
     tables are there already. `called` gets the slots of resident rows that the window did not use before. Return how many
-    these are, and how many rows are new to the window. Scratch: state [uses]."""
+    these are, and how many rows are new to the window. Scratch: state [uses]. `alone`: the window has this batch only, and
+    no row ever leaves, so the rows' states stay."""
     base, handle, after, slot = rows.base, uses.handle, uses.next, uses.slot
     n_called = fresh = 0
     for t in range(len(tables)):
@@ -66,9 +67,10 @@ def link(tables, rows, found, low, first, place, uses, state, cache, called):
         for i in range(n):
             prefetch(states, mine[min(i + AHEAD, n - 1)])
             before = states[mine[i]]
-            states[mine[i]] = place + start + i + 1
             state[start + i] = before
-            prefetch(after, max(before - 1, 0))
+            if not alone:
+                states[mine[i]] = place + start + i + 1
+                prefetch(after, max(before - 1, 0))
         for i in range(n):
             p = place + start + i
             before = state[start + i]
@@ -84,9 +86,10 @@ def link(tables, rows, found, low, first, place, uses, state, cache, called):
                 elif before >= -EVICTED:
                     s = -1 - before
                     slot[p] = s
-                    cache.next[s] = p
-                    called[n_called] = s
-                    n_called += 1
+                    if not alone:
+                        cache.next[s] = p
+                        called[n_called] = s
+                        n_called += 1
     return n_called, fresh
 
 
@@ -206,13 +209,11 @@ def arrive(
 
 
 @kernel
-def use(tables, rows, first, place, uses, cache, slots, next_uses, lasts):
-    """Hand every row's slot on to its next use, or put it in the row's state. Return how many rows have no next use.
-    Scratch: lasts [uses]. Out: slots, that of each row; next_uses, the number of the next batch that uses it."""
-    handle, after, slot, slot_next = uses.handle, uses.next, uses.slot, cache.next
-    done = 0
-    for t in range(len(tables)):
-        states = rows.dense if rows.base[tables[t]] >= 0 else rows.hashed
+def use(first, place, uses, cache, slots, next_uses, lasts, counts):
+    """Hand every row's slot on to its next use. Out: slots, that of each row; next_uses, the number of the next batch that
+    uses it; and as in `scan`, lasts and counts, the rows without a next use."""
+    after, slot, slot_next = uses.next, uses.slot, cache.next
+    for t in range(len(counts)):
         start, end = first[t], first[t + 1]
         last = start
         for i in range(start, end):
@@ -229,12 +230,20 @@ def use(tables, rows, first, place, uses, cache, slots, next_uses, lasts):
                 next_uses[i] = uses.batch[q >> uses.bits]
             else:
                 next_uses[i] = NEVER
-                prefetch(states, handle[p])
-        for j in range(start, last):
-            i = lasts[j]
+        counts[t] = last - start
+
+
+@kernel
+def rest(tables, rows, first, counts, which, place, uses, slots):
+    """Put the slots of some rows in their states: in each table's stretch of `which`, as many as `counts` says."""
+    handle = uses.handle
+    for t in range(len(tables)):
+        states = rows.dense if rows.base[tables[t]] >= 0 else rows.hashed
+        end = first[t] + counts[t]
+        for j in range(first[t], end):
+            prefetch(states, handle[place + which[min(j + AHEAD, end - 1)]])
+            i = which[j]
             states[handle[place + i]] = -1 - slots[i]
-        done += last - start
-    return done
 
 
 @kernel

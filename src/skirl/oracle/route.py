@@ -58,14 +58,13 @@ def sent(ids: Sequence[Ids], features: Sequence[str]) -> list[np.ndarray]:
         )
     lengths, values, weights, inverse = ([one for of in kind for one in of] for kind in zip(*parts))
     floats = np.concatenate(weights) if weights else np.empty(0, np.float32)
-    return [np.array(heads, np.int32).reshape(-1), _narrow(lengths), _narrow(values), floats, _narrow(inverse)]
+    return [np.array(heads, np.int32).reshape(-1), _joined(lengths), _joined(values), floats, _joined(inverse)]
 
 
 def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Ids]:
-    """Return the micro-batches that `sent` took, with the ids of this bank alone."""
+    """Return the micro-batches that `sent` took, with the ids of this bank alone, which their trainer has checked."""
     features, found, at = schema.banks[bank].features, list[Ids](), np.zeros(4, np.int64)
-    heads, floats = arrays[0].reshape(-1, 2 + len(features)), arrays[3]
-    rest = [_wide(arrays[1]), _wide(arrays[2]), floats, _wide(arrays[4])]
+    heads, rest = arrays[0].reshape(-1, 2 + len(features)), arrays[1:]
 
     def take(kind: int, count: int) -> np.ndarray:
         at[kind] += count
@@ -79,18 +78,21 @@ def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Id
         inverse = tuple(None if n < 0 else take(3, samples).astype(np.int32) for n in bags)
         ids = Ids(tuple(f.name for f in features), values, offsets, samples, first, inverse, weights)
         ids.banks = [BankIds(ids.values, np.zeros((0, 4), np.int64)) for _ in schema.banks]
-        ids.banks[bank] = positions_of(ids, schema, bank)
+        ids.banks[bank] = positions_of(ids, schema, bank, checked=True)
         found.append(ids)
     return found
 
 
-def _narrow(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Join arrays of numbers that are not negative, in as few bytes as hold them, after a byte that says how many."""
-    joined = np.concatenate(arrays).astype(np.int64, copy=False) if arrays else np.empty(0, np.int64)
-    width = max(1, -(-int(joined.max(initial=0)).bit_length() // 8))
-    narrow = np.empty(1 + width * len(joined), np.uint8)
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays).astype(np.int64, copy=False) if arrays else np.empty(0, np.int64)
+
+
+def _narrow(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers that are not negative in as few bytes as hold them, after a byte that says how many."""
+    width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 8))
+    narrow = np.empty(1 + width * len(numbers), np.uint8)
     narrow[0] = width
-    _put_bytes(joined, width, narrow[1:])
+    _put_bytes(numbers, width, narrow[1:])
     return narrow
 
 
@@ -239,11 +241,13 @@ class Letter:
 
     def packed(self) -> np.ndarray:
         head = np.array([self.kind, *self.vote], np.int64)
-        return pack(head, np.frombuffer(self.text.encode(), np.uint8), *self.arrays)
+        narrow = (_narrow(array) if array.dtype == np.int64 else array for array in self.arrays)
+        return pack(head, np.frombuffer(self.text.encode(), np.uint8), *narrow)
 
     @classmethod
     def unpacked(cls, message: np.ndarray, banks: int) -> "Letter":
-        head, text, *arrays = unpack(message)
+        head, text, *narrow = unpack(message)
+        arrays = [_wide(array) if array.dtype == np.uint8 else array for array in narrow]
         kind, *vote = head.tolist()
         asked = [Requests(*part) for part in zip(arrays[: 2 * banks : 2], arrays[1 : 2 * banks : 2])]
         return cls(kind, Vote(*vote), asked, arrays[2 * banks :], text.tobytes().decode())
@@ -334,6 +338,8 @@ class SharedRoute(Route):
         self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
         self._asking = [Asking(schema, bank, placement) for schema, bank in banks]
         self._reads: list[Any] = []
+        self._own: Letter
+        """What this rank asks of itself, which takes no message."""
 
     def batch(self, banks: Sequence[BankIds], vote: Vote, micros: Sequence[Sequence[Ids]] = ()) -> Joined | None:
         if self.ended:
@@ -361,9 +367,9 @@ class SharedRoute(Route):
         """Return what to give each rank, the first half of an exchange. If `banks` is None, there is no batch."""
         self._reads = []
         if self.failure is not None:
-            letter = Letter(ERROR, vote, text=str(self.failure))
+            letters = [Letter(ERROR, vote, text=str(self.failure))] * self._size
         elif banks is None:
-            letter = Letter(END, vote)
+            letters = [Letter(END, vote)] * self._size
         else:
             halves = [
                 (None, asking.nothing()) if owners else asking.of(part)
@@ -376,12 +382,16 @@ class SharedRoute(Route):
                 for owner in owners:
                     bags[owner] += arrays
             asked = zip(zip(*(asked for _, asked in halves), strict=True), bags)
-            return [Letter(BATCH, vote, banks, of).packed() for banks, of in asked]
-        return [letter.packed()] * self._size
+            letters = [Letter(BATCH, vote, banks, of) for banks, of in asked]
+        self._own, nothing = letters[self.rank], np.empty(0, np.uint8)
+        return [nothing if rank == self.rank else letter.packed() for rank, letter in enumerate(letters)]
 
     def answer(self, given: Sequence[np.ndarray]) -> Joined | None:
         """Take what each rank gave this one, the second half of an exchange. Return None if the pass is over."""
-        letters = [Letter.unpacked(message, len(self._banks)) for message in given]
+        letters = [
+            self._own if rank == self.rank else Letter.unpacked(message, len(self._banks))
+            for rank, message in enumerate(given)
+        ]
         for rank, letter in enumerate(letters):
             if letter.kind == ERROR:
                 self.ended = True

@@ -1,6 +1,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,8 @@ def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
 def joined_bags(ids: Sequence[BankIds]) -> np.ndarray:
     if len(ids) == 1:
         return ids[0].bag_of
-    starts = np.concatenate([[0], np.cumsum([i.bags for i in ids])])
-    return np.concatenate([i.bag_of + start for i, start in zip(ids, starts[:-1])]).astype(np.int32)
+    starts = accumulate((i.bags for i in ids), initial=0)  # ints of Python, with which int32 stays int32
+    return np.concatenate([i.bag_of + start for i, start in zip(ids, starts)])
 
 
 class BankRows(ABC):

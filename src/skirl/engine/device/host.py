@@ -26,7 +26,7 @@ KEPT = 2
 """Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps; or one
 for rows that come to the cache, and one for those that leave it."""
 SMALLEST = 1024
-SUMMED = 1 << 18
+SUMMED = 1 << 20
 """Numbers that are summed at a time, for each thread."""
 
 
@@ -49,6 +49,8 @@ class Reused:
     def take(self, rows: int, dim: int) -> torch.Tensor:
         """Return a tensor in a free buffer of at most twice the size, or in a new one."""
         need = rows * dim
+        if not need:
+            return torch.from_numpy(np.empty((rows, dim), self._dtype))
         buffer = self._fitting(need)
         buffer = empty(rounded(need, SMALLEST), self._dtype) if buffer is None else buffer
         array = buffer[:need].reshape(rows, dim)
@@ -213,8 +215,11 @@ class HostRows(BankRows):
         return out
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = work.parts(self.facts.number)
-        return self._summed(self._gradients(work), parts if block is None else parts.within(block))
+        parts, gradients = work.parts(self.facts.number), self._gradients(work)
+        rows = len(gradients.start) - 1
+        values, counted = self._buffers.take(rows, gradients.grads.shape[1]), np.empty(rows, np.bool_)
+        self._sum(gradients, parts if block is None else parts.within(block), values.numpy(), counted)
+        return values, torch.from_numpy(counted)
 
     def _gradients(self, work: Work) -> Gradients:
         bank = self.facts.number
@@ -230,24 +235,24 @@ class HostRows(BankRows):
         given = Gradients(plan.group_start, plan.group_pos, each, none, values.numpy(), counted.numpy())
         self._apply(work, given, parts, scalars)
 
-    def _summed(self, gradients: Gradients, parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, dim = len(gradients.start) - 1, gradients.grads.shape[1]
-        values, counted = self._buffers.take(rows, dim), np.empty(rows, np.bool_)
-        kernel, into = kernels.sums_for(dim, self.facts.dtype), (values.numpy(), counted)
-        self._run(kernel, rows, gradients, parts.ends, parts.leaves, *into, work=gradients.start)
-        return values, torch.from_numpy(counted)
+    def _sum(self, gradients: Gradients, parts: Parts, values: np.ndarray, counted: np.ndarray) -> None:
+        kernel, start = kernels.sums_for(values.shape[1], self.facts.dtype), gradients.start
+        self._run(kernel, len(values), gradients, parts.ends, parts.leaves, values, counted, work=start)
 
     def _apply(self, work: Work, gradients: Gradients, parts: Parts, scalars: np.ndarray) -> None:
         """Sum the gradients of rows and apply the sums as those of rows with one position each: some rows at a time, so that
         sums stay in the processor's cache."""
-        times, most = 1 / work.shards, torch.get_num_threads() * SUMMED // gradients.grads.shape[1]
-        for lo in range(0, len(gradients.start) - 1, most):
-            some = slice(lo, min(lo + most, len(gradients.start) - 1))
-            values, counted = self._summed(gradients._replace(start=gradients.start[lo : some.stop + 1]), parts)
-            each = np.arange(len(values) + 1, dtype=np.int32)
-            scale = np.full(0 if times == 1 else len(values), times, self.facts.dtype)
-            alone = Gradients(each, each[:-1], each[:-1], scale, values.numpy(), counted.numpy())
-            self._update(work, alone, scalars, some)
+        rows, dim, times = len(gradients.start) - 1, gradients.grads.shape[1], 1 / work.shards
+        most = max(1, min(rows, torch.get_num_threads() * SUMMED // dim))
+        sums, counted = self._buffers.take(most, dim).numpy(), np.empty(most, np.bool_)
+        each = np.arange(most + 1, dtype=np.int32)
+        scale = np.full(0 if times == 1 else most, times, self.facts.dtype)
+        for lo in range(0, rows, most):
+            n = min(most, rows - lo)
+            given, found = gradients._replace(start=gradients.start[lo : lo + n + 1]), (sums[:n], counted[:n])
+            self._sum(given, parts, *found)
+            alone = Gradients(each[: n + 1], each[:n], each[:n], scale[:n], *found)
+            self._update(work, alone, scalars, slice(lo, lo + n))
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         bank = self.facts.number
