@@ -16,7 +16,7 @@ from tests.cases import cases
 from tests.streams import jagged, used_rows
 
 USERS = [skirl.Table("user", 40, 4), skirl.Table("city", 9, 4, pooling="mean")]
-ITEMS = [skirl.Table("item", 60, 6, features=("clicked", "bought"))]
+ITEMS = [skirl.Table("item", 60, 8, features=("clicked", "bought"))]
 FEATURES = {"user": 40, "city": 9, "clicked": 60, "bought": 60}
 
 
@@ -121,7 +121,7 @@ def test_rows_of_two_collections_go_out_and_in(tmp_path: Path):
             assert [trained.loss(one).item() for one in ids] == [other.loss(one).item() for one in ids]
 
 
-DIMS = (3, 5, 8)
+DIMS = (3, 7, 8)
 
 
 @st.composite
@@ -159,7 +159,7 @@ def test_the_least_cache_holds_every_batch_however_its_widths_change(given: Any,
 
 
 def test_without_a_lookahead_the_cache_is_split_anew_as_well():
-    tables = [skirl.Table("f0", 20, 3), skirl.Table("f1", 20, 5)]
+    tables = [skirl.Table("f0", 20, 3), skirl.Table("f1", 20, 7)]
     batches = [[[1, 2, 3], []], [[], [4, 5, 6]], [[1], [4, 5]], [[1, 2, 3], []]] * 3
 
     def trained(cache: int | str) -> dict[int, bytes]:
@@ -174,7 +174,7 @@ def test_without_a_lookahead_the_cache_is_split_anew_as_well():
 def test_a_run_goes_on_after_a_split_that_a_checkpoint_saw(tmp_path: Path):
     rng = np.random.default_rng(1)
     batches = [[list(rng.integers(0, 20, n)), list(rng.integers(0, 20, 6 - n))] for n in rng.integers(0, 7, 30)]
-    tables = [skirl.Table("f0", 20, 3), skirl.Table("f1", 20, 5)]
+    tables = [skirl.Table("f0", 20, 3), skirl.Table("f1", 20, 7)]
     data = [of_lists(batch) for batch in batches]
 
     def made() -> skirl.EmbeddingBagCollection:

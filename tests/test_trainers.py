@@ -210,34 +210,28 @@ def test_columns_begin_from_those_of_an_array(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cut", "optimizer", "says"),
+    ("placement", "optimizer", "says"),
     [
         (
-            {0: 2, 1: 2},
+            {"a": {0: 2, 1: 2}},
             skirl.RowwiseAdagrad(lr=0.1),
             r"RowwiseAdagrad trains a row as one, so bits would differ: .* adagrad",
         ),
-        (
-            {0: 2, 1: 2},
-            SGD(lr=0.1, clip=1.0),
-            r"its clip bounds a row as one, .* or leave clip out",
+        ({"a": {0: 2, 1: 2}}, SGD(lr=0.1, clip=1.0), r"its clip bounds a row as one, .* or leave clip out"),
+        ({"a": {0: 1, 1: 3}}, SGD(), r"of \[1, 3\], and its dim is 4: give each but the last an even number"),
+        ({"a": {0: 2, 1: 4}}, SGD(), r"of \[2, 4\], and its dim is 4"),
+        ({"a": {0: 2, 2: 2}}, SGD(), r"table 'a' at trainer {0: 2, 2: 2} of 2"),
+        ({"a": 2}, SGD(), "has table 'a' at trainer 2 of 2"),
+        ({"d": 0}, SGD(), "has table 'd', and the tables are a, b, c"),
+        *(
+            ({"a": of}, SGD(), r"placement of table 'a' is .*: set it to a trainer's number, or to trainers and")
+            for of in ({0: 4.0}, {"0": 4}, [0, 1], 1.5)
         ),
-        ({0: 1, 1: 3}, SGD(lr=0.1), r"of \[1, 3\], and its dim is 4: give each but the last an even number"),
-        ({0: 2, 1: 4}, SGD(lr=0.1), r"of \[2, 4\], and its dim is 4"),
-        ({0: 2, 2: 2}, SGD(lr=0.1), r"table 'a' at trainer {0: 2, 2: 2} of 2"),
     ],
 )
-def test_cuts_that_would_change_bits_are_refused(cut, optimizer, says):
-    with pytest.raises(ValueError, match=says):
-        InProcess.run(2, partial(of_rank, Case(placement={"a": cut}, optimizer=optimizer)))
-
-
-@pytest.mark.parametrize("given", [{0: 4.0}, {"0": 4}, [0, 1], 1.5])
-def test_a_placement_that_is_none_is_said(given):
-    with pytest.raises(
-        TypeError, match=r"placement of table 'a' is .*: set it to a trainer's number, or to trainers and"
-    ):
-        InProcess.run(2, partial(of_rank, Case(placement={"a": given}, optimizer=SGD(lr=0.1))))
+def test_a_placement_that_would_change_bits_or_is_none_is_refused(placement, optimizer, says):
+    with pytest.raises((ValueError, TypeError), match=says):
+        InProcess.run(2, partial(of_rank, Case(placement=placement, optimizer=optimizer)))
 
 
 def test_columns_in_another_order_than_those_of_a_store_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Encoded values decode to the same types and the same bits."""
 
 import json
+import random
 from collections import Counter, OrderedDict
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from skirl.checkpoint.codec import decode, encode, with_metadata
+from skirl.tools import rng_state
 from tests.cases import cases
 
 DTYPES = [torch.float64, torch.bfloat16, torch.float32, torch.int64, torch.uint8, torch.bool, torch.complex64]
@@ -101,3 +103,16 @@ def test_metadata_of_a_module() -> None:
     again = with_metadata(dict(state), state._metadata)  # type: ignore[attr-defined]
     assert again._metadata[""]["version"] == 2  # type: ignore[attr-defined]
     torch.nn.BatchNorm1d(3).load_state_dict(again)
+
+
+def draws() -> list[float]:
+    drawn = [torch.rand(1).item(), torch.randn(3).sum().item(), random.random(), random.gauss()]
+    return [*drawn, np.random.rand(), np.random.randn()]  # noqa: NPY002
+
+
+def test_restored_through_a_checkpoint() -> None:
+    draws()  # leaves a second normal number pending in two of them
+    coded = encode(rng_state.capture(), "x")
+    expected = [draws() for _ in range(400)]  # past the point where the state words are regenerated
+    rng_state.restore(decode(*coded))
+    assert [draws() for _ in range(400)] == expected

@@ -318,6 +318,3 @@ def test_first_values_that_would_be_rounded_are_refused(tmp_path: Path) -> None:
     assert collection(tmp_path, dtype=torch.float64).rows("item", [3]).dtype == torch.float64
     with pytest.raises(ValueError, match=r"init has shape \[20, 4\] in the array, but the table is \[21, 4\]"):
         skirl.Table("item", ROWS + 1, DIM, init=skirl.Table("item", ROWS, DIM, init=EIGHTHS).init)
-
-
-# print(model)

@@ -109,22 +109,3 @@ def test_flat_padded_and_nested_of_one_lookup_add_their_gradients() -> None:
     torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
     untouched = embeddings.rows("shop", range(ROWS))
     assert torch.equal(untouched, collection().rows("shop", range(ROWS)))  # nobody used its feature
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.parametrize("seen", SAMPLES.values(), ids=SAMPLES.keys())
-def test_a_table_with_bags_and_sequences(seen: list[list[int]], mode: str) -> None:
-    """One table with `seen` as a sequence and as a bag: both train its rows, like Embedding and EmbeddingBag with one
-    weight."""
-    embeddings = collection()
-    plain = Plain(embeddings)
-    flat = torch.tensor([id for bag in seen for id in bag], dtype=torch.int64) + 1
-    begins = torch.tensor([0, *(len(bag) for bag in seen)]).cumsum(0)[:-1]
-    for _ in range(2):
-        out = embeddings(ids_of(seen))
-        bags = nn.functional.embedding_bag(flat, plain.embedding.weight, begins, mode=mode)
-        torch.testing.assert_close(out.pooling(mode)["seen"], bags, rtol=1e-12, atol=1e-15)  # pyright: ignore[reportArgumentType]
-        (out.padded("seen")[0].square().sum() + (2 * out.pooling(mode)["seen"]).cos().sum()).backward()  # pyright: ignore[reportArgumentType]
-        (plain(seen)[0].square().sum() + (2 * bags).cos().sum()).backward()
-        plain.step()
-        torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)

@@ -84,10 +84,10 @@ def test_they_agree_with_each_sample_by_itself(
         torch.testing.assert_close(one, plain, **NEAR[dtype])
 
 
-@pytest.mark.parametrize(("made", "other"), [(attention, 3), (interests, 8)])
-def test_bits_do_not_depend_on_threads(made: Callable[..., Made], other: int) -> None:
+@pytest.mark.parametrize(("made", "size", "other"), [(attention, 12, 3), (interests, 16, 8)])
+def test_bits_do_not_depend_on_threads(made: Callable[..., Made], size: int, other: int) -> None:
     def found() -> list[Tensor]:
-        ours, _, of = made("in no order", 16, other, torch.float32)
+        ours, _, of = made("in no order", size, other, torch.float32)
         out = ours()
         return [out.detach(), *torch.autograd.grad(out.square().sum(), of)]
 

@@ -54,7 +54,7 @@ def results(function: Any, x: Tensor, vectors: Tensor, grad: Tensor) -> list[Ten
 @pytest.mark.skipif(not COMPILED, reason="without compiled kernels torch's operations are taken")
 @cases(100)
 @given(
-    seed=st.integers(0, 1 << 30), batch=st.integers(0, 5), n=st.integers(1, 36), dim=st.sampled_from([1, 3, 8, 9, 16, 20]),
+    seed=st.integers(0, 1 << 30), batch=st.integers(0, 5), n=st.integers(1, 36), dim=st.sampled_from([3, 9, 16]),
     dtype=st.sampled_from([torch.float32, torch.float64]), threads=st.integers(1, 3),
 )  # fmt: skip
 def test_bits_are_those_of_sums_written_out(

@@ -14,7 +14,6 @@ from skirl import SGD, Constant, EmbeddingBagCollection, EmbeddingCollection, Ke
 
 A = Table("a", 100, 2, features=("x", "y"), init=Constant(1.0))
 B = Table("b", 100, 2, init=Constant(1.0))
-WIDE = Table("wide", 100, 3)
 
 
 def made(*tables: Table, kind=EmbeddingBagCollection, **options):
@@ -42,32 +41,23 @@ def weight(embeddings, row: int, table: int = 0) -> list[float]:
         return embeddings(KeyedJagged([*names, *others], torch.tensor([row]), lengths=lengths))[names[0]][0].tolist()
 
 
-class TestOneBatchOneStep:
-    def test_a_late_backward_among_micro_batches_is_refused(self):
-        """Otherwise it would be dropped silently, because its step has already been applied."""
-        embeddings = made()
-        with ahead(embeddings, [one_hot((i, i, i)) for i in range(6)], accumulate=3) as batches:
-            late = embeddings(next(batches))["x"].sum()
-            embeddings(next(batches))["x"].sum().backward()
-            next(batches)
-            next(batches)
-            with pytest.raises(RuntimeError, match="not current any more"):
-                late.backward()
-        assert weight(embeddings, 0) == [1.0, 1.0] and weight(embeddings, 1) == [0.5, 0.5]
+def test_a_late_backward_among_micro_batches_is_refused():
+    """Otherwise it would be dropped silently, because its step has already been applied."""
+    embeddings = made()
+    with ahead(embeddings, [one_hot((i, i, i)) for i in range(6)], accumulate=3) as batches:
+        late = embeddings(next(batches))["x"].sum()
+        embeddings(next(batches))["x"].sum().backward()
+        next(batches)
+        next(batches)
+        with pytest.raises(RuntimeError, match="not current any more"):
+            late.backward()
+    assert weight(embeddings, 0) == [1.0, 1.0] and weight(embeddings, 1) == [0.5, 0.5]
 
 
-class TestFeatures:
-    def test_stacked_is_not_for_unpooled_rows(self):
-        out = made(kind=EmbeddingCollection)(one_hot((1, 2, 3)))
-        with pytest.raises(ValueError, match=r"of different lengths: take out\[feature\]"):
-            out.stacked()
-
-    def test_a_batch_without_samples(self):
-        embeddings = made()
-        none = torch.zeros(0, dtype=torch.int64)
-        out = embeddings(KeyedJagged(["x", "y", "b"], none, lengths=none))
-        assert out["b"].shape == (0, 2) and out.stacked().shape == (0, 3, 2)
-        out.stacked().sum().backward()
+def test_stacked_is_not_for_unpooled_rows():
+    out = made(kind=EmbeddingCollection)(one_hot((1, 2, 3)))
+    with pytest.raises(ValueError, match=r"of different lengths: take out\[feature\]"):
+        out.stacked()
 
 
 class TestWeights:
@@ -110,27 +100,6 @@ class TestAsAModule:
         assert len(embeddings.engine.seen) == 0 and not embeddings.engine.caches
         embeddings.train()
         assert embeddings(one_hot((1, 2, 3)))["x"].requires_grad
-
-
-class TestTraining:
-    def test_amp_needs_every_gradient_of_a_step_to_be_finite(self):
-        """If one bank overflows, the other's rows are not updated either."""
-        embeddings = made(A, WIDE, grad_scaler=torch.amp.GradScaler("cpu", init_scale=1.0))
-        out = embeddings(one_hot((1, 2, 3), keys=("x", "y", "wide")))
-        embeddings.grad_scaler.scale(out["x"].sum() + torch.nan * out["wide"].sum()).backward()
-        assert embeddings.engine.packs[0].steps.tolist() == [0, 0]
-
-    def test_the_scaler_hears_of_rows_that_overflow(self):
-        embeddings = made()
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
-        embeddings.grad_scaler = scaler
-        scales = []
-        for factor in (1.0, torch.inf, 1.0):
-            scaler.scale(embeddings(one_hot((1, 2, 3)))["x"].sum() * factor).backward()
-            scaler.step(embeddings.optimizer)
-            scaler.update()
-            scales.append(scaler.get_scale())
-        assert scales == [16.0, 8.0, 16.0] and weight(embeddings, 1) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("by_name_first", [True, False])

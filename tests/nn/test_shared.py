@@ -15,7 +15,7 @@ from skirl.nn import output
 
 TABLES = (
     Table("user", 50, 4, features=("user", "friends")),
-    Table("item", 40, 6, features=("item", "seen", "liked")),
+    Table("item", 40, 8, features=("item", "seen", "liked")),
     Table("word", 30, 4),
 )
 NAMES = [name for table in TABLES for name in table.features]

@@ -29,10 +29,11 @@ from skirl.train.verify import PlainEmbeddings
 from tests.killed import ended, forked
 from tests.runs import same_bits
 from tests.streams import stored_rows
+from tests.sweep.folders import kill
 
 TABLES = (
     Table("a", 40, 3, features=("x", "y")),
-    Table("b", 60, 5, pooling="mean"),
+    Table("b", 60, 7, pooling="mean"),
     Table("c", 50_000_000, 3),
 )
 BATCH = 4
@@ -282,19 +283,15 @@ def _step(case: Case) -> int:
     return json.loads((case.folder / "saved" / HEADER).read_bytes())["step"]
 
 
-def _kill(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _save_and_kill(case: Case, sweep: skirl.Sweep, told: Any) -> None:
     """Save again, and be killed before all of that is on disk, or before its header is."""
     assert sweep.lookahead is not None
     (case.folder / f"told-{sweep.lookahead.step}").write_bytes(pickle.dumps(told))
     if case.killed == "all":
-        checkpoint.write_sealed = _kill  # type: ignore[assignment]
+        checkpoint.write_sealed = kill  # type: ignore[assignment]
         sweep.save(case.folder / "saved")
     sweep.begin_saving(case.folder / "saved", checkpoint.optimizers_of)
-    _kill()
+    kill()
 
 
 def _part(
@@ -330,7 +327,7 @@ def _part(
             others.append(float(torch.rand(())))
             after = until is not None and number == until + 1
             if after and case.killed == "trains":  # when the last one has had its backward
-                sweep.racing[-1].step = _kill  # type: ignore[method-assign]
+                sweep.racing[-1].step = kill  # type: ignore[method-assign]
             racing, models, over = sweep.racing, {variant.name: variant.model for variant in sweep.racing}, False
             try:
                 train(case, sweep, batch)

@@ -19,7 +19,7 @@ from skirl.sweep.checkpoint import PackedRows
 from skirl.tools.sealed_json import CheckpointError
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make, rows_of
 
-FOUR = (Of(lr=0.3), Of(dropout=0.5, seed=1), Of(rule=Adam(), dim=6, seed=2), Of(seed=3))
+FOUR = (Of(lr=0.3), Of(dropout=0.5, seed=1), Of(rule=Adam(), dim=8, seed=2), Of(seed=3))
 CASE = Case(FOUR, steps=10)
 NAMES = [f"v{n}" for n in range(4)]
 

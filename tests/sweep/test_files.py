@@ -44,7 +44,6 @@ LATE = "time>=120"
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "whole": ({}, 10),
     "held out": ({"valid": LATE}, 8),
-    "steps and held out": ({"steps": 5, "valid": LATE}, 5),
     "more steps than there are": ({"steps": 50, "valid": LATE}, 8),
     "epochs": ({"epochs": 2, "valid": LATE}, 16),
     "bad rows": ({"bad_rows": "skip", "valid": LATE}, 7),
@@ -70,35 +69,28 @@ def files(folder: Path, kind: str, name: str = "") -> dict[str, Any]:
     return {"data": f"{kind}:{path}", "schema": str(folder / "s.toml")}
 
 
-def check_end(folder: Path, kind: str, name: str) -> None:
-    """The end of a sweep over files, beside those of single runs."""
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("csv", name) for name in CASES), ("parquet", "more steps than there are")]
+)
+def test_a_sweep_over_files_ends_as_its_runs_do(kind: str, name: str, tmp_path: Path):
     flags, steps = CASES[name]
-    flags = FLAGS | files(folder, kind, name) | flags
-    command = SweepCommand.of(**flags, vary=("lr=0.02,0.5",), run=str(folder / "run"), save=folder / "saved")
+    flags = FLAGS | files(tmp_path, kind, name) | flags
+    command = SweepCommand.of(**flags, vary=("lr=0.02,0.5",), run=str(tmp_path / "run"), save=tmp_path / "saved")
     result = command.run()
     assert (result["failed"], result["steps"], result["saved_step"]) == (None, steps, steps)
-    assert json.loads((folder / "saved" / HEADER).read_text())["step"] == steps
-    lines = race_lines(folder / "run")
+    assert json.loads((tmp_path / "saved" / HEADER).read_text())["step"] == steps
+    lines = race_lines(tmp_path / "run")
     assert (lines[-1]["event"], lines[-1]["step"]) == ("standing", steps)
-    assert "The best of 2 variants is lr=" in (folder / "run" / "report.html").read_text()
+    assert "The best of 2 variants is lr=" in (tmp_path / "run" / "report.html").read_text()
     assert command.summary(result)["saved"].startswith(f"step {steps} in ")
-    own, alone = result["by_variant"]["lr=0.5"], Train.of(**flags, lr=0.5, run=str(folder / "0.5")).run()
+    own, alone = result["by_variant"]["lr=0.5"], Train.of(**flags, lr=0.5, run=str(tmp_path / "0.5")).run()
     scores = ("test_logloss", "test_auc") if "valid" in flags else ()
     for key in ("steps", "loss", "auc", *scores):
         assert own[key] == alone[key], key
-    assert headers_with_steps(folder / "saved" / "lr=0.5")[0][0] == steps
-    written = [(folder / of / "metrics.jsonl").read_text().splitlines() for of in ("run/lr=0.5", "0.5")]
+    assert headers_with_steps(tmp_path / "saved" / "lr=0.5")[0][0] == steps
+    written = [(tmp_path / of / "metrics.jsonl").read_text().splitlines() for of in ("run/lr=0.5", "0.5")]
     ours, theirs = ([(line["kind"], line["step"]) for line in map(json.loads, lines)] for lines in written)
     assert ours == theirs and ours[-1][1] == steps
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_sweep_over_lines_ends_as_its_runs_do(name: str, tmp_path: Path):
-    check_end(tmp_path, "csv", name)
-
-
-def test_a_sweep_over_parquet_ends_as_its_runs_do(tmp_path: Path):
-    check_end(tmp_path, "parquet", "more steps than there are")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -132,31 +124,25 @@ def lowest(folder: Path) -> dict[str, float]:
     return found
 
 
-def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
-    """Who has learnt the samples by heart does not win."""
-    made = command(folder, **more)
+def test_who_learns_the_samples_by_heart_does_not_win(tmp_path: Path):
+    made = command(tmp_path)
     result = made.run()
-    losses = lowest(folder)
+    losses = lowest(tmp_path)
     by_heart = min(result["by_variant"], key=lambda name: result["by_variant"][name]["loss"]["last"])
     assert (result["failed"], result["steps"], result["measure"]) == (None, EPOCHS * FIRST, "held out")
     assert result["winner"] == min(losses, key=lambda name: losses[name]) != by_heart
     assert {place["variant"]: place["held_out"] for place in result["standing"]} == losses
     assert [place["held_out"] for place in result["standing"]] == sorted(losses.values())
     assert result["best"]["variant"] == result["winner"] and result["best"]["test_logloss"] == min(losses.values())
-    assert not race_lines(folder / "run", "left")
-    standings = race_lines(folder / "run", "standing")
+    assert not race_lines(tmp_path / "run", "left")
+    standings = race_lines(tmp_path / "run", "standing")
     assert [line["measure"] for line in standings[: FIRST - 1]] == ["training"] * (FIRST - 1)
     assert {line["measure"] for line in standings[FIRST - 1 :]} == {"held out"}
     assert all(place["auc"] is None for line in standings for place in line["places"])
     best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
     assert made.summary(result)["winner"].startswith(best)
-    text = Path(report_of_sweep(folder / "run")["page"]).read_text()
+    text = Path(report_of_sweep(tmp_path / "run")["page"]).read_text()
     assert f"The best of 4 variants is {best}" in text
-    return result
-
-
-def test_who_learns_the_samples_by_heart_does_not_win(tmp_path: Path):
-    check_ranked(tmp_path)
 
 
 def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
@@ -188,7 +174,7 @@ def second(self: Sweep, name: str, *_: object) -> bool:
 def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when: Callable[..., bool], tmp_path: Path):
     def rungs(of: str, **more: Any) -> SweepCommand:
         saves = {"save": tmp_path / of, "save_every": 7}
-        return command(tmp_path, epochs=6, rungs="20,36", run=str(tmp_path / "run"), **saves, **more)
+        return command(tmp_path, epochs=4, rungs="10,18", run=str(tmp_path / "run"), **saves, **more)
 
     whole, lines = rungs("whole").run(), race_lines(tmp_path / "run", "standing")
     shutil.rmtree(tmp_path / "run")

@@ -12,16 +12,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl import SGD, Adagrad, Adam
 from skirl.cli.sweep import SweepCommand
-from skirl.pipeline.lookahead import lookahead
 from skirl.sweep import fused
 from skirl.sweep.contender import Contender
-from skirl.sweep.entrant import sweep_of
 from skirl.sweep.fused import MEASURED, PRODUCTS, Forms, Fused, Group
-from skirl.sweep.variants import variants_of
 from skirl.train.recipe import Recipe
 from tests.sweep.runs import Case, Of, check
 from tests.sweep.test_files import FLAGS, files
-from tests.sweep.test_models import alone, left
+from tests.sweep.test_models import check as as_alone
 
 MODELS = ("dlrm-tiny", "wide-deep-tiny", "deepfm-tiny", "dcnv2-tiny", "deep-cross-tiny", "din-tiny")
 
@@ -33,31 +30,19 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compare(model: str, count: int, batch: int, steps: int = 4) -> int:
     """Train variants of one architecture and each alone. Return how many steps of variants were fused."""
-    recipe = Recipe.of(
-        data="synthetic:criteo-kaggle",
-        model=model,
-        dim=16,
-        batch=batch,
-        steps=steps,
-        cache="touched:60%",
-        threads=1,
-    )
-    variants = variants_of(recipe, [f"lr={','.join(str(0.02 * (n + 1)) for n in range(count))}"])
-    losses: dict[str, list[float]] = {variant.name: [] for variant in variants}
-    with sweep_of(recipe, variants) as sweep, lookahead(recipe.stream(), sweep) as batches:
-        for one in batches:
-            for name, loss in sweep.step(one).items():
-                losses[name].append(loss)
-        batches.close()
-        found = {v.name: left(recipe, losses[v.name], v.model, v.embeddings) for v in sweep}
-        for variant in variants:
-            for ours, its in zip(found[variant.name], alone(recipe, variant), strict=True):
-                assert ours == its, variant.name
-        return sweep.forms.steps["fused"]
+    flags = {"dim": 16, "batch": batch, "steps": steps, "cache": "touched:60%", "threads": 1}
+    recipe = Recipe.of(data="synthetic:criteo-kaggle", model=model, **flags)
+    sweep = as_alone(recipe, [f"lr={','.join(str(0.02 * (n + 1)) for n in range(count))}"])
+    return sweep.forms.steps["fused"]
+
+
+SIZES = [*zip(cycle(MODELS), (1, 2, 3, 4, 5, 3) * 3, (32,) * 6 + (128,) * 6 + (500,) * 6)]
+"""Each model with three sizes of batches: `make test` has one of each model, in turn."""
 
 
 @pytest.mark.parametrize(
-    ("model", "count", "batch"), [*zip(cycle(MODELS), (1, 2, 3, 4, 5, 3) * 3, (32,) * 6 + (128,) * 6 + (500,) * 6)]
+    ("model", "count", "batch"),
+    [pytest.param(*case, marks=() if n % 6 % 3 == n // 6 else pytest.mark.slow) for n, case in enumerate(SIZES)],
 )
 def test_models_train_as_alone(model: str, count: int, batch: int):
     assert compare(model, count, batch) == (3 * count if count > 1 else 0)
@@ -100,8 +85,8 @@ MIXED = (
     Of(width=64, lr=0.5, rule=Adam(), seed=3, dropped=5),
     Of(width=64, seed=2, rule={"a": Adagrad(), "*": SGD(momentum=0.9)}),
     Of(width=64, dense_lr=1e30, nan=99),  # its loss is soon not finite
-    Of(width=64, dim=6),
-    Of(width=64, dim=6, seed=1),
+    Of(width=64, dim=8),
+    Of(width=64, dim=8, seed=1),
     Of(width=64, dropout=0.5),
 )
 

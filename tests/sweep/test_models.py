@@ -7,6 +7,7 @@ import torch
 
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
+from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import Varied, variants_of
 from skirl.train.loop import steps, touched_rows
 from skirl.train.recipe import Recipe
@@ -39,19 +40,25 @@ def alone(recipe: Recipe, variant: Varied) -> Left:
     return left(recipe, losses, model, embeddings)
 
 
+def check(recipe: Recipe, vary: list[str]) -> Sweep:
+    """Train variants together and each alone, and compare what they leave."""
+    variants = variants_of(recipe, vary)
+    losses: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    with sweep_of(recipe, variants) as sweep, lookahead(recipe.stream(), sweep, depth=4) as batches:
+        for batch in batches:
+            for name, loss in sweep.step(batch).items():
+                losses[name].append(loss)
+        batches.close()
+        found = {v.name: left(recipe, losses[v.name], v.model, v.embeddings) for v in sweep}
+        for variant in variants:
+            for ours, theirs in zip(found[variant.name], alone(recipe, variant), strict=True):
+                assert ours == theirs, variant.name
+        return sweep
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_all_models_train_as_alone(name: str):
     data, models = SETS[name]
     recipe = Recipe.of(**data, model=models[0], dim=4, batch=8, steps=12, cache="touched:40%", depth=4, threads=1)
-    variants = variants_of(recipe, [f"model={','.join(models)}", "dim=4,16"])
-    losses: dict[str, list[float]] = {variant.name: [] for variant in variants}
-    with sweep_of(recipe, variants) as sweep, lookahead(recipe.stream(), sweep, depth=4) as batches:
-        for batch in batches:
-            for variant, loss in sweep.step(batch).items():
-                losses[variant].append(loss)
-        batches.close()
-        found = {v.name: left(recipe, losses[v.name], v.model, v.embeddings) for v in sweep}
-        assert all(v.embeddings.engine.counters.fetched for v in sweep), "no row was fetched again"
-        for variant in variants:
-            for ours, theirs in zip(found[variant.name], alone(recipe, variant), strict=True):
-                assert ours == theirs, variant.name
+    sweep = check(recipe, [f"model={','.join(models)}", "dim=4,16"])
+    assert all(v.embeddings.engine.counters.fetched for v in sweep.variants), "no row was fetched again"

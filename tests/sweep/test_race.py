@@ -126,10 +126,6 @@ class Written:
 @cases(300)
 @given(st.integers(0, 2**32))
 def test_rungs_and_ranks_are_those_of_the_rule_written_out(number: int):
-    check_rule(number)
-
-
-def check_rule(number: int) -> None:
     draw = random.Random(number)
     of = [c for c in range(draw.randint(2, 6)) for _ in range(draw.randint(1, 3))]
     again, steps = draw.random() < 0.5, 16

@@ -199,12 +199,12 @@ def test_shards_are_refused():
 
 @pytest.mark.parametrize("cache", [2, "40B"])
 def test_a_cache_without_room_for_one_batch_of_every_variant(cache):
-    with made(cache=cache, variants=[TWO[0], Variant("wide", {"dim": 6})]) as sweep, ahead(sweep) as batches:
+    with made(cache=cache, variants=[TWO[0], Variant("wide", {"dim": 7})]) as sweep, ahead(sweep) as batches:
         with pytest.raises(DoesNotFit, match=r"batch 0 needs .*set cache to (\d+)") as caught:
             next(iter(batches))
         enough = re.search(r"set cache to (\d+)", str(caught.value))[1]  # type: ignore[index]
     enough = int(enough) if isinstance(cache, int) else f"{enough}B"
-    with made(cache=enough, variants=[TWO[0], Variant("wide", {"dim": 6})]) as sweep, ahead(sweep) as batches:
+    with made(cache=enough, variants=[TWO[0], Variant("wide", {"dim": 7})]) as sweep, ahead(sweep) as batches:
         for ids in batches:
             sweep.step(ids)
         if isinstance(cache, str):  # all of it, for both

@@ -21,7 +21,7 @@ from tests.sweep.runs import Case, Of, check, in_sweep, make
 MIXED = (
     Of(),
     Of(lr=0.5, rule=Adam(), seed=3, only=("c", "y")),  # rows of x have no gradient, so their moments stay
-    Of(dim=6, rule=Adagrad(), width=8, dropout=0.5),
+    Of(dim=8, rule=Adagrad(), width=8, dropout=0.5),
     Of(rule={"a": RowwiseAdagrad(), "*": SGD(momentum=0.9)}, dropout=0.3, only=("x", "b"), dropped=5),
     Of(lr=0.0, norm=True, seed=1),
     Of(nan=3),
@@ -48,7 +48,7 @@ def variants(draw: st.DrawFn) -> Of:
     features = draw(st.sampled_from([("x", "y", "b", "c"), ("x", "b"), ("c", "y")]))
     rule = draw(st.sampled_from(RULES))
     return Of(
-        dim=draw(st.sampled_from([None, None, 2, 6])),
+        dim=draw(st.sampled_from([None, None, 2, 8])),
         lr=draw(st.sampled_from([0.1, 0.3] if rule == FTRL() else [0.1, 0.0, 0.3])),  # its rows are made of it
         rule=rule,
         seed=draw(st.integers(0, 2)),
@@ -122,7 +122,7 @@ def test_variants_whose_rows_begin_otherwise(order, tmp_path):
             embeddings.set_rows("a", range(12), np.full((12, embeddings.tables[0].dim), 0.25, np.float32))
         return model, dense
 
-    each = (Of(), Of(warm=True, rule=Adam()), Of(seed=2, dim=6, rule=Adagrad()))[::order]
+    each = (Of(), Of(warm=True, rule=Adam()), Of(seed=2, dim=8, rule=Adagrad()))[::order]
     case = Case(each, slots=34, steps=8, resumed=3, folder=tmp_path, by_hand=12)
     for one in (replace(case, resumed=None), case):
         check(one, plain=False, made=made)
@@ -131,7 +131,7 @@ def test_variants_whose_rows_begin_otherwise(order, tmp_path):
 @pytest.mark.parametrize("depth", [1, 4, "epoch"])
 @pytest.mark.parametrize("at", [3, 4, 5])
 def test_one_leaves_near_the_end_of_the_data(at, depth):
-    check(Case((Of(), Of(dropped=at), Of(dim=6)), steps=6, depth=depth, prefetch=0), plain=False)
+    check(Case((Of(), Of(dropped=at), Of(dim=8)), steps=6, depth=depth, prefetch=0), plain=False)
 
 
 def test_one_reader_one_hash_one_plan(monkeypatch):

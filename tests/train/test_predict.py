@@ -23,20 +23,13 @@ from tests.data import logs
 FLAGS: dict[str, Any] = {"model": "dlrm-tiny", "dim": 8, "batch": 512, "rows": "2000", "cache": "40%", "quiet": True}
 
 
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[int]:
-    before = torch.get_num_threads()
-    yield 2
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(
     ("data", "valid"), [("criteo:{}/criteo_first10k.tsv", "20%"), ("avazu:{}/avazu/train.csv", "15%")]
 )
-def test_predictions_of_real_click_logs_are_the_evaluation_of_their_run(data_folder, tmp_path, data, valid, threads):
+def test_predictions_of_real_click_logs_are_the_evaluation_of_their_run(data_folder, tmp_path, data, valid):
     data = data.format(data_folder)
     where = {"save": tmp_path / "run", "store": f"disk:{tmp_path / 'rows'}"}
-    run = Train.of(**FLAGS, threads=threads, data=data, valid=valid, **where).run()
+    run = Train.of(**FLAGS, threads=2, data=data, valid=valid, **where).run()
     found = Evaluate(checkpoint=tmp_path / "run", held_out=True, quiet=True).run()
     Predict(checkpoint=tmp_path / "run", data=data, valid=valid, out=tmp_path / "p.parquet", quiet=True).run()
     table, metrics = pq.read_table(tmp_path / "p.parquet"), Metrics()

@@ -21,12 +21,6 @@ from skirl.train.recipe import Recipe
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    yield
-    torch.set_num_threads(1)
-
-
 def train(**flags: Any) -> dict[str, Any]:
     return Train.of(**{**TINY, "steps": 40, "quiet": True, **flags}).run()
 

@@ -24,12 +24,6 @@ SMALL: dict[str, Any] = {
 FLAGS = "--data synthetic:tiny --dim 4 --batch 16 --steps 25 --quiet --threads 1".split()  # noqa: SIM905
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -219,8 +213,5 @@ def test_samples_that_fill_no_whole_batch_are_left_out_at_the_end_of_each_epoch(
 def test_the_reference_has_as_many_threads_as_the_trainers():
     flags = {**TINY, "data": "synthetic:sessions", "model": "dcat-tiny", "batch": 64, "steps": 3, "pooling_factor": 6}
     torch.set_num_threads(2)
-    try:
-        found = Verify.of(**flags | {"threads": None}, cache="touched:60%", shards=2, trainers="2").run()
-    finally:
-        torch.set_num_threads(1)
+    found = Verify.of(**flags | {"threads": None}, cache="touched:60%", shards=2, trainers="2").run()
     assert (found["threads"], found["differences"]) == (1, 0)
