@@ -137,7 +137,7 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
         "shards of data": lambda: check_shards(Synthetic("tiny", 8, batches=3), 8, 4, 2),
         "a cache that is too small": too_small,
         **{name: lambda case=case: run(case) for name, case in TRAINERS.items()},
-        "a step that overflows": lambda: overflows(3),
+        "a step that overflows": overflows,
     }
 
 
