@@ -1,6 +1,7 @@
 """Evaluation during training: its results, that it changes nothing, and when it stops a run."""
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from skirl.data import Synthetic
 from skirl.models import DLRM
 from skirl.train.metrics import evaluate
 from skirl.train.run_folder import lines_of
+from tests.train.test_metrics import plain_auc
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "steps": 40, "cache": "600", "valid": "20%",
@@ -69,6 +71,32 @@ def test_it_draws_no_random_number_of_the_run_and_puts_every_module_back():
     with pytest.raises(OSError, match="the disk is gone"):
         evaluate(model, broken())
     assert model.training and not frozen.training
+
+
+def test_the_scores_are_those_of_all_logits_at_once():
+    found = train(eval_every=40)
+    recipe = Train.of(**SMALL).recipe
+    stream = recipe.stream()
+    embeddings = recipe.embeddings(recipe.cache_size(0))
+    model, dense = recipe.model_over(embeddings)
+    with recipe.lookahead(model, stream) as batches:
+        for batch in batches:
+            loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels)
+            dense.zero_grad()
+            loss.backward()
+            dense.step()
+    assert stream.held_out is not None
+    with torch.no_grad():
+        model.eval()
+        pairs = [(model(batch), batch.labels) for batch in stream.held_out]
+    logits, labels = (torch.cat(parts).double() for parts in zip(*pairs))
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, labels).item()
+    rate = labels.mean().item()
+    assert found["test_samples"] == len(labels)
+    assert found["test_auc"] == pytest.approx(plain_auc(logits.numpy(), labels.numpy()), abs=2e-4)  # bins
+    assert found["test_logloss"] == pytest.approx(loss, rel=1e-12)
+    assert found["test_ne"] == pytest.approx(loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)))
+    assert found["test_calibration"] == pytest.approx(logits.sigmoid().mean().item() / rate, rel=1e-12)
 
 
 def test_evaluations_are_shown_as_they_happen_and_come_first_in_the_summary(tmp_path, capsys):
