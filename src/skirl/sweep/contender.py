@@ -24,7 +24,7 @@ from skirl.engine.packs import Pack
 from skirl.engine.work import Counters, Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.optimizers import Anchor, DenseGradients
-from skirl.nn.output import Output
+from skirl.nn.output import Output, looked_up
 from skirl.store import Record, Store, inside, open_store, shards
 from skirl.store.base import Layout
 from skirl.sweep.variants import Variant, check_store
@@ -125,11 +125,10 @@ class OfVariant(Collection):
             )
         return super().forward(sparse)
 
-    def look_up_alike(self, sparse: Sparse) -> Output:
-        """Look up ids that are those of the batch, as another variant has just found."""
-        current = self.current
-        current.out = self._look_up(sparse, current.enter(), True)
-        return current.out
+    def look_up_alike(self) -> Output:
+        """Look up the batch in the loop, whose ids another variant has just checked, outside of autograd."""
+        self.current.out = self._output(self.current.enter(), looked_up)
+        return self.current.out
 
     def close(self) -> None:
         raise RuntimeError(f"the rows of variant {self._variant!r} are the sweep's: call sweep.close()")
@@ -229,9 +228,10 @@ class Contender:
         loop = self.embeddings.current.loop
         assert loop is not None
         sparse = loop.sparse(batch)
+        if checked and sparse.weights_or_none() is None:
+            return self.embeddings.look_up_alike()
         with torch.enable_grad(), self.embeddings.turn():
-            alike = checked and sparse.weights_or_none() is None
-            return self.embeddings.look_up_alike(sparse) if alike else self.embeddings(sparse)
+            return self.embeddings(sparse)
 
     def loss_of(self, loss: Loss, batch: Any) -> Tensor:
         """Return its loss, and keep what else the function returns."""
@@ -253,6 +253,10 @@ class Contender:
             raise RuntimeError(
                 f"variant {self.name!r} is stepped outside of its turn: call its step in `for variant in sweep`"
             )
+        self.advance(loss)
+
+    def advance(self, loss: Tensor) -> None:
+        """Do the same for a graph, which steps variants together."""
         if self.stepped:
             raise RuntimeError(
                 f"variant {self.name!r} is stepped twice on one batch: each variant trains once on each batch"

@@ -305,8 +305,7 @@ class Group:
         found = self.fused(inputs)
         for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
             contender.exact &= self.exact
-            with contender.embeddings.turn():  # nothing draws random numbers by now
-                captured.hand_over(contender, weights, own, outputs)
+            captured.hand_over(contender, weights, own, outputs)  # nothing draws random numbers by now
         return True
 
 
