@@ -175,7 +175,7 @@ class Collection(nn.Module):
         current.work.to(State.FORWARD)
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.banks))]
         both = look_up(tickets)
-        return Output(self.pack.schema, cast(list[Tensor], both[::2]), tickets, micro.banks, [*both[1::2]])
+        return Output(self.pack.schema, cast(list[Tensor], [*both[::2]]), tickets, micro.banks, [*both[1::2]])
 
     def _peek(self, sparse: Sparse) -> Output:
         """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident. Any thread may
