@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from skirl.nn.collection import Collection
 from skirl.sweep.capture import Captured, Dense, Unfit, capture, inputs_of, tensors_of
-from skirl.sweep.contender import Contender, Loss, put_states, random_states
+from skirl.sweep.contender import Contender, Loss, put_states, random_states, step_dense
 from skirl.tools.rng_state import unchanged
 
 log = logging.getLogger("skirl")
@@ -306,6 +306,7 @@ class Group:
         for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
             contender.exact &= self.exact
             captured.hand_over(contender, weights, own, outputs)  # nothing draws random numbers by now
+        step_dense(self.contenders)
         return True
 
 
