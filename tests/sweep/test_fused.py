@@ -1,20 +1,23 @@
 """Variants that are fused leave the bits of their lone runs; what cannot be fused trains in turn; faults are seen."""
 
 from contextlib import nullcontext
+from functools import partial
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils._pytree import tree_leaves
 
 from skirl import SGD, Adagrad, Adam
 from skirl.cli.sweep import SweepCommand
 from skirl.sweep import fused
-from skirl.sweep.contender import Contender
-from skirl.sweep.fused import MEASURED, PRODUCTS, Forms, Fused, Group
+from skirl.sweep.contender import Contender, step_dense
+from skirl.sweep.fused import MEASURED, PRODUCTS, Forms, Fused, Group, same_bits
 from skirl.train.recipe import Recipe
 from tests.sweep.runs import Case, Of, check
 from tests.sweep.test_files import FLAGS, files
@@ -99,6 +102,24 @@ def test_dropped_diverged_and_other_optimizers(tmp_path: Any):
 @pytest.mark.parametrize("more", [{"resumed": 4}, {"resumed": 4, "killed": "saves"}, {"accumulate": 2}])
 def test_resumed_and_accumulated(more: dict[str, Any], tmp_path: Any):
     assert check(Case((*MIXED[:3], *MIXED[4:]), folder=tmp_path, **more), made=make, plain=False).forms.steps["fused"]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
+def test_optimizers_that_step_together_step_as_alone(kind: Any):
+    draw, called = torch.Generator().manual_seed(0), []
+    both = [[nn.Parameter(torch.ones(2, n)) for n in (3, 4, 5)] for _ in range(2)]
+    optimizers = [[kind([weight], lr=0.1 * n) for n, weight in enumerate(weights, 1)] for weights in both]
+    optimizers[0][2].register_step_pre_hook(lambda *_: called.append(1))
+    for _ in range(3):
+        for pair in zip(*both, strict=True):
+            pair[0].grad = torch.randn(pair[0].shape, generator=draw)
+            pair[1].grad = pair[0].grad.clone()
+        step_dense([cast(Contender, SimpleNamespace(dense=dense, ends_step=True)) for dense in optimizers[0]])
+        for dense in optimizers[1]:
+            dense.step()
+    assert all(map(torch.equal, *both)) and len(called) == 3 and all(weight.grad is None for weight in both[0])
+    saved, wanted = ([tree_leaves(dense.state_dict()) for dense in each] for each in optimizers)
+    assert all(map(same_bits, *map(tree_leaves, (saved, wanted))))
 
 
 class Twice(Tower):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from skirl.core.optim import RowOptimizer, padded
+from skirl.core.optim import COLUMNS, RowOptimizer
 from skirl.core.tables import Table
 
 RowOptimizers = RowOptimizer | Mapping[str, RowOptimizer]
@@ -76,14 +76,14 @@ class Groups(Sequence[RowOptimizer]):
     ) -> NDArray[Any]:
         """Return the numbers that the kernels of one bank need, [all tables, COLUMNS] in the dtype of the rows; zeros
         for tables outside the bank. steps: number of updates that each table has had, including this one."""
-        rows: list[tuple[float, ...]] = [()] * len(self)
-        known: dict[tuple[int, int], tuple[float, ...]] = {}
+        numbers = np.zeros((len(self), COLUMNS), dtype)
+        alike = dict[tuple[int, int], list[int]]()
         for t, step in zip(tables, steps[list(tables)].tolist(), strict=True):
-            key = self.of[t], step
-            if key not in known:
-                known[key] = self[t].numbers(*settings[key[0]], step)
-            rows[t] = known[key]
-        return padded(rows, dtype)
+            alike.setdefault((self.of[t], step), []).append(t)
+        for (group, step), members in alike.items():
+            own = self.all[group].optimizer.numbers(*settings[group], step)
+            numbers[members, : len(own)] = np.array(own, dtype)
+        return numbers
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:

@@ -1,11 +1,11 @@
 """The modules that a model holds. They look up the rows of the current Step, and their backward trains the rows."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -151,8 +151,7 @@ class Collection(nn.Module):
         return out.only(sparse.keys())
 
     def _look_up(self, sparse: Sparse, micro: Ids, same_weights: bool) -> Output:
-        current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
-        assert current.work is not None
+        resolver, weights = self.engine.resolver, sparse.weights_or_none()
         if weights is not None and (_wants_grad(sparse) or not same_weights):
             if self.engine.rows.whole:
                 raise ValueError(
@@ -168,10 +167,15 @@ class Collection(nn.Module):
             now.banks = [copy(ids) for ids in micro.banks]
             for ids, again in zip(micro.banks, resolver.resolve(now).banks, strict=True):
                 ids.scale = again.scale  # the weights are new since the batch was read
+        return self._output(micro, lambda tickets: Lookup.apply(self.anchor, micro.learned, tickets))
+
+    def _output(self, micro: Ids, look_up: Callable[[list[Ticket]], Sequence[Tensor | None]]) -> Output:
+        current = self.current
+        assert current.work is not None
         current.work.to(State.FORWARD)
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.banks))]
-        both = Lookup.apply(self.anchor, micro.learned, tickets)
-        return Output(self.pack.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
+        both = look_up(tickets)
+        return Output(self.pack.schema, cast(list[Tensor], [*both[::2]]), tickets, micro.banks, [*both[1::2]])
 
     def _peek(self, sparse: Sparse) -> Output:
         """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident. Any thread may

@@ -230,7 +230,6 @@ class CurrentStep:
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
-        self.dense.in_backward(self.engine.counters.steps)
         with uninterrupted():  # a step that returned and was not updated would be applied later, by `finish`
             work.returned += 1
             if work.returned == len(work.micros):

@@ -159,9 +159,7 @@ class DenseGradients:
         """The values of the first: fused optimizers and `weight.data -= ...` leave its version as it is."""
 
     def in_backward(self, step: int) -> None:
-        if stepped and torch._C._current_graph_task_id() == -1:  # of a graph that is not autograd's: all are there
-            self._ended(step)
-        elif stepped:
+        if stepped:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._ended(step))
 
     def in_forward(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
-from functools import wraps
+from functools import cached_property, wraps
 from math import prod
 from typing import Any, Self, TypeVar, cast
 
@@ -69,12 +69,16 @@ class Output(Mapping[str, Tensor]):
         self._unpooled = not ids[0].pooled
         self._mode: Pooling | None = None
         """How rows of an unpooled output are pooled when they are asked for; None: they are not."""
-        self._all = {
+        self._names: Sequence[str] = schema.features
+
+    @cached_property
+    def _all(self) -> dict[str, tuple[int, int]]:
+        """Of each feature: its bank, and its column there."""
+        return {
             feature.name: (bank, feature.column)
-            for bank, members in enumerate(schema.banks)
+            for bank, members in enumerate(self._schema.banks)
             for feature in members.features
         }
-        self._names: Sequence[str] = schema.features
 
     def check_frozen(self) -> None:
         """Refuse a second lookup after rows were frozen or unfrozen: a step has one answer to which it trains."""
@@ -118,7 +122,7 @@ class Output(Mapping[str, Tensor]):
         assert self._tickets is not None
         for ticket, features in zip(self._tickets, live, strict=True):
             ticket.live |= np.array(features)
-        trained = [grad if bank.requires_grad else None for bank, grad in zip(self.banks, grads, strict=True)]
+        trained = [grad if ticket.passes.any() else None for ticket, grad in zip(self._tickets, grads, strict=True)]
         if any(grad is not None for grad in trained):
             learned = self._tickets[0].work.micros[self._tickets[0].micro].learned
             found = hand_back(self._tickets, trained, [None] * len(trained))
@@ -280,24 +284,28 @@ def shaped(flat: Tensor, ids: BankIds) -> tuple[Tensor, Tensor | None]:
     return flat[: ids.samples].view(shape), flat[ids.samples :]
 
 
+def looked_up(tickets: Sequence[Ticket]) -> list[Tensor | None]:
+    """Gather and pool each bank. Return two a bank, its output and its shared bags or None."""
+    out = list[Tensor | None]()
+    for ticket in tickets:
+        given = ticket.work.pooled.get(ticket.bank)
+        flat = given[ticket.micro] if given else ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
+        out += shaped(flat, ticket.ids)
+    return out
+
+
 class Lookup(torch.autograd.Function):
-    """Forward: gather and pool each bank; returns two a bank, its output and its shared bags or None. Backward: hand
-    their gradients to the current step."""
+    """Forward: look banks up. Backward: hand their gradients to the current step."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tickets: list[Ticket]) -> tuple[Tensor | None, ...]:
         ctx.tickets = tickets
         ctx.set_materialize_grads(False)
-        out: list[Tensor | None] = []
-        stopped: list[Tensor | None] = []
-        for ticket in tickets:
-            given = ticket.work.pooled.get(ticket.bank)
-            flat = given[ticket.micro] if given else ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
-            both = shaped(flat, ticket.ids)
-            out += both
+        out, stopped = looked_up(tickets), list[Tensor | None]()
+        for number, ticket in enumerate(tickets):
             if weights is not None:
                 ticket.passes[:] = True
-            stopped += () if ticket.passes.any() else both
+            stopped += () if ticket.passes.any() else out[2 * number : 2 * number + 2]
         ctx.mark_non_differentiable(*(each for each in stopped if each is not None))
         return tuple(out)
 
@@ -305,7 +313,9 @@ class Lookup(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         current = ctx.tickets[0].current
-        return current.anchor.new_empty(0), hand_back(ctx.tickets, grads[::2], grads[1::2]), None
+        weights_grad = hand_back(ctx.tickets, grads[::2], grads[1::2])
+        current.dense.in_backward(current.engine.counters.steps)
+        return current.anchor.new_empty(0), weights_grad, None
 
 
 def hand_back(

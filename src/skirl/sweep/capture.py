@@ -140,14 +140,14 @@ class Captured:
     def hand_over(
         self, contender: Contender, weights: Mapping[str, Tensor], rows: Output, outputs: Sequence[Any]
     ) -> None:
-        """Give a variant its gradients, which trains its rows, and step it, in its turn."""
+        """Give a variant its gradients, which trains its rows."""
         losses = self.kept.num_leaves
         found = tree_unflatten(outputs[:losses], self.kept)
         for name, grad in zip(self.trained, outputs[losses:], strict=False):
             own = weights[name]
             own.grad = own.grad if grad is None else grad if own.grad is None else own.grad.add_(grad)
         rows.backward(outputs[losses + len(self.trained) :], self.live)
-        contender.step(contender.loss_of(lambda *_: found, None))
+        contender.trained(contender.loss_of(lambda *_: found, None))
 
 
 def _draw_of(node: fx.Node) -> Callable[[], Tensor]:

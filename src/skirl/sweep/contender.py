@@ -2,9 +2,11 @@
 
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from skirl.engine.packs import Pack
 from skirl.engine.work import Counters, Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.optimizers import Anchor, DenseGradients
-from skirl.nn.output import Output
+from skirl.nn.output import Output, looked_up
 from skirl.store import Record, Store, inside, open_store, shards
 from skirl.store.base import Layout
 from skirl.sweep.variants import Variant, check_store
@@ -125,11 +127,10 @@ class OfVariant(Collection):
             )
         return super().forward(sparse)
 
-    def look_up_alike(self, sparse: Sparse) -> Output:
-        """Look up ids that are those of the batch, as another variant has just found."""
-        current = self.current
-        current.out = self._look_up(sparse, current.enter(), True)
-        return current.out
+    def look_up_alike(self) -> Output:
+        """Look up the batch in the loop, whose ids another variant has just checked, outside of autograd."""
+        self.current.out = self._output(self.current.enter(), looked_up)
+        return self.current.out
 
     def close(self) -> None:
         raise RuntimeError(f"the rows of variant {self._variant!r} are the sweep's: call sweep.close()")
@@ -229,9 +230,10 @@ class Contender:
         loop = self.embeddings.current.loop
         assert loop is not None
         sparse = loop.sparse(batch)
+        if checked and sparse.weights_or_none() is None:
+            return self.embeddings.look_up_alike()
         with torch.enable_grad(), self.embeddings.turn():
-            alike = checked and sparse.weights_or_none() is None
-            return self.embeddings.look_up_alike(sparse) if alike else self.embeddings(sparse)
+            return self.embeddings(sparse)
 
     def loss_of(self, loss: Loss, batch: Any) -> Tensor:
         """Return its loss, and keep what else the function returns."""
@@ -253,15 +255,17 @@ class Contender:
             raise RuntimeError(
                 f"variant {self.name!r} is stepped outside of its turn: call its step in `for variant in sweep`"
             )
+        self.trained(loss)
+        step_dense([self])
+
+    def trained(self, loss: Tensor) -> None:
+        """Take note that its rows are trained and its dense gradients are there."""
         if self.stepped:
             raise RuntimeError(
                 f"variant {self.name!r} is stepped twice on one batch: each variant trains once on each batch"
             )
         self.stepped = True
         self.loss = float(loss.detach())
-        if self.dense is not None and self.ends_step:
-            self.dense.step()
-            self.dense.zero_grad()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -281,6 +285,39 @@ class Contender:
     def expect(self, work: Work, micro: int, ends_step: bool) -> None:
         self.embeddings.current.expect(work, micro)
         self.stepped, self.ends_step = False, ends_step
+
+
+ALIKE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""Optimizers that train each weight by itself. Several step as one that has the groups of all, for the price of one call."""
+
+
+def step_dense(contenders: Sequence[Contender]) -> None:
+    """Step the dense optimizers of variants whose batch ends a step, and clear their gradients."""
+    kinds = dict[Any, list[torch.optim.Optimizer]]()
+    for dense in [one.dense for one in contenders if one.dense is not None and one.ends_step]:
+        # What somebody has put around its own step is to be called.
+        own = dense._optimizer_step_pre_hooks or dense._optimizer_step_post_hooks or "step" in vars(dense)
+        kinds.setdefault(type(dense) if type(dense) in ALIKE and not own else dense, []).append(dense)
+    for kind, each in kinds.items():
+        if len(each) == 1:
+            each[0].step()
+            each[0].zero_grad()
+            continue
+        whole, states = _whole_of(kind), {weight: of for one in each for weight, of in one.state.items()}
+        whole.param_groups = [group for one in each for group in one.param_groups]
+        whole.state = defaultdict(dict, states)
+        whole.step()
+        whole.zero_grad()
+        if len(whole.state) > len(states):  # in its first step, an optimizer makes the states of its weights
+            for one in each:
+                for weight in [weight for group in one.param_groups for weight in group["params"]]:
+                    one.state[weight] = whole.state[weight]
+        whole.param_groups, whole.state = [], defaultdict(dict)  # it lets go of all weights
+
+
+@cache
+def _whole_of(kind: Any) -> torch.optim.Optimizer:
+    return kind([torch.zeros(())])
 
 
 State = list[Tensor]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from skirl.nn.collection import Collection
 from skirl.sweep.capture import Captured, Dense, Unfit, capture, inputs_of, tensors_of
-from skirl.sweep.contender import Contender, Loss, put_states, random_states
+from skirl.sweep.contender import Contender, Loss, put_states, random_states, step_dense
 from skirl.tools.rng_state import unchanged
 
 log = logging.getLogger("skirl")
@@ -305,8 +305,8 @@ class Group:
         found = self.fused(inputs)
         for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
             contender.exact &= self.exact
-            with contender.embeddings.turn():  # nothing draws random numbers by now
-                captured.hand_over(contender, weights, own, outputs)
+            captured.hand_over(contender, weights, own, outputs)  # nothing draws random numbers by now
+        step_dense(self.contenders)
         return True
 
 

@@ -9,6 +9,8 @@ from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeA
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from skirl.models.pairs import LOOPS
+
 try:
     from torch._functorch._activation_offloading import offload_ops as offload_ops  # makes torch.ops.ao
     from torch._subclasses.fake_tensor import FakeTensor
@@ -21,6 +23,13 @@ except ImportError as error:
         f"steps of a sweep are captured with parts of torch 2.13, and torch {torch.__version__} has other ones ({error}): "
         "install torch 2.13, or run the sweep without --memory"
     ) from None
+
+_ATEN = torch.ops.aten
+VIEWS = {
+    _ATEN.view.default, _ATEN.detach.default, _ATEN.transpose.int, _ATEN.permute.default, _ATEN.expand.default,
+    _ATEN.unsqueeze.default, _ATEN.squeeze.dims,
+}  # fmt: skip
+"""Views that begin where their tensor does."""
 
 
 class Places(TorchDispatchMode):
@@ -75,6 +84,26 @@ def stacked(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule
         graph = make_fx(step)(*given)
     finally:
         functorch._set_vmap_fallback_enabled(enabled)
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in LOOPS:
+            node.target = LOOPS[node.target.name()]
+        elif (same := _shown(node)) is not None:
+            node.replace_all_uses_with(same)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _shown(view: fx.Node) -> fx.Node | None:
+    """Return the value that a view shows as it is."""
+    base: Any = view
+    while base.target in VIEWS:
+        base = base.args[0]
+        if _layout(base) == _layout(view):
+            return base
+    return None
+
+
+def _layout(node: fx.Node) -> tuple[object, ...]:
+    value = node.meta["val"]
+    return value.shape, value.stride()

@@ -63,18 +63,13 @@ class Metrics:
             )
         if not ((clicks == 0) | (clicks == 1)).all():
             raise ValueError("labels have other values than 0 and 1: set each to one of the two")
-        tail, sums = np.exp(-np.abs(x)), self._sums  # the exponential never overflows
-        sums["loss"] += float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
-        sums["predicted"] += float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail)))
-        sums["samples"] += x.size
-        sums["clicks"] += int(clicks.sum())
-        self._waiting.append((x.astype(np.float32), clicks))
+        self._waiting.append((x, clicks))
         if len(self._waiting) * x.size >= TOGETHER:
             self._bin()
 
     def scores(self) -> Scores:
-        samples, clicks, loss, predicted = self._sums.values()
         self._bin()
+        samples, clicks, loss, predicted = self._sums.values()
         others, clicked = self._counts.astype(np.float64)
         below = np.cumsum(others) - others
         auc = _ratio(float(np.sum(clicked * (below + others / 2))), float(clicked.sum() * others.sum()))
@@ -95,9 +90,19 @@ class Metrics:
     def _bin(self) -> None:
         if not self._waiting:
             return
-        scores, clicks = (np.concatenate(parts) for parts in zip(*self._waiting))
+        x, clicks = (np.concatenate(parts) for parts in zip(*self._waiting))
+        ends = np.cumsum([len(part) for part, _ in self._waiting])[:-1]
         self._waiting.clear()
-        bits = (scores + np.float32(0)).view(np.int32)  # + 0 turns -0 into +0
+        tail, sums = np.exp(-np.abs(x)), self._sums  # the exponential never overflows
+        for name, each in (
+            ("loss", np.maximum(x, 0) - x * clicks + np.log1p(tail)),
+            ("predicted", np.where(x >= 0, 1.0, tail) / (1 + tail)),
+        ):
+            for part in np.split(each, ends):  # batch by batch, so that sums do not depend on how many wait
+                sums[name] += float(np.sum(part))
+        sums["samples"] += x.size
+        sums["clicks"] += int(clicks.sum())
+        bits = (x.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0 turns -0 into +0
         # Floats order like their bits, negative ones in reverse: invert those, then shift all above zero.
         ordered = np.where(bits < 0, ~bits, bits | np.int32(-(2**31))).view(np.uint32)
         bins = (ordered >> np.uint32(32 - _BITS)).astype(np.int64)
@@ -106,8 +111,10 @@ class Metrics:
 
 
 def _flat(values: Values) -> np.ndarray:
-    array = values.detach().double().cpu().numpy() if isinstance(values, Tensor) else values
-    return np.asarray(array, np.float64).reshape(-1)
+    """Return a copy, which waits to be binned."""
+    if isinstance(values, Tensor):
+        return values.detach().to("cpu", torch.float64, copy=True).numpy().reshape(-1)
+    return np.array(values, np.float64).reshape(-1)
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -250,10 +257,16 @@ class Meter:
     def _count(self, landed: Callable[[], tuple[Tensor, ...]], samples: int, finite: bool) -> None:
         on_host, logits, labels = landed()
         here, loss = self._counted, float(on_host.item())
-        if self.not_finite is None and not (isfinite(loss) and finite and bool(torch.isfinite(logits).all())):
+        if self.not_finite is not None:  # what follows is meaningless and would make all sums nan
+            return
+        try:
+            if not (isfinite(loss) and finite):
+                raise NotFinite
+            if len(labels):
+                self._metrics.update(logits, labels)
+        except NotFinite:
             what = "predictions are not finite" if isfinite(loss) else f"the loss is {loss}"
             self.not_finite = here["steps"] + 1, what
-        if self.not_finite is not None:  # what follows is meaningless and would make all sums nan
             return
         here["first"] = here["first"] if here["steps"] else loss
         here["last"] = loss
@@ -262,8 +275,6 @@ class Meter:
         here["steps"] += 1
         here["samples"] += samples
         self.speed.reached(here["samples"])
-        if len(labels):
-            self._metrics.update(logits, labels)
 
     @property
     def steps(self) -> int:

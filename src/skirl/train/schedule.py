@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 Kind = Literal["constant", "linear", "cosine", "step"]
 
@@ -45,25 +44,27 @@ class Rates:
     """Both learning rates of a run, which follow one schedule. Part of its checkpoint."""
 
     def __init__(self, schedule: Schedule, *, rows: torch.optim.Optimizer, dense: torch.optim.Optimizer) -> None:
-        self.schedule = schedule
-        # A lambda has no state to save. LambdaLR would save the state of a schedule, and load it over another one's.
-        self._torch = {
-            name: LambdaLR(optimizer, lambda step: schedule.factor(step))
-            for name, optimizer in (("rows", rows), ("dense", dense))
-        }
-        self._bases = {name: list(each.base_lrs) for name, each in self._torch.items()}
+        self.schedule, self._steps = schedule, 0
+        self._optimizers = {"rows": rows, "dense": dense}
+        self._peaks = {name: [of["lr"] for of in each.param_groups] for name, each in self._optimizers.items()}
+        self._set()
 
     @property
     def now(self) -> dict[str, float]:
-        return {name: float(each.optimizer.param_groups[0]["lr"]) for name, each in self._torch.items()}
+        return {name: float(each.param_groups[0]["lr"]) for name, each in self._optimizers.items()}
 
     def step(self) -> None:
-        for each in self._torch.values():
-            each.step()
+        self._steps += 1
+        self._set()
+
+    def _set(self) -> None:
+        factor = self.schedule.factor(self._steps)
+        for name, each in self._optimizers.items():
+            for group, peak in zip(each.param_groups, self._peaks[name], strict=True):
+                group["lr"] = peak * factor
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {name: each.state_dict() for name, each in self._torch.items()}
-        return {"kind": self.schedule.kind, "warmup": self.schedule.warmup, **kept}
+        return {"kind": self.schedule.kind, "warmup": self.schedule.warmup, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Kind and warm-up must be the same; the peak rates and the number of steps stay as they are here."""
@@ -71,9 +72,5 @@ class Rates:
             here = getattr(self.schedule, name)
             if state[name] != here:
                 raise ValueError(f"--{flag} is {here}, the run was saved with {state[name]}: set it to that")
-        for name, each in self._torch.items():
-            each.load_state_dict(state[name])
-            each.base_lrs = list(self._bases[name])
-            last = each.last_epoch
-            for group, base in zip(each.optimizer.param_groups, each.base_lrs, strict=True):
-                group["initial_lr"], group["lr"] = base, base * self.schedule.factor(last)
+        self._steps = state["steps"]
+        self._set()

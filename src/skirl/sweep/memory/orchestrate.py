@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from skirl.nn.output import Output
 from skirl.sweep.capture import Captured, Dense, capture, inputs_of, tensors_of
-from skirl.sweep.contender import Contender, Loss
+from skirl.sweep.contender import Contender, Loss, step_dense
 from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
 from skirl.sweep.memory.simulate import Step, step_of
@@ -88,6 +88,7 @@ class Memory:
         def leave(outputs: Sequence[Any]) -> None:
             with contender.turn():
                 captured.hand_over(contender, inputs_of(contender.model), entered.pop(), outputs)
+                step_dense([contender])
 
         return Pack(captured, step, self.link, enter, leave, contender.drawing)
 
