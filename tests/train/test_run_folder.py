@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,17 @@ def test_a_run_refused_at_its_first_batch_takes_its_new_folder_back(run, tmp_pat
     left = {path.name for path in tmp_path.rglob("*") if path.is_dir()}
     assert left == {"auto": {"runs", "there"}, "named": {"there"}, "there": {"there"}}[run]
     assert not (tmp_path / "there" / "config.json").exists()
+
+
+def test_a_run_that_fails_after_a_step_keeps_its_folder(tmp_path, monkeypatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a step fails")
+
+    monkeypatch.setattr("skirl.train.loop.RunFolder.after_step", fail)
+    flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 2, "quiet": True}
+    with pytest.raises(RuntimeError, match="a step fails"):
+        Train.of(**flags, run=str(tmp_path / "run")).run()
+    assert (tmp_path / "run" / "config.json").is_file()
 
 
 FLAGS = [

@@ -104,7 +104,9 @@ class SweepCommand(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = sweep_lines(facts_of_sweep(result))
+        lines, steps = sweep_lines(facts_of_sweep(result)), self.recipe.data.steps
+        if steps is not None and result["steps"] < steps and not (result["stopped_by"] or result["failed"]):
+            lines["steps"] += f"; the data has no more for --steps {steps:,}"
         if not any(result[f"{form}_steps"] for form in COMPUTED):
             lines["ended"] = "it had ended before: nothing was left to train"
             return lines | facts(result, "run", "page")

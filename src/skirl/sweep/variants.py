@@ -237,7 +237,7 @@ class RaceFlags:
             found = _RUNG.fullmatch(word.strip())
             if found is None or float(found[1] or found[2]) <= 0 or float(found[2] or 0) > 100:
                 raise ValueError(
-                    f"rungs is {self.rungs!r}: set it to steps, or shares of the run that rise, such as 5%,10%,20%,30%"
+                    f"rungs is {self.rungs!r}: set it to steps, or to shares of the run, such as 5%,10%,20%,30%"
                 )
             if found[1]:
                 rungs.append(int(found[1]))
@@ -247,7 +247,7 @@ class RaceFlags:
                     f"rungs is {self.rungs!r}, and the number of steps is unknown: set steps, or give rungs in steps"
                 )
             rungs.append(max(1, int(steps * float(found[2]) / 100)))
-        if steps is not None and max(rungs, default=0) > steps:
+        if steps is not None and max(rungs, default=0) >= steps:
             raise ValueError(f"rungs is {self.rungs!r}, and the run has {steps} steps: set rungs below that")
         if epochs > 1 and every is not None:
             rungs = [-(-rung // every) * every for rung in rungs]

@@ -136,8 +136,10 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, Place]
     if (wrong := misfit(body, _FORM)) is not None:
         raise ValueError(f"placement is {path}, which is damaged ({wrong}): {again}")
     if body["trainers"] != trainers:
+        count, verb = body["trainers"], "is" if trainers == 1 else "are"
         raise ValueError(
-            f"placement is {path}, a plan for {body['trainers']} trainers, and there are {trainers}: {again}"
+            f"placement is {path}, a plan for {count} trainers, and there {verb} {trainers}: start {count} by "
+            f"skirl launch -n {count}, {again}"
         )
     names = [table["name"] for table in body["tables"]]
     if other := sorted({*names} ^ {table.name for table in tables}):

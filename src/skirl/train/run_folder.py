@@ -125,6 +125,7 @@ class RunFolder:
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
         self._since: Since
+        self._meter: Meter
         self._before: Mapping[str, Any] = {}
         """The result that was there."""
         if self.folder is None:
@@ -139,7 +140,7 @@ class RunFolder:
     def begin(self, batches: "Lookahead", meter: "Meter", check: Callable[[], None] = lambda: None) -> "RunFolder":
         """To be called before entering. check: raises Superseded if a newer start of the run has taken the folder."""
         self.begun_at, self._check = batches.step, check
-        self._since = Since(batches, meter)
+        self._since, self._meter = Since(batches, meter), meter
         self.changed = [change | {"step": self.begun_at} for change in self.changed]
         self._changes += self.changed
         return self
@@ -182,7 +183,7 @@ class RunFolder:
         if kind is None or not issubclass(kind, Exception) or issubclass(kind, Superseded) or self.folder is None:
             return
         metrics = self.folder / METRICS
-        if metrics.is_file() and not metrics.stat().st_size:  # no line was written: free the folder for another try
+        if metrics.is_file() and not self._meter.steps:  # nothing was trained: free the folder for another try
             if self._new:
                 shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):
