@@ -125,7 +125,7 @@ TRAINING = [
     Fault("Adam's correction is one step ahead", "core.optim:Adam.own_numbers",
           "lr * sqrt(1 - b2 ** step) / (1 - b1 ** step)", "lr * sqrt(1 - b2 ** (step + 1)) / (1 - b1 ** (step + 1))"),
     Fault("all tables take the numbers of the first group", "core.groups:Groups.scalars",
-          "settings[key[0]]", "settings[0]"),
+          "settings[group]", "settings[0]"),
     Fault("a frozen table is trained", "nn.current_step:CurrentStep.returned",
           "ticket.live & ticket.trained", "ticket.live"),
     Fault("the mean counts one too many", "core.inverse:fill_bags",
