@@ -25,7 +25,7 @@ BEST = "best"
 OF_SWEEP = "sweep-checkpoint.json"
 """The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 ROWS = "rows"
 _FORM = {
     "definition": {},
