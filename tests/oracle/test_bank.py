@@ -52,6 +52,34 @@ def test_the_traces_above_reach_every_kind_of_arrival():
     assert fetched > 100 and forwarded > 100
 
 
+FITTING = Schema.of([Table("a", 40, 4), Table("c", 12, 4)])
+
+
+def fitting(trace) -> list[np.ndarray]:
+    return [np.array([(i % 2) << ROW_BITS | i // 2 for i in batch], np.int64) for batch in trace]
+
+
+@cases(100)
+@given(data=st.data(), trace=traces(), spare=st.integers(0, 3))
+def test_where_all_rows_fit_none_leaves_and_a_rollback_takes_back_what_was_planned_ahead(data, trace, spare):
+    batches, seen, capacity = fitting(trace), Seen(FITTING), 52 + spare
+    planner = BankPlanner(FITTING, 0, capacity, depth=4, seen=seen, hold=2, hold_rows=3)
+    cache, done = Cache(capacity, hold=2, hold_rows=3), data.draw(st.integers(0, len(batches)))
+    for step, batch in zip(drive(planner, batches, data.draw(windows(len(batches)))), batches[:done]):
+        assert not len(step.evict_keys) + step.fetches
+        cache.run(step, batch)
+    planner.rollback(done)
+    used = {key for batch in batches[:done] for key in batch.tolist()}
+    assert {key for batch in batches for key in batch.tolist() if seen.has(np.array([key]))[0]} == used
+
+
+def test_the_window_counts_a_step_that_is_planned_with_its_batch():
+    (batch,) = fitting([range(20)])
+    planner = BankPlanner(FITTING, 0, 52, depth=4, seen=Seen(FITTING))
+    assert planner.enter(batch) == planner.plan().nbytes > 8 * len(batch)
+    assert planner_of(20).enter(keys_of(range(20))) == 0
+
+
 @cases(300)
 @given(data=st.data(), trace=traces())
 def test_victims_are_exactly_those_of_the_rule(data, trace):

@@ -98,10 +98,10 @@ class BankPlanner:
         self._resident: Resident | None = resident or Resident(_NO_ROWS, _NO_ROWS)
         """What is in the cache before the first batch, until that enters."""
 
-    def enter(self, batch: BankIds | np.ndarray, next_uses: np.ndarray | None = None) -> None:
-        """Let the next batch enter the window. After an error only `rollback` may be called. `next_uses`, if the whole
-        future is known: for each distinct row, in the order of `Step.keys`, the next batch that uses it (`NEVER` for
-        none)."""
+    def enter(self, batch: BankIds | np.ndarray, next_uses: np.ndarray | None = None) -> int:
+        """Let the next batch enter the window, and return the bytes of its Step if that is planned now. After an error only
+        `rollback` may be called. `next_uses`, if the whole future is known: for each distinct row, in the order of
+        `Step.keys`, the next batch that uses it (`NEVER` for none)."""
         batch = BankIds.of(batch)
         distinct = self._finder.find(batch)
         first, total = distinct.first, distinct.total
@@ -124,8 +124,10 @@ class BankPlanner:
         distinct.found = _NO_ROWS  # the next batch overwrites them
         self._window.append(distinct)
         self.entered += 1
-        if self._all_fit:
-            self._steps.append(self._plan())
+        if not self._all_fit:
+            return 0
+        self._steps.append(self._plan())
+        return self._steps[-1].nbytes
 
     def plan(self) -> Step:
         return self._steps.popleft() if self._all_fit else self._plan()

@@ -112,7 +112,7 @@ class Planner(Generic[Item]):
         item, batch, nbytes, next_uses = self._inbox[0]
         for i, bank in enumerate(self.banks):
             try:
-                bank.enter(batch[i], None if next_uses is None else next_uses[i])
+                nbytes += bank.enter(batch[i], None if next_uses is None else next_uses[i])
             except BatchTooLarge as error:
                 if not self._may_stop:
                     raise

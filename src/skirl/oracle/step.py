@@ -44,6 +44,11 @@ class Step:
     """Rows evicted by steps before this one are no longer forwarded: their buffers may be reused once written."""
 
     @property
+    def nbytes(self) -> int:
+        arrays = [getattr(self, name) for name in self.__slots__]
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+
+    @property
     def fetches(self) -> int:
         """Number of rows refetched: read from the store, or forwarded from a pending write-back."""
         return len(self.fetch_keys) + len(self.forward_keys)

@@ -26,7 +26,7 @@ KEPT = 2
 """Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps; or one
 for rows that come to the cache, and one for those that leave it."""
 SMALLEST = 1024
-SUMMED = 1 << 20
+SUMMED = 1 << 18
 """Numbers that are summed at a time, for each thread."""
 
 
