@@ -92,6 +92,15 @@ def test_metrics_go_on_from_a_checkpoint_with_every_bit(sizes: list[int], saved:
         assert found.auc is None and found.ne is None
 
 
+def test_what_is_changed_after_it_was_counted_changes_nothing() -> None:
+    metrics, logits, labels = Metrics(), torch.tensor([0.5, -1.0]).double(), torch.tensor([1.0, 0.0]).double()
+    metrics.update(logits, labels)
+    logits.fill_(9.0)
+    expected = Metrics()
+    expected.update(np.array([0.5, -1.0]), np.array([1, 0]))
+    assert metrics.scores() == expected.scores()
+
+
 def test_what_would_corrupt_a_metric_is_refused() -> None:
     with pytest.raises(ValueError, match="1 of 2 logits are not finite"):
         Metrics().update(torch.tensor([1.0, float("nan")]), torch.tensor([0.0, 1.0]))

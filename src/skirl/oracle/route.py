@@ -240,6 +240,7 @@ class Letter:
     text: str = ""
 
     def packed(self) -> np.ndarray:
+        """Numbers of 64 bits are row numbers, ids and counts, none below 0: they travel in as few bytes as hold them."""
         head = np.array([self.kind, *self.vote], np.int64)
         narrow = (_narrow(array) if array.dtype == np.int64 else array for array in self.arrays)
         return pack(head, np.frombuffer(self.text.encode(), np.uint8), *narrow)
