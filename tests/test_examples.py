@@ -37,6 +37,9 @@ import contextlib, io, subprocess, sys
 from pathlib import Path
 from types import SimpleNamespace
 from skirl.cli import main
+from skirl.sweep.fused import Forms
+
+Forms.only = "loop"
 
 def run(words, **options):
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -46,7 +49,7 @@ def run(words, **options):
 subprocess.run = run
 exec(Path(sys.argv[1]).read_text().replace("--steps 200", "--steps 10 --processes 1"))
 """
-"""The example, whose sweeps are short and in this process."""
+"""The example, whose sweeps are short, in turn and in this process."""
 
 
 def test_optuna_draws_two_sweeps_of_eight(python: Python) -> None:

@@ -1,8 +1,11 @@
-"""Sweeps here draw no pictures: three of them take longer than 20 steps."""
+"""Sweeps here draw no pictures, since three of them take longer than 20 steps, and train in turn where forms do not matter:
+a probe takes as long as all the rest."""
 
 from collections.abc import Iterator
 
 import pytest
+
+from skirl.sweep.fused import Forms
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -10,3 +13,8 @@ def no_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skirl.cli.show.find_spec", lambda name: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Forms, "only", "loop")

@@ -27,7 +27,7 @@ MODELS = ("dlrm-tiny", "wide-deep-tiny", "deepfm-tiny", "dcnv2-tiny", "deep-cros
 
 
 @pytest.fixture(autouse=True)
-def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Forms, "only", "fused")
 
 
@@ -99,7 +99,7 @@ def test_dropped_diverged_and_other_optimizers(tmp_path: Any):
     assert sweep.forms.steps["fused"] > 30 and sweep["v3"].left is not None, "v3 has diverged"
 
 
-@pytest.mark.parametrize("more", [{"resumed": 4}, {"resumed": 4, "killed": "saves"}, {"accumulate": 2}])
+@pytest.mark.parametrize("more", [{"resumed": 4, "killed": "saves"}, {"accumulate": 2}])
 def test_resumed_and_accumulated(more: dict[str, Any], tmp_path: Any):
     assert check(Case((*MIXED[:3], *MIXED[4:]), folder=tmp_path, **more), made=make, plain=False).forms.steps["fused"]
 

@@ -25,6 +25,7 @@ from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Infeasible, Plan, Planner, fastest, operators_again
 from skirl.sweep.memory.schedule import Action, Schedule, Unsound, in_pairs, in_turns, with_transfers
 from skirl.sweep.memory.simulate import Step
+from tests.cases import some
 from tests.sweep.planned import FEATURES, TABLES, Case, batch_of, chain, drawn_step, measured, on_demand_of
 
 
@@ -35,7 +36,7 @@ def test_graphs_have_the_bits_of_eager_and_hold_what_was_simulated(name: str) ->
     step = Step(step.operators, step.sizes, step.entered, step.outputs, dict.fromkeys(step.operators, 1e-5))
     free = Planner([step], float("inf"), 1e9).best()
     plans, limit = [free, Planner([step], 0, 1e9).least()], free.figures.peak
-    for share in (0.0, 0.3, 0.7):
+    for share in some((0.3, 0.0, 0.7)):
         limit = int(plans[1].figures.peak + share * (free.figures.peak - plans[1].figures.peak))
         plans.append(Planner([step], limit, 1e9).best())
         assert plans[-1].figures.peak <= limit
@@ -69,7 +70,7 @@ def order_of_torch(module: fx.GraphModule, again: frozenset[str]) -> list[str]:
 
 def test_greedy_is_within_5_percent_of_the_best_of_all_plans() -> None:
     draw, over = random.Random(0), list[float]()
-    for _ in range(50):
+    for _ in some(range(50)):
         step, rate = drawn_step(draw, 6), draw.uniform(300, 2000)
         free, least = Planner([step], float("inf"), rate).best(), Planner([step], 0, rate).least()
         span = free.figures.peak - least.figures.peak
@@ -77,7 +78,7 @@ def test_greedy_is_within_5_percent_of_the_best_of_all_plans() -> None:
         plans = [planner.plan({step: choice}) for choice in every_choice(step)]
         times = [each.figures.seconds for each in plans if each.figures.peak <= planner.limit]
         over.append(planner.best().figures.seconds / min(times) - 1)
-    assert sum(each <= 0.05 for each in over) >= 48 and max(over) < 0.1 and sum(over) < 50 * 0.005
+    assert sum(each > 0.05 for each in over) <= len(over) / 25 and max(over) < 0.1 and sum(over) < len(over) * 0.005
 
 
 def every_choice(step: Step) -> list[Choice]:

@@ -56,6 +56,11 @@ def check(recipe: Recipe, vary: list[str]) -> Sweep:
         return sweep
 
 
+@pytest.fixture(autouse=True)
+def form() -> None:
+    """The faster one."""
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_all_models_train_as_alone(name: str):
     data, models = SETS[name]

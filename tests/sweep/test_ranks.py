@@ -35,7 +35,8 @@ def on_ranks(python: Python, size: int, folder: Path, fault: str = "", **more: A
         flag = f"--{name.replace('_', '-')}"
         for one in value if isinstance(value, tuple) else (value,):
             words += [] if one in (None, False) else [flag] if one is True else [f"{flag}={one}"]
-    code = f"import os, signal; RANK = int(os.environ['RANK'])\n{fault}\n{COMMAND}"
+    in_turn = "from skirl.sweep.fused import Forms; Forms.only = 'loop'"
+    code = f"import os, signal; RANK = int(os.environ['RANK'])\n{in_turn}\n{fault}\n{COMMAND}"
     team = python.team(size, code, "sweep", *words)
     said = [process.communicate(200) for process in team]
     assert [out for out, _ in said[1:]] == [""] * (size - 1)  # the first speaks for all

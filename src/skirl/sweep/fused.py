@@ -314,7 +314,7 @@ class Forms:
     """The forms of a sweep's steps: probed, measured, and chosen anew when variants leave."""
 
     only: Form | None = None
-    """The form wherever it fits, instead of the faster one."""
+    """The form wherever it fits, instead of the faster one. If it is the loop, nothing is probed."""
 
     def __init__(self, loss: Loss, inexact: bool) -> None:
         self.steps: Counter[str] = Counter()
@@ -333,7 +333,8 @@ class Forms:
         """Train all on a batch."""
         if not all(state.holds() for state in self._states):
             self._refuse("a model has changed")
-        layout = None if self._unfit or len(racing) == 1 else self._layout(racing[0], batch)
+        turns = self._unfit or len(racing) == 1 or self.only == "loop"
+        layout = None if turns else self._layout(racing[0], batch)
         again, self._last = layout == self._last or self.only is not None, layout
         if layout is not None and again and layout not in self._groups and len(self._groups) < MOST:
             self._groups[layout] = self._probed(racing, batch)

@@ -40,9 +40,8 @@ def test_bags_that_samples_share(accumulate, weights):
     Run(replace(BUSY, **options, shared=1.0, sizes=(3, 6), use="some", universe=60)).go()
 
 
-@pytest.mark.parametrize("eager", [0.0, 0.5])
-@pytest.mark.parametrize("prefetch", [0, 4])
-def test_rows_on_their_way_in_both_directions(eager, prefetch):
+@pytest.mark.parametrize(("prefetch", "eager"), [(0, 0.0), (4, 0.5)])
+def test_rows_on_their_way_in_both_directions(prefetch, eager):
     report = Run(replace(BACK_AND_FORTH, prefetch=prefetch, eager=eager)).go()
     assert report.forwarded and report.fetched > report.forwarded
 

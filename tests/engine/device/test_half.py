@@ -64,8 +64,15 @@ def train(embeddings, batches, until=None, saved=None):
     return losses, keys, peek(embeddings.engine, keys, 0)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(lr=0.01), RowwiseAdagrad(lr=0.05), Adam(lr=0.01)])
-@pytest.mark.parametrize("half", HALVES)
+OPTIMIZERS = [SGD(lr=0.01), RowwiseAdagrad(lr=0.05), Adam(lr=0.01)]
+EACH = [
+    pytest.param(half, optimizer, marks=[pytest.mark.slow] * ((n + k) % 2))
+    for n, half in enumerate(HALVES)
+    for k, optimizer in enumerate(OPTIMIZERS)
+]
+
+
+@pytest.mark.parametrize(("half", "optimizer"), EACH)
 def test_the_bits_do_not_depend_on_the_cache(half, optimizer):
     tight, roomy = (train(embeddings_of(half, cache, optimizer), loader()) for cache in (12, 300))
     assert tight[0] == roomy[0]
@@ -109,7 +116,7 @@ def test_small_updates_are_not_lost():
     assert abs(mean - (1 - 16 * 2.0**-12)) < 4e-4
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_a_checkpoint_goes_on_bit_for_bit_and_is_read_without_a_gpu(half, tmp_path):
     batches = loader()
     whole = train(embeddings_of(half, 12, Adam(lr=0.01)), batches)
