@@ -188,7 +188,7 @@ HARD = Case(
 )
 
 
-@pytest.mark.parametrize("depth", [3, "auto", "epoch"])
+@pytest.mark.parametrize("depth", [3, pytest.param("auto", marks=pytest.mark.slow), "epoch"])
 def test_timing_does_not_change_a_plan(depth):
     """Steps are equal array by array, so the same rows move. The first run has no naps, the others have different ones."""
     plans = []

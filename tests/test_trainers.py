@@ -449,7 +449,7 @@ def test_a_run_that_goes_on_with_other_numbers_of_trainers_and_placements(seed, 
     go_on(case, stages, tmp_path_factory.mktemp("run"), store)
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("kind", [pytest.param("memory", marks=pytest.mark.slow), "disk"])
 def test_columns_are_put_together_and_cut_anew(kind, tmp_path, monkeypatch):
     monkeypatch.setattr("skirl.checkpoint.rows.MOST", 200)
     stages = [

@@ -151,7 +151,7 @@ Entrant.step = full
 """
 
 
-@pytest.mark.parametrize("at", [4, 8])
+@pytest.mark.parametrize("at", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_an_error_in_a_step_ends_all(at: int, python: Python, tmp_path: Path):
     more = PLAIN | {"vary": ("dim=4,8",), "save_every": 4, "steps": 8}
     codes, said = on_ranks(python, 2, tmp_path, FULL.format(at=at), **more)

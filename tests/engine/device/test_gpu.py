@@ -29,7 +29,7 @@ BACK_AND_FORTH = replace(
 
 
 @given(cases_of(), st.sampled_from([0.0, 0.3, 0.7]))
-@cases(5)
+@cases(2)
 def test_every_bit_is_that_of_the_reference(case, eager):
     Run(replace(case, device="interpret", eager=eager)).go()
 

@@ -167,7 +167,7 @@ def test_update(device, seed, counts, dim, optimizer, dtype, scaled, dead):
 
 
 @on_devices
-@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("dead", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_hot_rows_are_summed_in_stretches(device, dead):
     counts = [1, STRETCH - 1, STRETCH, STRETCH + 1, 3, 3 * STRETCH + 2]
     rng = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def test_hot_rows_are_summed_in_stretches(device, dead):
 
 
 @on_devices
-@pytest.mark.parametrize("alive", [0, 1, 2, None])
+@pytest.mark.parametrize("alive", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1)), 2, None])
 def test_a_hot_row_counts_if_any_of_its_stretches_does(device, alive):
     """Adam moves a row whose gradient is 0, but not one without a gradient."""
     drawn = Grouped(np.random.default_rng(0), [3 * STRETCH], 4, Adam(lr=0.1), np.float32, features=2, dead=True)

@@ -109,7 +109,7 @@ def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
         assert in_process(nodes, "killed", "/rank-2") == "killed"
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("kind", [pytest.param("memory", marks=pytest.mark.slow), "disk"])
 def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Path, kind: str):
     rows = tmp_path / "rows"
     rows.mkdir()
