@@ -18,8 +18,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev
 OTHERS := $(VENV)/.others
-# Two test processes more than cores, for the waits of others, eight at most; `make test JOBS=0` runs in one process, to debug.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + 2 : 8)))
+# One test process more than cores, for the waits of others, eight at most; `make test JOBS=0` runs in one process, to debug.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
 SEED ?= $(shell date +%s)
 RUNS ?= 22
 # Under a minute, also where cores are busy: a second thread would wait for the first more than it helps so small a model.
