@@ -104,7 +104,7 @@ def test_a_flush_leaves_the_store_as_if_it_wrote_every_row(acts):
 
 
 @given(st.lists(ACTS, min_size=2, max_size=6))
-@cases(2)
+@cases(4)
 def test_a_flush_of_a_gpu_leaves_the_store_as_if_it_wrote_every_row(acts):
     check_acts(acts, "interpret")
 

@@ -28,10 +28,8 @@ from skirl.sweep.memory.simulate import Step
 from tests.cases import some
 from tests.sweep.planned import FEATURES, TABLES, Case, batch_of, chain, drawn_step, measured, on_demand_of
 
-ALL = ["dlrm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dcnv2", "din", "dcat")), "transformer"]
 
-
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["dlrm", "dcnv2", "din", "dcat", "transformer"])
 def test_graphs_have_the_bits_of_eager_and_hold_what_was_simulated(name: str) -> None:
     case = Case(name)
     step = case.step
@@ -72,7 +70,7 @@ def order_of_torch(module: fx.GraphModule, again: frozenset[str]) -> list[str]:
 
 def test_greedy_is_within_5_percent_of_the_best_of_all_plans() -> None:
     draw, over = random.Random(0), list[float]()
-    for _ in some(range(50), 5):
+    for _ in range(50):
         step, rate = drawn_step(draw, 6), draw.uniform(300, 2000)
         free, least = Planner([step], float("inf"), rate).best(), Planner([step], 0, rate).least()
         span = free.figures.peak - least.figures.peak
@@ -80,7 +78,7 @@ def test_greedy_is_within_5_percent_of_the_best_of_all_plans() -> None:
         plans = [planner.plan({step: choice}) for choice in every_choice(step)]
         times = [each.figures.seconds for each in plans if each.figures.peak <= planner.limit]
         over.append(planner.best().figures.seconds / min(times) - 1)
-    assert sum(each > 0.05 for each in over) <= len(over) / 25 and max(over) < 0.1 and sum(over) < len(over) * 0.005
+    assert sum(each <= 0.05 for each in over) >= 48 and max(over) < 0.1 and sum(over) < 50 * 0.005
 
 
 def every_choice(step: Step) -> list[Choice]:

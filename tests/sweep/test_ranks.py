@@ -53,7 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_all_that_is_left_behind_is_that_of_one_process(
     size: int, whole: dict[str, Any], python: Python, tmp_path: Path
 ):
-    codes, result = on_ranks(python, size, tmp_path)
+    codes, result = on_ranks(python, size, tmp_path, "Forms.only = None")
     assert codes == [0] * size and result["processes_used"] == size
     assert len(whole["rows"]) == 8 and min(rows.num_rows for rows in whole["rows"].values()) > 100
     same(left_behind(tmp_path, result), whole)

@@ -128,7 +128,14 @@ def test_variants_whose_rows_begin_otherwise(order, tmp_path):
         check(one, plain=False, made=made)
 
 
-@pytest.mark.parametrize(("at", "depth"), [(3, 1), (4, "epoch"), (5, 4)])
+@pytest.mark.parametrize(
+    ("at", "depth"),
+    [
+        pytest.param(at, depth, marks=[pytest.mark.slow] * (at - 3 != n))
+        for at in (3, 4, 5)
+        for n, depth in enumerate((1, "epoch", 4))
+    ],
+)
 def test_one_leaves_near_the_end_of_the_data(at, depth):
     check(Case((Of(), Of(dropped=at), Of(dim=8)), steps=6, depth=depth, prefetch=0), plain=False)
 

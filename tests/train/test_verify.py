@@ -189,7 +189,7 @@ def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(monke
 @pytest.mark.usefixtures("one_case", "forked_trainers")
 def test_tables_by_rows_whole_and_by_columns_are_equal_to_the_reference():
     found = Verify.of(
-        **TINY | {"steps": 12},
+        **TINY | {"dim": 6, "steps": 12},
         optimizer="adam",
         cache="touched:40%",
         shards=4,

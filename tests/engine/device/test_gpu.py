@@ -29,7 +29,7 @@ BACK_AND_FORTH = replace(
 
 
 @given(cases_of(), st.sampled_from([0.0, 0.3, 0.7]))
-@cases(2)
+@cases(5)
 def test_every_bit_is_that_of_the_reference(case, eager):
     Run(replace(case, device="interpret", eager=eager)).go()
 
@@ -40,7 +40,10 @@ def test_bags_that_samples_share(accumulate, weights):
     Run(replace(BUSY, **options, shared=1.0, sizes=(3, 6), use="some", universe=60)).go()
 
 
-@pytest.mark.parametrize(("prefetch", "eager"), [(0, 0.0), (4, 0.5)])
+@pytest.mark.parametrize(
+    ("prefetch", "eager"),
+    [(0, 0.0), (4, 0.5), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0, 0.5), (4, 0.0)))],
+)
 def test_rows_on_their_way_in_both_directions(prefetch, eager):
     report = Run(replace(BACK_AND_FORTH, prefetch=prefetch, eager=eager)).go()
     assert report.forwarded and report.fetched > report.forwarded
