@@ -76,6 +76,15 @@ def _laid_out(h, begin, end, rows, turned):
 
 
 @kernel
+def _take(of_matrix, of_hidden, matrix, begin):
+    """Copy those of a sample. In a slice's place, Numba would compile messages about shapes for seconds."""
+    for j in range(len(of_hidden)):
+        begin[j] = of_hidden[j]
+        for d in range(of_matrix.shape[1]):
+            matrix[j, d] = of_matrix[j, d]
+
+
+@kernel
 def _product(left, right, begin, shared, out, columns):
     """Fill out, [rows, columns], with left, [rows, shared], times right, [shared, columns], plus a number for each row."""
     for j in range(0, len(left), _ROWS):
@@ -121,8 +130,7 @@ def _forward(h, matrices, hidden, slope, last, bias, begins, ends, first, order,
         n = ends[bag] - begins[bag]
         tiles = _laid_out(h, begins[bag], ends[bag], rows, turned)
         for sample in order[first[bag] : first[bag + 1]]:
-            matrix[:width] = matrices[sample]
-            begin[:width] = hidden[sample]
+            _take(matrices[sample], hidden[sample], matrix, begin)
             _product(matrix, turned, begin, dim, made, tiles)
             _activations(made, slope, last, bias, acts, tiles)
             for d in range(0, broad, TILE):
@@ -130,7 +138,8 @@ def _forward(h, matrices, hidden, slope, last, bias, begins, ends, first, order,
                 for i in range(n):
                     acc = acc + acts[0, i] * load(rows, i, d, 16)
                 store(sums, 0, d, acc)
-            out[sample] = sums[0, :dim]
+            for d in range(dim):
+                out[sample, d] = sums[0, d]
 
 
 @kernel
@@ -156,8 +165,7 @@ def _backward(
         tiles = _laid_out(h, begins[bag], ends[bag], rows, turned)
         of_turned[:, :tiles] = 0
         for sample in order[first[bag] : first[bag + 1]]:
-            matrix[:width] = matrices[sample]
-            begin[:width] = hidden[sample]
+            _take(matrices[sample], hidden[sample], matrix, begin)
             _product(matrix, turned, begin, dim, made, tiles)
             _activations(made, slope, last, bias, acts, tiles)
             nothing = zeros(h, 16)
@@ -186,7 +194,9 @@ def _backward(
             of_both[sample, 1] = total(of_bias)
             _add_of_rows(matrix, made, grad[sample], acts, of_turned, width, tiles)
             _product(made, rows, nothing_more, n, of_matrix, broad)
-            of_matrices[sample] = of_matrix[:width, :dim]
+            for j in range(width):
+                for d in range(dim):
+                    of_matrices[sample, j, d] = of_matrix[j, d]
         for i in range(n):
             for d in range(dim):
                 of_h[begins[bag] + i, d] += of_turned[d, i]

@@ -182,7 +182,8 @@ def _by_owner(tables, found, low, first, salt, lasts, counts, ask, rows, moved):
         of_table[:] = 0
         for o in of:
             of_table[o] += 1
-        counts[:, t] = of_table
+        for o in range(owners):
+            counts[o, t] = of_table[o]
     at, n = np.empty((len(tables), owners), np.uint32), 0
     ask[0] = 0
     for o in range(owners):
