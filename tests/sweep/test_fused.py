@@ -76,11 +76,23 @@ class Tower(nn.Module):
         return binary_cross_entropy_with_logits(self(batch.sparse), batch.labels)
 
 
-def make(variant: Any, kind: type[Tower] = Tower) -> tuple[nn.Module, torch.optim.Optimizer]:
+class Noisy(torch.optim.SGD):
+    """Its steps draw random numbers."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight.add_(torch.randn_like(weight), alpha=1e-3)
+
+
+def make(
+    variant: Any, kind: type[Tower] = Tower, other: type[torch.optim.Optimizer] = torch.optim.SGD
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     own = variant.overrides
     model, weights = kind(variant.embeddings, own["width"], own["dropout"]), []
     weights = [w for name, w in model.named_parameters() if "anchor" not in name]
-    return model, (torch.optim.SGD if own["seed"] == 2 else torch.optim.Adam)(weights, lr=own["dense_lr"])
+    return model, (other if own["seed"] == 2 else torch.optim.Adam)(weights, lr=own["dense_lr"])
 
 
 MIXED = (
@@ -99,9 +111,12 @@ def test_dropped_diverged_and_other_optimizers(tmp_path: Any):
     assert sweep.forms.steps["fused"] > 30 and sweep["v3"].left is not None, "v3 has diverged"
 
 
-@pytest.mark.parametrize("more", [{"resumed": 4, "killed": "saves"}, {"accumulate": 2}])
-def test_resumed_and_accumulated(more: dict[str, Any], tmp_path: Any):
-    assert check(Case((*MIXED[:3], *MIXED[4:]), folder=tmp_path, **more), made=make, plain=False).forms.steps["fused"]
+@pytest.mark.parametrize(
+    ("more", "other"), [({"resumed": 4, "killed": "saves"}, torch.optim.SGD), ({"accumulate": 2}, Noisy)]
+)
+def test_resumed_and_accumulated(more: dict[str, Any], other: type[torch.optim.Optimizer], tmp_path: Any):
+    case = Case((*MIXED[:3], *MIXED[4:]), folder=tmp_path, **more)
+    assert check(case, made=partial(make, other=other), plain=False).forms.steps["fused"]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
@@ -114,7 +129,8 @@ def test_optimizers_that_step_together_step_as_alone(kind: Any):
         for pair in zip(*both, strict=True):
             pair[0].grad = torch.randn(pair[0].shape, generator=draw)
             pair[1].grad = pair[0].grad.clone()
-        step_dense([cast(Contender, SimpleNamespace(dense=dense, ends_step=True)) for dense in optimizers[0]])
+        each = [SimpleNamespace(dense=dense, ends_step=True, drawing=nullcontext) for dense in optimizers[0]]
+        step_dense(cast(list[Contender], each))
         for dense in optimizers[1]:
             dense.step()
     assert all(map(torch.equal, *both)) and len(called) == 3 and all(weight.grad is None for weight in both[0])

@@ -269,11 +269,15 @@ class Contender:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        with self.embeddings.turn(), self.drawing():
+        with self.drawing(), self.embeddings.turn():
             yield
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
+        """Set torch's random generators to its own, as they are in its turn."""
+        if self.embeddings.in_turn:
+            yield
+            return
         others = random_states()
         put_states(self.generator)
         try:
@@ -294,15 +298,17 @@ ALIKE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 def step_dense(contenders: Sequence[Contender]) -> None:
     """Step the dense optimizers of variants whose batch ends a step, and clear their gradients."""
     kinds = dict[Any, list[torch.optim.Optimizer]]()
-    for dense in [one.dense for one in contenders if one.dense is not None and one.ends_step]:
+    for one in [one for one in contenders if one.dense is not None and one.ends_step]:
+        dense: Any = one.dense
         # What somebody has put around its own step is to be called.
         own = dense._optimizer_step_pre_hooks or dense._optimizer_step_post_hooks or "step" in vars(dense)
-        kinds.setdefault(type(dense) if type(dense) in ALIKE and not own else dense, []).append(dense)
-    for kind, each in kinds.items():
-        if len(each) == 1:
-            each[0].step()
-            each[0].zero_grad()
+        if type(dense) in ALIKE and not own:
+            kinds.setdefault(type(dense), []).append(dense)
             continue
+        with one.drawing():  # it may draw noise
+            dense.step()
+        dense.zero_grad()
+    for kind, each in kinds.items():
         whole, states = _whole_of(kind), {weight: of for one in each for weight, of in one.state.items()}
         whole.param_groups = [group for one in each for group in one.param_groups]
         whole.state = defaultdict(dict, states)

@@ -27,7 +27,7 @@ except ImportError as error:
 _ATEN = torch.ops.aten
 VIEWS = {
     _ATEN.view.default, _ATEN.detach.default, _ATEN.transpose.int, _ATEN.permute.default, _ATEN.expand.default,
-    _ATEN.unsqueeze.default, _ATEN.squeeze.dims,
+    _ATEN.unsqueeze.default, _ATEN.squeeze.dims, _ATEN.t.default,
 }  # fmt: skip
 """Views that begin where their tensor does."""
 
@@ -70,9 +70,9 @@ def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
 
     with mode, preserve_node_meta():
         graph = make_fx(with_places)(*fakes)
-    graph.graph.eliminate_dead_code()
     for node in graph.graph.find_nodes(op="get_attr"):
         node.meta["val"] = getattr(graph, node.target)
+    _show_once(graph)
     return graph
 
 
@@ -84,14 +84,25 @@ def stacked(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule
         graph = make_fx(step)(*given)
     finally:
         functorch._set_vmap_fallback_enabled(enabled)
+    call_loops(graph)
+    _show_once(graph)
+    return graph
+
+
+def call_loops(graph: fx.GraphModule) -> None:
+    """Let a graph that runs as it is call our loops, and not their operators."""
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in LOOPS:
             node.target = LOOPS[node.target.name()]
-        elif (same := _shown(node)) is not None:
+
+
+def _show_once(graph: fx.GraphModule) -> None:
+    """Take out views that show a value as it is, and all that nothing takes."""
+    for node in graph.graph.nodes:
+        if (same := _shown(node)) is not None:
             node.replace_all_uses_with(same)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return graph
 
 
 def _shown(view: fx.Node) -> fx.Node | None:

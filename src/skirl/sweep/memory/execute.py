@@ -89,17 +89,17 @@ class Pack:
         def found(of: fx.Node) -> Any:
             return self.results[of.name] if of.op == "call_function" else self.inputs[of.name]
 
-        node, began = self._nodes[name], time.perf_counter()
-        with self._drawing() if self.step.operators[name].draws else nullcontext():
+        node, operator, began = self._nodes[name], self.step.operators[name], time.perf_counter()
+        with self._drawing() if operator.draws else nullcontext():
             self.results[name] = node.target(*map_arg(node.args, found), **map_arg(node.kwargs, found))
         if not self.step.seconds:
             if torch.cuda.is_initialized():
                 torch.accelerator.synchronize()
             self.step.times.setdefault(name, []).append(time.perf_counter() - began)
-        made = [
-            *{each.untyped_storage()._cdata: each.untyped_storage() for each in _tensors(self.results[name])}.values()
-        ]
-        self._storages |= {each: made[int(each.rpartition(".")[2])] for each in self.step.operators[name].makes}
+        if operator.makes:
+            storages = [each.untyped_storage() for each in _tensors(self.results[name])]
+            made = [*{each._cdata: each for each in storages}.values()]
+            self._storages |= {each: made[int(each.rpartition(".")[2])] for each in operator.makes}
 
     def free(self, storage: str) -> None:
         del self._storages[storage]

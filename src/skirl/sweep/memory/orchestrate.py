@@ -15,7 +15,7 @@ from skirl.sweep.contender import Contender, Loss, step_dense
 from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
 from skirl.sweep.memory.simulate import Step, step_of
-from skirl.sweep.passes import FakeTensorMode
+from skirl.sweep.passes import FakeTensorMode, call_loops
 
 TIMED = 4
 """Runs from which the time of an operator is taken, as their median; the first does not count."""
@@ -76,6 +76,7 @@ class Memory:
         if key not in self._captured:
             captured = capture(Dense(contender.model, loss, contender.look_up(batch), batch))
             contender.embeddings.current.out = None  # it holds rows, whose turn has not come
+            call_loops(captured.graph)
             step = step_of(captured.graph, captured.rows)
             kind = *step.operators.items(), *step.sizes.items(), step.entered
             self._captured[key] = captured, self._kinds.setdefault(kind, step)  # variants alike have one step
@@ -86,9 +87,8 @@ class Memory:
             return [*inputs_of(contender.model).values(), *entered[0].banks, *tensors_of(batch)[0]]
 
         def leave(outputs: Sequence[Any]) -> None:
-            with contender.turn():
-                captured.hand_over(contender, inputs_of(contender.model), entered.pop(), outputs)
-                step_dense([contender])
+            captured.hand_over(contender, inputs_of(contender.model), entered.pop(), outputs)
+            step_dense([contender])
 
         return Pack(captured, step, self.link, enter, leave, contender.drawing)
 
