@@ -87,7 +87,7 @@ class Noisy(torch.optim.SGD):
 
 
 def make(
-    variant: Any, kind: type[Tower] = Tower, other: type[torch.optim.Optimizer] = torch.optim.SGD
+    variant: Any, kind: type[Tower] = Tower, other: type[torch.optim.SGD] = torch.optim.SGD
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     own = variant.overrides
     model, weights = kind(variant.embeddings, own["width"], own["dropout"]), []
@@ -114,7 +114,7 @@ def test_dropped_diverged_and_other_optimizers(tmp_path: Any):
 @pytest.mark.parametrize(
     ("more", "other"), [({"resumed": 4, "killed": "saves"}, torch.optim.SGD), ({"accumulate": 2}, Noisy)]
 )
-def test_resumed_and_accumulated(more: dict[str, Any], other: type[torch.optim.Optimizer], tmp_path: Any):
+def test_resumed_and_accumulated(more: dict[str, Any], other: type[torch.optim.SGD], tmp_path: Any):
     case = Case((*MIXED[:3], *MIXED[4:]), folder=tmp_path, **more)
     assert check(case, made=partial(make, other=other), plain=False).forms.steps["fused"]
 

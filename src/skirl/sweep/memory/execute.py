@@ -73,6 +73,8 @@ class Pack:
         self.captured, self.step, self.link = captured, step, link
         self._enter, self._leave, self._drawing = enter, leave, drawing
         self._nodes = {node.name: node for node in captured.graph.graph.nodes}
+        self._names = [name for name, node in self._nodes.items() if node.op == "placeholder"]
+        self._constants = {name: node.meta["val"] for name, node in self._nodes.items() if node.op == "get_attr"}
         self.results, self.inputs = dict[str, Any](), dict[str, Tensor]()
         self.moving = dict[str, Any]()
         """Copies that go or come."""
@@ -81,9 +83,7 @@ class Pack:
         """Copies on the host, where they come from, and the results that were in them, with their layouts."""
 
     def enter(self, _: str) -> None:
-        self.inputs = {name: node.meta["val"] for name, node in self._nodes.items() if node.op == "get_attr"}
-        names = [name for name, node in self._nodes.items() if node.op == "placeholder"]
-        self.inputs |= zip(names, self._enter(), strict=True)
+        self.inputs = self._constants | dict(zip(self._names, self._enter(), strict=True))
 
     def run(self, name: str) -> None:
         def found(of: fx.Node) -> Any:

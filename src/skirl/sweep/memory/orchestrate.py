@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from skirl.nn.output import Output
-from skirl.sweep.capture import Captured, Dense, capture, inputs_of, tensors_of
+from skirl.sweep.capture import Dense, capture, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, step_dense
 from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
@@ -37,7 +37,11 @@ class Memory:
         """Of the last step."""
         self.held = 0
         """Bytes that variants hold between steps."""
-        self._captured: dict[Any, tuple[Captured, Step]] = {}
+        self._packs: dict[Any, Pack] = {}
+        """By variant and layout of the batch."""
+        self._batch: Any = None
+        self._first: Contender
+        """The one that looks up first in a step, and checks the ids for all."""
         self._kinds: dict[Any, Step] = {}
         self._of: Any = None
         """The variants, and whether they have gradients: what the plan was made for."""
@@ -45,8 +49,10 @@ class Memory:
     def step(self, contenders: Sequence[Contender], batch: Any, loss: Loss) -> None:
         """Train these variants on the batch in the loop, as `Sweep.step` does."""
         of = [(each.name, any(w.grad is not None for w in each.model.parameters())) for each in contenders]
+        self._batch, self._first = batch, contenders[0]
         if of != self._of:
             self._of, self.plan = of, None
+            self._packs = {key: pack for key, pack in self._packs.items() if key[0] in dict(of)}
             self.held = sum(persistent(each.model, each.dense) for each in contenders)
         packs = [self._pack(contender, batch, loss) for contender in contenders]
         steps = [pack.step for pack in packs]
@@ -72,25 +78,27 @@ class Memory:
 
     def _pack(self, contender: Contender, batch: Any, loss: Loss) -> Pack:
         """Return a variant as a pack: it looks its rows up when it enters, and is stepped when it leaves."""
-        entered, key = list[Output](), (contender.name, *(each.shape for each in tensors_of(batch)[0]))
-        if key not in self._captured:
-            captured = capture(Dense(contender.model, loss, contender.look_up(batch), batch))
-            contender.embeddings.current.out = None  # it holds rows, whose turn has not come
-            call_loops(captured.graph)
-            step = step_of(captured.graph, captured.rows)
-            kind = *step.operators.items(), *step.sizes.items(), step.entered
-            self._captured[key] = captured, self._kinds.setdefault(kind, step)  # variants alike have one step
-        captured, step = self._captured[key]
+        key = contender.name, *(each.shape for each in tensors_of(batch)[0])
+        if key in self._packs:
+            return self._packs[key]
+        captured = capture(Dense(contender.model, loss, contender.look_up(batch), batch))
+        contender.embeddings.current.out = None  # it holds rows, whose turn has not come
+        call_loops(captured.graph)
+        step = step_of(captured.graph, captured.rows)
+        step = self._kinds.setdefault((*step.operators.items(), *step.sizes.items(), step.entered), step)
+        entered = list[tuple[dict[str, Tensor], Output]]()
 
         def enter() -> list[Tensor]:
-            entered[:] = [contender.look_up(batch)]
-            return [*inputs_of(contender.model).values(), *entered[0].banks, *tensors_of(batch)[0]]
+            weights, rows = inputs_of(contender.model), contender.look_up(self._batch, contender is not self._first)
+            entered[:] = [(weights, rows)]
+            return [*weights.values(), *rows.banks, *tensors_of(self._batch)[0]]
 
         def leave(outputs: Sequence[Any]) -> None:
-            captured.hand_over(contender, inputs_of(contender.model), entered.pop(), outputs)
+            captured.hand_over(contender, *entered.pop(), outputs)
             step_dense([contender])
 
-        return Pack(captured, step, self.link, enter, leave, contender.drawing)
+        self._packs[key] = Pack(captured, step, self.link, enter, leave, contender.drawing)
+        return self._packs[key]
 
 
 def persistent(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
