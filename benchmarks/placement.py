@@ -24,7 +24,7 @@ from skirl.placement.spec import Piece, TableSpec, blocks, canonical, reuse_of, 
 
 CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))
 """Number of ranks and largest dim of the tasks."""
-BATCH, FULL, SEARCH, LINK = 512, 0.6, 5.0, 1.25e9
+BATCH, FULL, SEARCH, LINK, ROUNDS = 512, 0.6, 5.0, 1.25e9, 16
 OPTIMIZER, KERNEL = "rowwise-adagrad", "skirl-cpu"
 ALLOWED = {
     "whole": ["table_wise"],
@@ -166,7 +166,7 @@ class Placement(Bench):
             placed["skirl"] = search(problem, seconds=SEARCH).placed
             if self.part == "torchrec" and find_spec("torchrec") is not None:
                 placed |= by_torchrec(problem)
-            ms, _ = computing_ms(problem, list(placed.values()), arena, n)
+            ms, _ = computing_ms(problem, list(placed.values()), arena, n, ROUNDS)
             both = [compute + exchange_of(problem, plan) for compute, plan in zip(ms, placed.values(), strict=True)]
             busiest.append({name: float(of.max()) for name, of in zip(placed, both, strict=True)})
             even.append({name: float(of.mean()) for name, of in zip(placed, both, strict=True)})

@@ -29,7 +29,7 @@ from skirl.tools.progress import progress_of
 DIMS = (4, 8, 12, 16, 24, 28, 32, 48, 60, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
 """Batch sizes that costs are fitted to, and those that judge them."""
-TABLES, MOST_PARTS, ROUNDS, COMBINATIONS = 120, 15, 12, 60
+TABLES, MOST_PARTS, ROUNDS, COMBINATIONS = 120, 15, 12, 120
 """Generated tables of a batch size, most parts of a combination, most rounds, and combinations to fit to."""
 _BEFORE = 0.25  # weight of a time predicted by another machine's costs, compared with a measured one
 _CHANCE = 2.0  # standard errors within which the gain of a net counts as chance

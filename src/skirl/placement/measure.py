@@ -262,13 +262,15 @@ def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
     return np.bincount(placed.at, exchange, minlength=len(problem.caps))
 
 
-def computing_ms(problem: Problem, plans: Sequence[Placed], arena: Arena, seed: int) -> tuple[np.ndarray, float]:
+def computing_ms(
+    problem: Problem, plans: Sequence[Placed], arena: Arena, seed: int, count: int = ROUNDS
+) -> tuple[np.ndarray, float]:
     """Measure the milliseconds that each rank of each plan computes, [plans, ranks], and the noise of measuring."""
     lookups = [Lookups(spec, seed * 1000 + n) for n, spec in enumerate(problem.specs)]
     ready = {p: arena.ready(lookups[p.table], p) for p in {piece for plan in plans for piece in plan.items}}
     ranks = range(len(problem.caps))
     combinations = [[ready[piece] for piece in plan.pieces(rank)] for plan in plans for rank in ranks]
-    rounds = np.array([*rounds_of(arena, combinations, ROUNDS, seed)])
+    rounds = np.array([*rounds_of(arena, combinations, count, seed)])
     busy = np.array([bool(of) for of in combinations])  # an empty rank computes nothing
     return (rounds.min(axis=0) * busy).reshape(len(plans), -1), noise_of(rounds[:, busy])
 
