@@ -324,7 +324,7 @@ SWEEP = [
     Fault("a variant's draws move the loop's", "sweep.contender:Contender.drawing",
           "put_states(others)", "pass"),
     Fault("dense gradients add up", "sweep.contender:step_dense",
-          "each[0].zero_grad()", "pass"),
+          "whole.zero_grad()", "pass"),
     Fault("dense weights step at each micro-batch", "sweep.contender:step_dense",
           "one.dense is not None and one.ends_step", "one.dense is not None"),
     Fault("steps of tables are not resumed", "sweep.contender:OfVariant.restore",
