@@ -77,7 +77,7 @@ def _laid_out(h, begin, end, rows, turned):
 
 @kernel
 def _take(of_matrix, of_hidden, matrix, begin):
-    """Copy those of a sample. In a slice's place, Numba would compile messages about shapes for seconds."""
+    """Copy a sample's matrix and hidden layer. Numba compiles an assignment to a slice for seconds."""
     for j in range(len(of_hidden)):
         begin[j] = of_hidden[j]
         for d in range(of_matrix.shape[1]):

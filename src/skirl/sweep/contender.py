@@ -225,7 +225,7 @@ class Contender:
     def diverged(self) -> bool:
         return self.loss is not None and not math.isfinite(self.loss)
 
-    def look_up(self, batch: Any, checked: bool = False) -> Output:
+    def look_up(self, batch: Any, *, checked: bool = False) -> Output:
         """Return the rows' outputs of the batch in the loop, for what trains them by their gradients."""
         loop = self.embeddings.current.loop
         assert loop is not None

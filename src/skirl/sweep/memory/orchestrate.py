@@ -89,8 +89,8 @@ class Memory:
         entered = list[tuple[dict[str, Tensor], Output]]()
 
         def enter() -> list[Tensor]:
-            weights, rows = inputs_of(contender.model), contender.look_up(self._batch, contender is not self._first)
-            entered[:] = [(weights, rows)]
+            rows = contender.look_up(self._batch, checked=contender is not self._first)
+            entered[:] = [(weights := inputs_of(contender.model), rows)]
             return [*weights.values(), *rows.banks, *tensors_of(self._batch)[0]]
 
         def leave(outputs: Sequence[Any]) -> None:
