@@ -74,10 +74,10 @@ def tables_of(draw) -> tuple[Table, ...]:
 
 
 @st.composite
-def parts_of(draw) -> tuple[Part, ...]:
+def parts_of(draw, most: int) -> tuple[Part, ...]:
     """Draw the parts of a run: one pass, several over a warm cache, a break and a restart, batches without a lookahead,
     or all."""
-    n = draw(st.integers(8, 24))
+    n = draw(st.integers(8, most))
     k = draw(st.integers(1, n - 1))
     return draw(
         st.sampled_from(
@@ -96,8 +96,8 @@ def parts_of(draw) -> tuple[Part, ...]:
 
 
 @st.composite
-def cases_of(draw) -> Case:
-    """Draw a case with every option at once, favouring the harder ones."""
+def cases_of(draw, most: int = 24) -> Case:
+    """Draw a case of at most so many batches with every option at once, favouring the harder ones."""
     tables = draw(tables_of())
     unpooled = draw(st.sampled_from([False, False, False, True]))
     one_dim = len({table.dim for table in tables}) == 1
@@ -105,7 +105,7 @@ def cases_of(draw) -> Case:
     return Case(
         tables=tables,
         optimizer=draw(OPTIMIZERS),
-        parts=draw(parts_of()),
+        parts=draw(parts_of(most)),
         seed=(number := draw(st.integers(0, 1 << 20))),
         dtype=draw(st.sampled_from([torch.float32, torch.float64])),
         unpooled=unpooled,

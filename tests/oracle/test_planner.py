@@ -23,7 +23,7 @@ from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, largest, random_trace, traces, two_banks
 
 ONE = Schema.of([Table("a", 1000, 4)])
-RANDOM_TRACES, IN_A_CAMPAIGN = 800, 10_000
+RANDOM_TRACES, IN_A_CAMPAIGN = 400, 10_000
 
 
 def made(schema: Schema, capacities: list[int], plan: Plan, seen: Seen, **options) -> Planner[None]:

@@ -40,19 +40,19 @@ def compare(model: str, count: int, batch: int, steps: int = 4) -> int:
 
 
 SIZES = [*zip(cycle(MODELS), (1, 2, 3, 4, 5, 3) * 3, (32,) * 6 + (128,) * 6 + (500,) * 6)]
-"""Each model with three sizes of batches: `make test` has one each of four models."""
+"""Each model with three sizes of batches: `make test` has one each of three models."""
 
 
 @pytest.mark.parametrize(
     ("model", "count", "batch"),
-    [pytest.param(*case, marks=() if n in (3, 7, 14, 17) else pytest.mark.slow) for n, case in enumerate(SIZES)],
+    [pytest.param(*case, marks=() if n in (3, 14, 17) else pytest.mark.slow) for n, case in enumerate(SIZES)],
 )
 def test_models_train_as_alone(model: str, count: int, batch: int):
     assert compare(model, count, batch) == (3 * count if count > 1 else 0)
 
 
 def test_small_batches_have_their_bits_in_either_form():
-    for model, batch in (("dlrm-tiny", 1), ("dlrm-tiny", 7), ("dcnv2-tiny", 7)):
+    for model, batch in (("dlrm-tiny", 1), ("dcnv2-tiny", 7)):
         compare(model, 3, batch)
 
 
@@ -273,14 +273,6 @@ def test_a_loss_that_changes_unseen_ends_the_sweep(monkeypatch: pytest.MonkeyPat
         check(Case(MIXED[:1] * 3, steps=12), made=made, plain=False)
 
 
-def turned(function: Any) -> Any:
-    def call(*args: Any) -> Any:
-        first, *others = function(*args)
-        return [*others, first]
-
-    return call
-
-
 def stacks_turned(self: Fused, each: Any, own: Any = Fused._inputs) -> Any:
     rows, *data = own(self, each)[self._own - 1 :]
     return [*own(self, each)[: self._own - 1], rows.roll(1, 0), *data]
@@ -292,7 +284,6 @@ def no_bias(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 FAULTS: dict[str, Any] = {
     "a bias added after the product": lambda patch: patch.setitem(PRODUCTS, torch.ops.aten.addmm.default, no_bias),
-    "a neighbour's outputs": lambda patch: patch.setattr(Fused, "__call__", turned(Fused.__call__)),
     "a neighbour's rows": lambda patch: patch.setattr(Fused, "_inputs", stacks_turned),
 }
 

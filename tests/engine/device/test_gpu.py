@@ -28,7 +28,7 @@ BACK_AND_FORTH = replace(
 )
 
 
-@given(cases_of(), st.sampled_from([0.0, 0.3, 0.7]))
+@given(cases_of(10), st.sampled_from([0.0, 0.3, 0.7]))
 @cases(5)
 def test_every_bit_is_that_of_the_reference(case, eager):
     Run(replace(case, device="interpret", eager=eager)).go()
