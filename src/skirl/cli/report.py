@@ -274,8 +274,7 @@ def report_of_sweep(folder: Path) -> dict[str, Any]:
 def sweep_so_far(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a sweep did that has not ended, as `facts_of_sweep` does for one that has."""
     data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
-    race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
-    standings = [line for line in race if line["event"] == "standing"]
+    standings = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
     ends = [one for one, after in zip(standings, [*standings[1:], {}]) if one["begun_at"] != after.get("begun_at")]
     last = standings[-1] if standings else {"step": 0, "places": []}
     return {
@@ -304,8 +303,6 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         lines["winner" if sweep["winner"] else "leader"] = best_line(sweep)
     if sweep["cost"] is not None:
         lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
-    if (after := sweep.get("rungs_after")) and not (sweep["failed"] or sweep["stopped_by"]):
-        lines["rungs"] = f"none was dropped at step {', '.join(map(str, after))}, which the data does not reach"
     left = [at["state"].split()[0] for at in places if at["left"] is not None]
     if left:
         says = {"dropped": "dropped at a rung", "diverged": "diverged"}
