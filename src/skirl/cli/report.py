@@ -242,12 +242,8 @@ def best_line(sweep: Mapping[str, Any]) -> str:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
         return f"{place['variant']}, {loss} on samples that nobody had trained on"
     folder = best["folder"] if best else None
-    if save and folder is None:
-        last = Path(save) / place["variant"]
-        if (last / BEST).is_dir():
-            folder = last / BEST
-        elif best is not None and best["step"] == sweep["saved_step"]:
-            folder = last
+    if save and folder is None and best is not None and best["step"] == sweep["saved_step"]:
+        folder = Path(save) / place["variant"]
     at = "" if best is None else f", at step {best['step']:,}, {_kept(folder)}"
     return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
 

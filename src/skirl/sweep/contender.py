@@ -114,7 +114,6 @@ class OfVariant(Collection):
 
     def __init__(self, engine: Engine, pack: Pack) -> None:
         nn.Module.__init__(self)
-        self._variant = pack.name
         self.in_turn = False
         self._hold(engine, pack)
 
@@ -122,7 +121,7 @@ class OfVariant(Collection):
         """Look up the ids of a batch. In training mode, this is allowed only in the variant's turn."""
         if self.training and torch.is_grad_enabled() and (not self.in_turn or self.current.loop is None):
             raise RuntimeError(
-                f"variant {self._variant!r} is trained outside of its turn: train it in `for variant in sweep`, inside a "
+                f"variant {self.pack.name!r} is trained outside of its turn: train it in `for variant in sweep`, inside a "
                 "loop over `skirl.lookahead(loader, sweep)`, or call sweep.step(batch)"
             )
         return super().forward(sparse)
@@ -133,7 +132,7 @@ class OfVariant(Collection):
         return self.current.out
 
     def close(self) -> None:
-        raise RuntimeError(f"the rows of variant {self._variant!r} are the sweep's: call sweep.close()")
+        raise RuntimeError(f"the rows of variant {self.pack.name!r} are the sweep's: call sweep.close()")
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -164,11 +163,8 @@ class OfVariant(Collection):
     def opened(self, loop: Any) -> None:
         """Refuse a lookahead over one variant, which would move its rows by another plan."""
         raise RuntimeError(
-            f"variant {self._variant!r} has the plan of its sweep: pass the sweep to skirl.lookahead(loader, sweep)"
+            f"variant {self.pack.name!r} has the plan of its sweep: pass the sweep to skirl.lookahead(loader, sweep)"
         )
-
-    def opened_by_sweep(self, loop: Any) -> None:
-        self.current.opened(loop)
 
 
 class VariantBags(OfVariant, EmbeddingBagCollection): ...
@@ -181,7 +177,6 @@ class Contender:
     """A variant as its sweep yields it."""
 
     def __init__(self, variant: Variant, embeddings: OfVariant, seed: int) -> None:
-        self.variant = variant
         self.name = variant.name
         self.overrides = variant.overrides
         self.embeddings = embeddings

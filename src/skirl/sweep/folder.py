@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import folder
-from skirl.sweep.checkpoint import SWEEP, Parts, SweepSaving, write_header
+from skirl.sweep.checkpoint import Parts, SweepSaving, write_header
 from skirl.sweep.race import Judged, Race
 from skirl.sweep.ranks import Ranks
 from skirl.sweep.sweep import Sweep
@@ -22,7 +22,7 @@ from skirl.tools.sealed_json import put_whole
 from skirl.train.flags import RUNS
 from skirl.train.run_folder import Lines, Missing, new_folder, put_json
 
-RACE, RESULT = "race.jsonl", "result.json"
+SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
 
 
 class SweepFolder:
@@ -64,7 +64,7 @@ class SweepFolder:
     def of(self, variant: str) -> str:
         return "none" if self.path is None else str(self.path / variant)
 
-    def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], race: Race, step: int) -> None:
+    def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], step: int) -> None:
         """Write sweep.json and begin race.jsonl; one that resumes drops the lines after its step."""
         if self.path is None:
             return
@@ -72,11 +72,7 @@ class SweepFolder:
         facts = {
             "command": "sweep",
             "flags": dict(flags),
-            "rules": asdict(race.rules),
-            "variants": [
-                {"name": variant.name, "overrides": dict(variant.overrides), "configuration": configuration}
-                for variant, configuration in zip(variants, race.configurations, strict=True)
-            ],
+            "variants": [{"name": variant.name, "overrides": dict(variant.overrides)} for variant in variants],
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine() | {"threads": flags.get("threads")},
         }

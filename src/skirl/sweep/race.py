@@ -131,10 +131,6 @@ class Race:
         return [*self._gone.values()]
 
     @property
-    def configurations(self) -> list[int]:
-        return self._of.tolist()
-
-    @property
     def measure(self) -> str:
         """What ranks are by: "held out", "unseen", losses on samples that nobody had trained on, or, if these come again and
         until the first evaluation, "training"."""
@@ -169,9 +165,6 @@ class Race:
     def _held_out(self) -> dict[int, float]:
         """By variant: its lowest log loss on the samples held out."""
         return {self.names.index(name): one.best for name, one in self.judged.items() if one.best is not None}
-
-    def winner(self) -> str:
-        return self.standing()[0].variant
 
     def standing(self) -> list[VariantPlace]:
         """Return the places of all variants, best first. Those that left follow, the last to leave and the best first."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder, SweepKeeper
 from skirl.sweep.race import Judged, Race, VariantPlace, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
-from skirl.sweep.sweep import FORMS, Diverged
+from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, points, seeds_of_one
 from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine, peak_bytes
@@ -190,7 +191,7 @@ class SweepRun:
             self._open.enter_context(entrant.run.begin(self.batches, entrant.meter))
         self._begun_at = self.batches.step
         if self.ranks.first:
-            self.folder.begin(self.flags, self.variants, self.race, self._begun_at)
+            self.folder.begin(self.flags, self.variants, self._begun_at)
         if self.header is not None:
             self.keeper.counts(self.header)
         elif save is not None:
@@ -391,13 +392,13 @@ class SweepRun:
         if self.failed is None:
             own = {one.name: one.finish(self.batches, None, self._best(one.name)) for one in self.here}
             results |= self.ranks.joined(own, "results")
-        steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in FORMS}
-        steps["planned_bytes"] = self.sweep.planned_bytes
-        own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
-        of_ranks = self.ranks.told(own, "facts")
+        own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
+        own["planned_bytes"] = self.sweep.planned_bytes
+        of_ranks, forms = zip(*self.ranks.told([own, self.sweep.forms.steps], "facts"), strict=True)
+        steps = sum(map(Counter, forms), Counter[str]())
         aucs, seconds = self._aucs(), time.monotonic() - self._began
         spent = sum(race.step if one.left is None else one.left for one in race.standing())
-        winner = None if self.failed or self.stopped_by else race.winner()
+        winner = None if self.failed or self.stopped_by else race.standing()[0].variant
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         total = {name: sum(one[name] for one in of_ranks) for name in of_ranks[0]}
         result = {
@@ -419,7 +420,7 @@ class SweepRun:
             "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
             "processes_used": self.ranks.size,
             **total,
-            "form": max(FORMS, key=lambda form: total[f"{form}_steps"]),
+            "form": max(steps, key=steps.__getitem__, default=None),
             "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,

@@ -52,18 +52,8 @@ if TYPE_CHECKING:
 class Diverged(ArithmeticError):
     """No variant of a sweep is left, because the losses of all became infinite or nan."""
 
-    @classmethod
-    def all_of(cls, count: int, last: str, step: int, loss: float | None) -> "Diverged":
-        return cls(
-            f"all {count} variants have diverged, the last one ({last!r}) in step {step}, where its loss is {loss}: try "
-            "smaller learning rates"
-        )
-
 
 log = logging.getLogger("skirl")
-
-FORMS = ("loop", "fused", "graph", "planned")
-"""How a step trains its variants: one after the other, as one, as branches of a CUDA graph, or within a limit of memory."""
 
 
 def _loss_of(model: Any, batch: Any) -> Tensor:
@@ -283,7 +273,7 @@ class Sweep:
             embeddings.current.finish()
             self.forms.forget()
             contender.leave(why, self._now if step is None else step)
-            embeddings.opened_by_sweep(None)
+            embeddings.current.opened(None)
             embeddings.pack.left = True
             if self.lookahead is not None:
                 self.lookahead.renew()
@@ -295,7 +285,10 @@ class Sweep:
             return
         step = self._now
         if len(self.racing) == 1:
-            raise Diverged.all_of(len(self.variants), contender.name, step, contender.loss)
+            raise Diverged(
+                f"all {len(self.variants)} variants have diverged, the last one ({contender.name!r}) in step {step}, where "
+                f"its loss is {contender.loss}: try smaller learning rates"
+            )
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
         self._leave(contender, f"diverged in step {step}")
 
@@ -350,7 +343,7 @@ class Sweep:
                         saving.wait()
                 rows.release()
                 raise
-            self.saving = SweepSaving(path, rows, savings)
+            self.saving = SweepSaving(rows, savings)
         return self.saving
 
     def settle(self) -> None:
@@ -421,7 +414,7 @@ class Sweep:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
         self.lookahead = loop
         for contender in self.racing:
-            contender.embeddings.opened_by_sweep(loop)
+            contender.embeddings.current.opened(loop)
 
     def expect(self, work: Work, micro: int) -> None:
         """Take note that a batch enters the loop, one of the micro-batches of a step."""
