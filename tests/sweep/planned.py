@@ -14,7 +14,7 @@ import skirl
 from skirl.core.batch import Batch
 from skirl.models import by_name
 from skirl.sweep.capture import Dense, capture, inputs_of, tensors_of
-from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
+from skirl.sweep.memory.execute import Link, Pack, execute
 from skirl.sweep.memory.policy import Plan
 from skirl.sweep.memory.schedule import Action, Schedule
 from skirl.sweep.memory.simulate import Operator, Step, step_of
@@ -70,7 +70,7 @@ class Case:
     def run(self, plan: Plan) -> tuple[list[Tensor], int]:
         """Return what a plan computes, and the most bytes that were held."""
         outputs, packs = list[Tensor](), list[Pack]()
-        packs += [Pack(self.captured, self.step, EmulatedLink(1e12), lambda: self.inputs, outputs.extend)]
+        packs += [Pack(self.captured, self.step, Link(1e12), lambda: self.inputs, outputs.extend)]
         return outputs, measured(plan.schedule, packs)
 
 
@@ -83,7 +83,7 @@ def measured(schedule: Schedule, packs: Sequence[Pack]) -> int:
         held = dict[int, int]()
         for pack in packs:
             rows = [value for name, value in pack.inputs.items() if name in pack.captured.rows]
-            coming = [moving[0] for storage, moving in pack.moving.items() if storage in pack.away]
+            coming = [moving for storage, moving in pack.moving.items() if storage in pack.away]
             here = [each for each in tree_leaves([pack.results, coming, rows]) if isinstance(each, Tensor)]
             others = {
                 each.untyped_storage()._cdata for name, each in pack.inputs.items() if name not in pack.captured.rows

@@ -81,26 +81,26 @@ class Folders:
         self._spec, self._number = spec, 0
         self._disks = [Path(one.removeprefix("disk:")) for one, _ in shards(spec) if one.startswith("disk:")]
         if resume:  # the rows come from the checkpoint
-            self._remove(lambda number: True)
-        elif later := [path for path, number in self._there() if number]:
+            self._remove_all_but()
+        elif later := [path for path in self._there() if path.name != "sweep-0"]:
             raise ValueError(
                 f"{later[0]} already holds rows of a sweep: go on with it by --resume and --save, or set store to an empty "
                 "folder"
             )
 
     def __call__(self, records: Mapping[int, Record], rows: Mapping[int, int]) -> Store:
-        self._remove(lambda number: number < self._number - 1)
-        store = open_store(inside(self._spec, f"sweep-{self._number}"), records, rows=rows)
+        before, now = f"sweep-{self._number - 1}", f"sweep-{self._number}"
+        self._remove_all_but(before, now)
+        store = open_store(inside(self._spec, now), records, rows=rows)
         self._number += 1
         return store
 
-    def _there(self) -> list[tuple[Path, int]]:
-        paths = (path for folder in self._disks for path in folder.glob("sweep-*"))
-        return [(path, int(path.name[6:])) for path in paths if path.name[6:].isdecimal()]
+    def _there(self) -> list[Path]:
+        return [path for folder in self._disks for path in folder.glob("sweep-*") if path.name[6:].isdecimal()]
 
-    def _remove(self, old: Callable[[int], bool]) -> None:
-        for path, number in self._there():
-            if old(number):
+    def _remove_all_but(self, *names: str) -> None:
+        for path in self._there():
+            if path.name not in names:
                 shutil.rmtree(path)
 
 

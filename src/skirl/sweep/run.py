@@ -322,10 +322,10 @@ class SweepRun:
             if (name := one.variant) not in self.entrants:
                 continue
             entrant = self.entrants[name]
-            more = {"rows": entrant.rows, "missing": self._save_last(entrant) if name in save else []}
+            missing = self._save_last(entrant) if name in save else []
+            results[name] = entrant.finish(self.batches, one.state, self._best(name), missing)
             if entrant.contender.left is None and len(self.sweep) > 1:
                 self.sweep.drop(name, one.state)  # its memory is freed
-            results[name] = entrant.finish(self.batches, one.state, more | self._best(name))
         if results and not self.here:  # others may go on for a long time
             self._let_go()
         self.results |= self.ranks.joined(results, "who leaves")
@@ -380,8 +380,8 @@ class SweepRun:
         left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
         return header_of(self.race.step, left, plain(also))
 
-    def _best(self, name: str) -> dict[str, Any]:
-        return {"best": self.keeper.best(name, self.race.judged.get(name))}
+    def _best(self, name: str) -> dict[str, Any] | None:
+        return self.keeper.best(name, self.race.judged.get(name))
 
     def _parts(self, contender: Contender) -> list[Any]:
         return self.entrants[contender.name].parts

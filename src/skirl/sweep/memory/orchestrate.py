@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from skirl.nn.output import Output
 from skirl.sweep.capture import Dense, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, step_dense
-from skirl.sweep.memory.execute import DeviceLink, EmulatedLink, Pack, execute
+from skirl.sweep.memory.execute import DeviceLink, Link, Pack, execute
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
 from skirl.sweep.memory.simulate import Step, step_of
 from skirl.sweep.passes import FakeTensorMode, call_loops
@@ -35,7 +35,7 @@ class Memory:
     - `link`: what moves storages to the host and back.
     """
 
-    def __init__(self, limit: int, link: EmulatedLink) -> None:
+    def __init__(self, limit: int, link: Link) -> None:
         self.limit, self.link = limit, link
         self.plan: Plan | None = None
         """Of the last step."""
@@ -107,7 +107,7 @@ class Memory:
 
 def planned(limit: str, device: torch.device) -> Memory:
     """Return what trains variants in steps that hold at most `limit`: a size, or auto, what is free now."""
-    link = (DeviceLink if device.type == "cuda" else EmulatedLink)(RATE)
+    link = (DeviceLink if device.type == "cuda" else Link)(RATE)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
     return Memory(free if limit == "auto" else parse_bytes(limit), link)
 
