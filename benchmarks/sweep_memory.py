@@ -8,17 +8,16 @@ from typing import Any
 
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
-from skirl.sweep.memory.execute import Link
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Planner, operators_again
 from skirl.sweep.memory.schedule import Schedule, in_pairs, in_turns, with_transfers
 from skirl.sweep.memory.simulate import Step
 from skirl.sweep.variants import Varied
 from skirl.train.recipe import Recipe
-from tests.sweep.planned import Case, chain, on_demand_of
+from tests.sweep.planned import Case, EmulatedLink, chain, on_demand_of
 
 RATE = 32e9
-"""Bytes a second that plans count with: PCIe 4, as in the paper."""
+"""Bytes a second of the emulated link: PCIe 4, as in the paper."""
 FUSED = 2
 """Variants that fit at once without memory work; its limit is that of the others."""
 
@@ -31,13 +30,13 @@ def memory(recipe: Recipe) -> dict[str, Any]:
         case = Case(name)
         plan = Planner([timed(case.step)], 0, RATE).least()
         simulated[name], measured[name] = plan.figures.peak, case.run(plan)[1]
-    free = Memory(1 << 60, Link(RATE))
+    free = Memory(1 << 60, EmulatedLink(RATE))
     *_, _ = steps(recipe, 1, free)
     assert free.plan is not None
     limit = FUSED * (free.held + free.plan.figures.peak)
     least = Planner(list(free.plan.schedule.steps), 0, RATE).least().figures.peak
     more = (limit - least) // free.held
-    count, tight = min(more, 4 * FUSED), Memory(limit, Link(RATE))
+    count, tight = min(more, 4 * FUSED), Memory(limit, EmulatedLink(RATE))
     in_turns = [*zip(steps(recipe, count, tight), steps(recipe, count, None), strict=True)]
     settled = in_turns[len(in_turns) // 2 :]
     assert tight.plan is not None

@@ -1,6 +1,7 @@
 """What planned steps are tested and measured on: models and what eager torch makes of them, and steps without models."""
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -72,6 +73,25 @@ class Case:
         outputs, packs = list[Tensor](), list[Pack]()
         packs += [Pack(self.captured, self.step, Link(1e12), lambda: self.inputs, outputs.extend)]
         return outputs, measured(plan.schedule, packs)
+
+
+class EmulatedLink(Link):
+    """A link whose copies are waited for as long as it would take: benchmarks time steps over it."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate)
+        self._free = [0.0, 0.0]
+
+    def offload(self, data: Tensor, way: int = 0) -> Any:
+        self._free[way] = max(time.perf_counter(), self._free[way]) + data.nbytes / self.rate
+        return data.clone(), self._free[way]
+
+    def reload(self, copied: Tensor, device: torch.device) -> Any:
+        return self.offload(copied, 1)
+
+    def wait(self, moving: Any) -> Tensor:
+        time.sleep(max(0.0, moving[1] - time.perf_counter()))
+        return moving[0]
 
 
 def measured(schedule: Schedule, packs: Sequence[Pack]) -> int:
