@@ -171,7 +171,7 @@ def replayed(losses: Mapping[str, np.ndarray], shares: Sequence[float]) -> tuple
     for of_batch in each:
         spent += len(race.racing)
         race.see(of_batch.tolist())
-    return race.winner(), spent / each.size
+    return race.standing()[0].variant, spent / each.size
 
 
 class Turns:

@@ -8,14 +8,13 @@ from typing import Any
 
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
-from skirl.sweep.memory.execute import EmulatedLink
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Planner, operators_again
 from skirl.sweep.memory.schedule import Schedule, in_pairs, in_turns, with_transfers
 from skirl.sweep.memory.simulate import Step
 from skirl.sweep.variants import Varied
 from skirl.train.recipe import Recipe
-from tests.sweep.planned import Case, chain, on_demand_of
+from tests.sweep.planned import Case, EmulatedLink, chain, on_demand_of
 
 RATE = 32e9
 """Bytes a second of the emulated link: PCIe 4, as in the paper."""

@@ -17,11 +17,16 @@ from skirl.cli.files import Export
 TIMES = ("seconds", "begun_at")
 
 
-def race_lines(run: Path, event: str | None = None, *, times: bool = False) -> list[dict[str, Any]]:
-    """Return the lines of a race, or those of one event, without times unless asked."""
+def race_lines(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of a race without times."""
     lines = map(json.loads, (run / "race.jsonl").read_text().splitlines())
-    kept = [line for line in lines if event in (None, line["event"])]
-    return kept if times else [{k: v for k, v in line.items() if k not in TIMES} for line in kept]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def left_of(run: Path) -> list[tuple[int, str, str]]:
+    """Return who left: when, who and why, in this order."""
+    places = race_lines(run)[-1]["places"]
+    return sorted((at["left"], at["variant"], at["state"]) for at in places if at["left"] is not None)
 
 
 def rows_of(checkpoint: Path) -> pa.Table:

@@ -1,6 +1,7 @@
 """What planned steps are tested and measured on: models and what eager torch makes of them, and steps without models."""
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ import skirl
 from skirl.core.batch import Batch
 from skirl.models import by_name
 from skirl.sweep.capture import Dense, capture, inputs_of, tensors_of
-from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
+from skirl.sweep.memory.execute import Link, Pack, execute
 from skirl.sweep.memory.policy import Plan
 from skirl.sweep.memory.schedule import Action, Schedule
 from skirl.sweep.memory.simulate import Operator, Step, step_of
@@ -70,8 +71,27 @@ class Case:
     def run(self, plan: Plan) -> tuple[list[Tensor], int]:
         """Return what a plan computes, and the most bytes that were held."""
         outputs, packs = list[Tensor](), list[Pack]()
-        packs += [Pack(self.captured, self.step, EmulatedLink(1e12), lambda: self.inputs, outputs.extend)]
+        packs += [Pack(self.captured, self.step, Link(1e12), lambda: self.inputs, outputs.extend)]
         return outputs, measured(plan.schedule, packs)
+
+
+class EmulatedLink(Link):
+    """A link whose copies are waited for as long as it would take: benchmarks time steps over it."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate)
+        self._free = [0.0, 0.0]
+
+    def offload(self, data: Tensor, way: int = 0) -> Any:
+        self._free[way] = max(time.perf_counter(), self._free[way]) + data.nbytes / self.rate
+        return data.clone(), self._free[way]
+
+    def reload(self, copied: Tensor, device: torch.device) -> Any:
+        return self.offload(copied, 1)
+
+    def wait(self, moving: Any) -> Tensor:
+        time.sleep(max(0.0, moving[1] - time.perf_counter()))
+        return moving[0]
 
 
 def measured(schedule: Schedule, packs: Sequence[Pack]) -> int:
@@ -83,7 +103,7 @@ def measured(schedule: Schedule, packs: Sequence[Pack]) -> int:
         held = dict[int, int]()
         for pack in packs:
             rows = [value for name, value in pack.inputs.items() if name in pack.captured.rows]
-            coming = [moving[0] for storage, moving in pack.moving.items() if storage in pack.away]
+            coming = [moving for storage, moving in pack.moving.items() if storage in pack.away]
             here = [each for each in tree_leaves([pack.results, coming, rows]) if isinstance(each, Tensor)]
             others = {
                 each.untyped_storage()._cdata for name, each in pack.inputs.items() if name not in pack.captured.rows

@@ -11,7 +11,7 @@ import pytest
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep import checkpoint
-from tests.sweep.folders import race_lines, rows_of
+from tests.sweep.folders import left_of, race_lines, rows_of
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 40, "cache": "20%", "valid": "10%",
@@ -42,18 +42,16 @@ def test_a_survivor_has_the_losses_and_the_scores_of_its_lone_run(ran: tuple):
 def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
     _, result, folder = ran
     assert result["failed"] is None
-    lines = race_lines(folder)
-    left = {line["variant"]: line for line in lines if line["event"] == "left"}
+    left = {name: (step, why) for step, name, why in left_of(folder)}
     assert len(left) == 6
-    for name, line in left.items():
-        assert (line["kind"] == "diverged") == ("1e+30" in name)
+    for name, (step, why) in left.items():
+        assert why.startswith("diverged") == ("1e+30" in name)
         of = result["by_variant"][name]
-        assert of["left"] == line["why"]
-        assert of["steps"] == line["step"] - (line["kind"] == "diverged")
-    assert result["variant_steps"] == sum(left[n]["step"] if n in left else 40 for n in result["by_variant"])
+        assert of["left"] == why
+        assert of["steps"] == step - why.startswith("diverged")
+    assert result["variant_steps"] == sum(left[n][0] if n in left else 40 for n in result["by_variant"])
     assert result["plans"] == 40
-    standing = [line["step"] for line in lines if line["event"] == "standing"]
-    assert standing == [10, 20, 30, 40]
+    assert [line["step"] for line in race_lines(folder)] == [10, 20, 30, 40]
 
 
 def test_rows_in_several_stores_are_those_of_one(tmp_path: Path):

@@ -20,7 +20,7 @@ from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.entrant import Entrant
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
-from tests.sweep.folders import kill_before, race_lines
+from tests.sweep.folders import kill_before, left_of, race_lines
 
 ROWS, BATCH = 150, 16
 SCHEMA = """
@@ -79,8 +79,7 @@ def test_a_sweep_over_files_ends_as_its_runs_do(kind: str, name: str, tmp_path: 
     result = command.run()
     assert (result["failed"], result["steps"], result["saved_step"]) == (None, steps, steps)
     assert json.loads((tmp_path / "saved" / HEADER).read_text())["step"] == steps
-    lines = race_lines(tmp_path / "run")
-    assert (lines[-1]["event"], lines[-1]["step"]) == ("standing", steps)
+    assert race_lines(tmp_path / "run")[-1]["step"] == steps
     assert "The best of 2 variants is lr=" in (tmp_path / "run" / "report.html").read_text()
     assert command.summary(result)["saved"].startswith(f"step {steps} in ")
     own, alone = result["by_variant"]["lr=0.5"], Train.of(**flags, lr=0.5, run=str(tmp_path / "0.5")).run()
@@ -98,19 +97,17 @@ def test_rungs_in_shares_are_of_all_steps_of_a_file_and_a_resume_leaves_the_resu
     flags = FLAGS | files(tmp_path, kind) | {"vary": ("lr=0.01,0.1",), "rungs": "50%"}
     flags |= {"run": str(tmp_path / "run"), "save": tmp_path / "saved"}
     result = SweepCommand.of(**flags).run()
-    assert [line["step"] for line in race_lines(tmp_path / "run", "left")] == [result["steps"] // 2] == [5]
+    assert [step for step, *_ in left_of(tmp_path / "run")] == [result["steps"] // 2] == [5]
     text = (tmp_path / "run" / "result.json").read_text()
     again = SweepCommand.of(**flags, resume=True)
     assert "nothing was left to train" in again.summary(again.run())["ended"]
     assert (tmp_path / "run" / "result.json").read_text() == text
 
 
-def test_a_rung_that_the_data_does_not_reach_is_named(tmp_path: Path):
-    more = {"vary": ("lr=0.01,0.1",), "run": "none", "steps": 50, "rungs": "5,30"}
+def test_data_that_ends_before_its_steps_is_told(tmp_path: Path):
+    more = {"vary": ("lr=0.01,0.1",), "run": "none", "steps": 50}
     command = SweepCommand.of(**FLAGS | files(tmp_path, "csv") | more)
-    lines = command.summary(command.run())
-    assert lines["rungs"] == "none was dropped at step 30, which the data does not reach"
-    assert lines["steps"].endswith("the data has no more for --steps 50")
+    assert command.summary(command.run())["steps"].endswith("the data has no more for --steps 50")
 
 
 EPOCHS, FIRST = 10, 8
@@ -142,8 +139,8 @@ def test_who_learns_the_samples_by_heart_does_not_win(tmp_path: Path):
     assert {place["variant"]: place["held_out"] for place in result["standing"]} == losses
     assert [place["held_out"] for place in result["standing"]] == sorted(losses.values())
     assert result["best"]["variant"] == result["winner"] and result["best"]["test_logloss"] == min(losses.values())
-    assert not race_lines(tmp_path / "run", "left")
-    standings = race_lines(tmp_path / "run", "standing")
+    assert not left_of(tmp_path / "run")
+    standings = race_lines(tmp_path / "run")
     assert [line["measure"] for line in standings[: FIRST - 1]] == ["training"] * (FIRST - 1)
     assert {line["measure"] for line in standings[FIRST - 1 :]} == {"held out"}
     assert all(place["auc"] is None for line in standings for place in line["places"])
@@ -156,10 +153,10 @@ def test_who_learns_the_samples_by_heart_does_not_win(tmp_path: Path):
 def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
     """They wait for an evaluation, and drop those with the highest held-out losses."""
     result = command(tmp_path, rungs="20,42").run()
-    left = [(line["step"], line["variant"], line["kind"]) for line in race_lines(tmp_path / "run", "left")]
-    assert [(step, kind) for step, _, kind in left] == [(24, "dropped"), (24, "dropped"), (48, "dropped")]
+    left = left_of(tmp_path / "run")
+    assert [(step, why.split()[0]) for step, _, why in left] == [(24, "dropped"), (24, "dropped"), (48, "dropped")]
     for step, names in ((24, 2), (48, 1)):
-        [places] = (line["places"] for line in race_lines(tmp_path / "run", "standing") if line["step"] == step)
+        [places] = (line["places"] for line in race_lines(tmp_path / "run") if line["step"] == step)
         ranks = {place["variant"]: place["held_out"] for place in places}
         gone = {name for at, name, _ in left if at == step}
         stay = {place["variant"] for place in places if place["state"] in ("leads", "races")}
@@ -184,7 +181,7 @@ def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when:
         saves = {"save": tmp_path / of, "save_every": 7}
         return command(tmp_path, epochs=4, rungs="10,18", run=str(tmp_path / "run"), **saves, **more)
 
-    whole, lines = rungs("whole").run(), race_lines(tmp_path / "run", "standing")
+    whole, lines = rungs("whole").run(), race_lines(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
 
     def child(begins: Callable[[], object]) -> None:
@@ -196,7 +193,7 @@ def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when:
     part = rungs("part", resume=True).run()
     for name in ("winner", "standing", "measure", "variant_steps", "seed_noise", "steps"):
         assert part[name] == whole[name], name
-    for ours, theirs in zip(race_lines(tmp_path / "run", "standing"), lines, strict=True):
+    for ours, theirs in zip(race_lines(tmp_path / "run"), lines, strict=True):
         assert all(ours[name] == theirs[name] for name in ("step", "measure", "places"))
 
 

@@ -20,7 +20,7 @@ from skirl.sweep.race import Race
 from skirl.sweep.run import SweepRun
 from skirl.tools.sealed_json import CheckpointError
 from tests.killed import ended, forked
-from tests.sweep.folders import evaluations, kill_before, left_behind, race_lines, rows_of, same
+from tests.sweep.folders import evaluations, kill_before, left_behind, left_of, rows_of, same
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "cache": "300", "valid": "5%", "quiet": True,
@@ -119,7 +119,7 @@ def killed(of: Path, first: Path) -> None:
 
         assert ended(*forked(child)) == -signal.SIGKILL
     header = json.loads((of / "saved" / HEADER).read_text())
-    assert header["step"] >= 4 and set(header["also"]["judged"]) == set(NAMES)
+    assert header["step"] >= 4 and set(header["also"]["race"]["judged"]) == set(NAMES)
 
 
 def test_killed_and_gone_on_with(whole: tuple, first: Path, tmp_path: Path):
@@ -160,15 +160,13 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
         "run": str(tmp_path / "r"),
     }
     result = SweepCommand.of(**flags).run()
-    left = race_lines(tmp_path / "r")[0]
     why = "diverged at step 1: predictions for the samples held out are not finite"
-    assert (left["kind"], left["why"], left["variant"]) == ("diverged", why, "dense_lr=1e+30")
+    assert left_of(tmp_path / "r") == [(1, "dense_lr=1e+30", why)]
     assert (result["failed"], result["winner"], result["best"]["variant"]) == (None, "dense_lr=0.001", "dense_lr=0.001")
     result = SweepCommand.of(**flags | {"vary": ("dense-lr=1e29,1e30",), "run": str(tmp_path / "all")}).run()
-    says = "all 2 variants have diverged, the last ones at step 1, where predictions for the samples held out are not finite"
+    says = f"all 2 variants have diverged, dense_lr=1e+30 as the last one, which {why}"
     assert (result["failed"], result["winner"], result["best"]) == (says, None, None)
-    lines = race_lines(tmp_path / "all")
-    assert [line["event"] for line in lines] == ["left", "left", "standing"]
+    assert [step for step, *_ in left_of(tmp_path / "all")] == [1, 1]
     assert {place["state"] for place in result["standing"]} == {why}
 
 

@@ -20,7 +20,7 @@ from skirl.models.dlrm import DLRM
 pytest.importorskip("skirl.sweep.passes", reason="another torch", exc_type=ImportError)
 
 from skirl.sweep.capture import Dense, capture
-from skirl.sweep.memory.execute import EmulatedLink, Pack
+from skirl.sweep.memory.execute import Link, Pack
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Infeasible, Plan, Planner, fastest, operators_again
 from skirl.sweep.memory.schedule import Action, Schedule, Unsound, in_pairs, in_turns, with_transfers
@@ -208,25 +208,25 @@ def trained(kind: Any, count: int, samples: int, memory: Memory | None) -> tuple
 @pytest.mark.parametrize("kind", [Drawing, DLRM])
 def test_variants_keep_their_bits(kind: Any) -> None:
     losses, bits = trained(kind, 3, 64, None)
-    free = Measured(1 << 30, EmulatedLink(1e9))
+    free = Measured(1 << 30, Link(1e9))
     everything = trained(kind, 3, 64, free)
     assert free.plan is not None and free.peak == free.plan.figures.peak
     least = Planner(free.plan.schedule.steps, 0, 1e9).least().figures.peak
-    tight = Measured(free.held + least, EmulatedLink(1e9))
+    tight = Measured(free.held + least, Link(1e9))
     for found in (everything, trained(kind, 3, 64, tight)):
         assert found[0] == losses and all(map(torch.equal, found[1], bits))
     assert tight.peak <= least <= free.peak
     with pytest.raises(
         Infeasible, match=rf"3 variants in turns need .* \({free.held + least:,} bytes\) at least, and memory"
     ):
-        trained(kind, 3, 64, Memory(free.held + least - 1, EmulatedLink(1e9)))
+        trained(kind, 3, 64, Memory(free.held + least - 1, Link(1e9)))
 
 
 def test_a_footprint_of_six_times_the_limit_trains() -> None:
-    free, count = Memory(1 << 30, EmulatedLink(1e9)), 8
+    free, count = Memory(1 << 30, Link(1e9)), 8
     losses, bits = trained(DLRM, count, 1024, free)
     assert free.plan is not None
-    tight = Measured((free.held + count * free.plan.figures.peak) // 6, EmulatedLink(1e9))
+    tight = Measured((free.held + count * free.plan.figures.peak) // 6, Link(1e9))
     found = trained(DLRM, count, 1024, tight)
     assert found[0] == losses and all(map(torch.equal, found[1], bits))
     assert tight.held + tight.peak <= tight.limit

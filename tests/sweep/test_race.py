@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.sweep.race import Race, Rules
+from skirl.sweep.race import Judged, Race, Rules
 from skirl.sweep.variants import RaceFlags
 from tests.cases import cases
 
@@ -50,7 +50,7 @@ def test_seeds_of_a_configuration_are_averaged_and_leave_together():
         for place in race.standing() if 1 < step < 20 else ():
             assert (place.difference, place.error) == pytest.approx(apart[place.variant[0]], abs=1e-12)
     assert race.racing == ["a0", "a1"]
-    assert race.winner() == "a0"
+    assert race.standing()[0].variant == "a0"
     assert race.seed_noise() == pytest.approx(math.sqrt((0.04**2 + 0.01**2) / 4), rel=0.2)
 
 
@@ -82,7 +82,7 @@ def test_a_longer_race_keeps_the_rungs_that_it_has_passed():
     of_steps = RaceFlags(rungs="500,80%").rules(1000).rungs, RaceFlags(rungs="14").rules(15, 2, 8).rungs
     assert of_steps == ((500, 800), (16,))  # the second waits for an evaluation
     (race := Race([*"abcd"], rules=Rules(rungs=(1,), again=True))).see([0.1, 0.2, 0.3, 0.4])
-    race.judge({"a": 0.1, "b": 0.2, "c": 0.4, "d": 0.3}, last=False)
+    race.judge({name: Judged(1, loss, 1) for name, loss in zip("abcd", (0.1, 0.2, 0.4, 0.3))}, last=False)
     assert [place.variant for place in race.standing()] == ["a", "b", "d", "c"]
     assert part.state_dict() == whole.state_dict()
 
@@ -151,12 +151,11 @@ def test_rungs_and_ranks_are_those_of_the_rule_written_out(number: int):
             for k, state in enumerate(rule.state):
                 if state == "races":
                     rule.held_out[k] = min(rule.held_out[k], draw.random())
-            if out := some(0.1):
-                race.diverged([f"v{k}" for k in out], "predictions are not finite")
-                for k in out:
-                    rule.state[k] = "diverged"
+            found = {f"v{k}": Judged(step, loss, step) for k, loss in enumerate(rule.held_out) if loss < math.inf}
+            for k in some(0.1):
+                rule.state[k], found[f"v{k}"] = "diverged", None
+            race.judge({name: one for name, one in found.items() if name in race.racing}, last=False)
             if again:
-                race.judge({f"v{k}": loss for k, loss in enumerate(rule.held_out) if loss < math.inf}, last=False)
                 rule.rung(step, judged=True)
                 ranks = [f"v{k}" for k in rule.ranks()]
                 places = race.standing()[: len(ranks)]

@@ -242,12 +242,8 @@ def best_line(sweep: Mapping[str, Any]) -> str:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
         return f"{place['variant']}, {loss} on samples that nobody had trained on"
     folder = best["folder"] if best else None
-    if save and folder is None:
-        last = Path(save) / place["variant"]
-        if (last / BEST).is_dir():
-            folder = last / BEST
-        elif best is not None and best["step"] == sweep["saved_step"]:
-            folder = last
+    if save and folder is None and best is not None and best["step"] == sweep["saved_step"]:
+        folder = Path(save) / place["variant"]
     at = "" if best is None else f", at step {best['step']:,}, {_kept(folder)}"
     return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
 
@@ -274,8 +270,7 @@ def report_of_sweep(folder: Path) -> dict[str, Any]:
 def sweep_so_far(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a sweep did that has not ended, as `facts_of_sweep` does for one that has."""
     data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
-    race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
-    standings = [line for line in race if line["event"] == "standing"]
+    standings = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
     ends = [one for one, after in zip(standings, [*standings[1:], {}]) if one["begun_at"] != after.get("begun_at")]
     last = standings[-1] if standings else {"step": 0, "places": []}
     return {
@@ -304,8 +299,6 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         lines["winner" if sweep["winner"] else "leader"] = best_line(sweep)
     if sweep["cost"] is not None:
         lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
-    if (after := sweep.get("rungs_after")) and not (sweep["failed"] or sweep["stopped_by"]):
-        lines["rungs"] = f"none was dropped at step {', '.join(map(str, after))}, which the data does not reach"
     left = [at["state"].split()[0] for at in places if at["left"] is not None]
     if left:
         says = {"dropped": "dropped at a rung", "diverged": "diverged"}

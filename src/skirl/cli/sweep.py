@@ -107,7 +107,7 @@ class SweepCommand(Composed):
         lines, steps = sweep_lines(facts_of_sweep(result)), self.recipe.data.steps
         if steps is not None and result["steps"] < steps and not (result["stopped_by"] or result["failed"]):
             lines["steps"] += f"; the data has no more for --steps {steps:,}"
-        if not any(result[f"{form}_steps"] for form in COMPUTED):
+        if result["form"] is None:
             lines["ended"] = "it had ended before: nothing was left to train"
             return lines | facts(result, "run", "page")
         lines |= facts(result, "samples_per_second", "processes_used", "peak_bytes")

@@ -41,14 +41,10 @@ def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
         del module.forward
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the dense weights of a model."""
-    return {name: weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
-
-
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
     """Return what a graph takes from a model: weights, and buffers, lest they become constants of the graph."""
-    return {**weights_of(model), **dict(model.named_buffers())}
+    weights = {name: weight for name, weight in model.named_parameters() if not isinstance(weight, Anchor)}
+    return {**weights, **dict(model.named_buffers())}
 
 
 def tensors_of(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
@@ -137,17 +133,19 @@ class Captured:
         graph.eliminate_dead_code()
         self.graph.recompile()
 
-    def hand_over(
-        self, contender: Contender, weights: Mapping[str, Tensor], rows: Output, outputs: Sequence[Any]
-    ) -> None:
-        """Give a variant its gradients, which trains its rows."""
-        losses = self.kept.num_leaves
-        found = tree_unflatten(outputs[:losses], self.kept)
-        for name, grad in zip(self.trained, outputs[losses:], strict=False):
-            own = weights[name]
-            own.grad = own.grad if grad is None else grad if own.grad is None else own.grad.add_(grad)
-        rows.backward(outputs[losses + len(self.trained) :], self.live)
-        contender.trained(contender.loss_of(lambda *_: found, None))
+
+def hand_over(
+    of: Dense | Captured, contender: Contender, weights: Mapping[str, Tensor], rows: Output, outputs: Sequence[Any]
+) -> None:
+    """Give a variant its gradients, which trains its rows."""
+    assert of.kept is not None
+    losses = of.kept.num_leaves
+    found = tree_unflatten(outputs[:losses], of.kept)
+    for name, grad in zip(of.trained, outputs[losses:], strict=False):
+        own = weights[name]
+        own.grad = own.grad if grad is None else grad if own.grad is None else own.grad.add_(grad)
+    rows.backward(outputs[losses + len(of.trained) :], of.live)
+    contender.trained(contender.loss_of(lambda *_: found, None))
 
 
 def _draw_of(node: fx.Node) -> Callable[[], Tensor]:

@@ -81,26 +81,26 @@ class Folders:
         self._spec, self._number = spec, 0
         self._disks = [Path(one.removeprefix("disk:")) for one, _ in shards(spec) if one.startswith("disk:")]
         if resume:  # the rows come from the checkpoint
-            self._remove(lambda number: True)
-        elif later := [path for path, number in self._there() if number]:
+            self._remove_all_but()
+        elif later := [path for path in self._there() if path.name != "sweep-0"]:
             raise ValueError(
                 f"{later[0]} already holds rows of a sweep: go on with it by --resume and --save, or set store to an empty "
                 "folder"
             )
 
     def __call__(self, records: Mapping[int, Record], rows: Mapping[int, int]) -> Store:
-        self._remove(lambda number: number < self._number - 1)
-        store = open_store(inside(self._spec, f"sweep-{self._number}"), records, rows=rows)
+        before, now = f"sweep-{self._number - 1}", f"sweep-{self._number}"
+        self._remove_all_but(before, now)
+        store = open_store(inside(self._spec, now), records, rows=rows)
         self._number += 1
         return store
 
-    def _there(self) -> list[tuple[Path, int]]:
-        paths = (path for folder in self._disks for path in folder.glob("sweep-*"))
-        return [(path, int(path.name[6:])) for path in paths if path.name[6:].isdecimal()]
+    def _there(self) -> list[Path]:
+        return [path for folder in self._disks for path in folder.glob("sweep-*") if path.name[6:].isdecimal()]
 
-    def _remove(self, old: Callable[[int], bool]) -> None:
-        for path, number in self._there():
-            if old(number):
+    def _remove_all_but(self, *names: str) -> None:
+        for path in self._there():
+            if path.name not in names:
                 shutil.rmtree(path)
 
 
@@ -114,7 +114,6 @@ class OfVariant(Collection):
 
     def __init__(self, engine: Engine, pack: Pack) -> None:
         nn.Module.__init__(self)
-        self._variant = pack.name
         self.in_turn = False
         self._hold(engine, pack)
 
@@ -122,7 +121,7 @@ class OfVariant(Collection):
         """Look up the ids of a batch. In training mode, this is allowed only in the variant's turn."""
         if self.training and torch.is_grad_enabled() and (not self.in_turn or self.current.loop is None):
             raise RuntimeError(
-                f"variant {self._variant!r} is trained outside of its turn: train it in `for variant in sweep`, inside a "
+                f"variant {self.pack.name!r} is trained outside of its turn: train it in `for variant in sweep`, inside a "
                 "loop over `skirl.lookahead(loader, sweep)`, or call sweep.step(batch)"
             )
         return super().forward(sparse)
@@ -133,7 +132,7 @@ class OfVariant(Collection):
         return self.current.out
 
     def close(self) -> None:
-        raise RuntimeError(f"the rows of variant {self._variant!r} are the sweep's: call sweep.close()")
+        raise RuntimeError(f"the rows of variant {self.pack.name!r} are the sweep's: call sweep.close()")
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -164,11 +163,8 @@ class OfVariant(Collection):
     def opened(self, loop: Any) -> None:
         """Refuse a lookahead over one variant, which would move its rows by another plan."""
         raise RuntimeError(
-            f"variant {self._variant!r} has the plan of its sweep: pass the sweep to skirl.lookahead(loader, sweep)"
+            f"variant {self.pack.name!r} has the plan of its sweep: pass the sweep to skirl.lookahead(loader, sweep)"
         )
-
-    def opened_by_sweep(self, loop: Any) -> None:
-        self.current.opened(loop)
 
 
 class VariantBags(OfVariant, EmbeddingBagCollection): ...
@@ -181,7 +177,6 @@ class Contender:
     """A variant as its sweep yields it."""
 
     def __init__(self, variant: Variant, embeddings: OfVariant, seed: int) -> None:
-        self.variant = variant
         self.name = variant.name
         self.overrides = variant.overrides
         self.embeddings = embeddings

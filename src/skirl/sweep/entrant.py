@@ -55,12 +55,6 @@ class Entrant:
         return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
 
     @property
-    def rows(self) -> dict[str, int]:
-        engine = self.contender.embeddings.engine
-        cache = sum(len(cache) for cache in engine.caches)
-        return {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched}
-
-    @property
     def loss(self) -> float:
         return nan if self.contender.loss is None else self.contender.loss
 
@@ -76,10 +70,14 @@ class Entrant:
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
 
-    def finish(self, batches: Lookahead, left: str | None, more: Mapping[str, Any]) -> dict[str, Any]:
-        """End its run, and return its result. `more`: what the sweep adds."""
+    def finish(
+        self, batches: Lookahead, left: str | None, best: Mapping[str, Any] | None, missing: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """End its run, and return its result."""
         self.after_step(batches, last=True)
         self.run.__exit__(None, None, None)
+        engine = self.contender.embeddings.engine
+        cache = sum(len(cache) for cache in engine.caches)
         result = {
             "command": "train",
             **self.flags,
@@ -94,9 +92,9 @@ class Entrant:
             "failed": left if left is not None and self.contender.diverged else None,
             "from": self.begun_from,
             "exact": self.contender.exact,
-            "rows": self.rows,
-            **more,
-            "missing": self.run.missing + more.get("missing", []),
+            "rows": {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched},
+            "best": best,
+            "missing": [*self.run.missing, *missing],
         }
         del self.rates  # they hold its optimizers and thus its weights
         self.run.finish(result)
@@ -112,7 +110,6 @@ def check_pooled(variants: Sequence[Varied]) -> None:
 
 
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], **more: Any) -> Sweep:
-    check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
     shared = []
     for v in variants:

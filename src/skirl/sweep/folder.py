@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import folder
-from skirl.sweep.checkpoint import SWEEP, Parts, SweepSaving, write_header
-from skirl.sweep.race import Judged, Race, VariantPlace
+from skirl.sweep.checkpoint import Parts, SweepSaving, write_header
+from skirl.sweep.race import Judged, Race
 from skirl.sweep.ranks import Ranks
 from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import KeepFlags, Varied
@@ -22,7 +22,7 @@ from skirl.tools.sealed_json import put_whole
 from skirl.train.flags import RUNS
 from skirl.train.run_folder import Lines, Missing, new_folder, put_json
 
-RACE, RESULT = "race.jsonl", "result.json"
+SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
 
 
 class SweepFolder:
@@ -64,7 +64,7 @@ class SweepFolder:
     def of(self, variant: str) -> str:
         return "none" if self.path is None else str(self.path / variant)
 
-    def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], race: Race, step: int) -> None:
+    def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], step: int) -> None:
         """Write sweep.json and begin race.jsonl; one that resumes drops the lines after its step."""
         if self.path is None:
             return
@@ -72,11 +72,7 @@ class SweepFolder:
         facts = {
             "command": "sweep",
             "flags": dict(flags),
-            "rules": asdict(race.rules),
-            "variants": [
-                {"name": variant.name, "overrides": dict(variant.overrides), "configuration": configuration}
-                for variant, configuration in zip(variants, race.configurations, strict=True)
-            ],
+            "variants": [{"name": variant.name, "overrides": dict(variant.overrides)} for variant in variants],
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine() | {"threads": flags.get("threads")},
         }
@@ -89,14 +85,12 @@ class SweepFolder:
             put_whole(self.path / RACE, b"".join(line + b"\n" for line in kept), "new")
             self._race = Lines(self.path / RACE)
 
-    def left(self, place: VariantPlace) -> None:
-        what = {"variant": place.variant, "why": place.state, "kind": place.kind}
-        self._write({"event": "left", "step": place.left, **what})
-
     def standing(self, seconds: float, race: Race, aucs: Mapping[str, float | None]) -> None:
         at = [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()]
         when = {"step": race.step, "seconds": seconds, "begun_at": self._begun_at}
-        self._write({"event": "standing", **when, "measure": race.measure, "places": at})
+        if self._race is not None and self.path is not None:
+            with self._missing.tried(RACE, self.path, race.step):
+                self._race.write({**when, "measure": race.measure, "places": at})
 
     @property
     def missing(self) -> list[str]:
@@ -107,11 +101,6 @@ class SweepFolder:
         if self.path is not None and not (self._begun_at == result["steps"] and (self.path / RESULT).is_file()):
             with self._missing.tried(RESULT, self.path):
                 put_json(self.path / RESULT, result)
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        if self._race is not None and self.path is not None:
-            with self._missing.tried(RACE, self.path, line["step"]):
-                self._race.write(line)
 
 
 log = logging.getLogger("skirl")
@@ -133,8 +122,6 @@ class SweepKeeper:
         self._names = [variant.name for variant in sweep.variants] if keeping.keep_best else []
         self._best_at: dict[str, int] = {}
         """By variant: the step of the best checkpoint, which is kept."""
-        self._missed: dict[str, str] = {}
-        """By variant: why it is not."""
         for name in self._names:
             if not keeping.resume:
                 folder.refuse_checkpoints(self._folder(name))
@@ -186,7 +173,6 @@ class SweepKeeper:
         self.keep_best(header)
 
     def _fail(self, header: Mapping[str, Any], error: NotWritten) -> None:
-        self._miss(self._due(header), header["step"], "it could not be saved")
         self.failed = f"step {header['step']:,} is not saved: {error}"
         log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.failed)
 
@@ -194,8 +180,8 @@ class SweepKeeper:
 
     def _due(self, header: Mapping[str, Any]) -> list[str]:
         """Return the variants of this rank that were never better than in this checkpoint, which is not kept yet."""
-        judged, step = {name: Judged(*one) for name, one in header["also"]["judged"].items()}, header["step"]
-        due = [name for name in self._names if name in judged and judged[name].is_best_at(step)]
+        judged, step = header["also"]["race"]["judged"], header["step"]
+        due = [name for name in self._names if name in judged and Judged(*judged[name]).is_best_at(step)]
         return [name for name in due if self._best_at.get(name) != step]
 
     def keep_best(self, header: Mapping[str, Any]) -> None:
@@ -207,18 +193,9 @@ class SweepKeeper:
             try:
                 folder.keep_best(self._folder(name).parent / saved[name])
             except (OSError, ValueError) as error:
-                self._miss([name], step, f"it could not be kept: {why(error)}")
+                log.warning("step %d, the best of variant %s so far, could not be kept: %s", step, name, why(error))
             else:
                 self._best_at[name] = step
-                self._missed.pop(name, None)
-
-    def _miss(self, names: Sequence[str], step: int, why_not: str) -> None:
-        for name in names:
-            still = f"that of step {self._best_at[name]:,} stays" if name in self._best_at else "none is kept yet"
-            self._missed[name] = (
-                f"step {step:,} of variant {name} is the best so far, but {why_not}; {still} in {self._folder(name)}"
-            )
-            log.warning("%s", self._missed[name])
 
     def best(self, name: str, judged: Judged | None) -> dict[str, Any] | None:
         """Return where a variant's best checkpoint is: folder, step, held-out log loss. None if none is kept."""
@@ -226,10 +203,6 @@ class SweepKeeper:
             return None
         loss = judged.best if judged is not None and judged.best_step == self._best_at[name] else None
         return {"folder": str(self._folder(name)), "step": self._best_at[name], "test_logloss": loss}
-
-    @property
-    def missed(self) -> str | None:
-        return "\n".join(self._missed.values()) or None
 
     def _folder(self, name: str) -> Path:
         assert self._path is not None

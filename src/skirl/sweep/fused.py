@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from skirl.nn.collection import Collection
-from skirl.sweep.capture import Captured, Dense, Unfit, capture, inputs_of, tensors_of
+from skirl.sweep.capture import Captured, Dense, Unfit, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, put_states, random_states, step_dense
 from skirl.tools.rng_state import unchanged
 
@@ -305,7 +305,7 @@ class Group:
         found = self.fused(inputs)
         for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
             contender.exact &= self.exact
-            captured.hand_over(contender, weights, own, outputs)  # nothing draws random numbers by now
+            hand_over(captured, contender, weights, own, outputs)  # nothing draws random numbers by now
         step_dense(self.contenders)
         return True
 
@@ -316,9 +316,11 @@ class Forms:
     only: Form | None = None
     """The form wherever it fits, instead of the faster one. If it is the loop, nothing is probed."""
 
-    def __init__(self, loss: Loss, inexact: bool) -> None:
+    def __init__(self, loss: Loss, inexact: bool, *, graphs: bool = False) -> None:
+        """graphs: try first whether all fit into one CUDA graph."""
         self.steps: Counter[str] = Counter()
         """Steps of variants in each form."""
+        self._graphs = graphs
         self._loss, self._inexact, self._unfit = loss, inexact, False
         self._last: Any = None
         """The layout of the last batch: one that comes once, as an epoch's end, is not worth a probe of seconds."""
@@ -326,7 +328,8 @@ class Forms:
 
     def forget(self) -> None:
         """Let go of all models."""
-        self._groups: dict[Any, list[Group]] = {}
+        self._groups: dict[Any, list[Any]] = {}
+        """By layout: groups, or a CUDA graph of all."""
         self._states: list[State] = []
 
     def step(self, racing: Sequence[Contender], batch: Any) -> None:
@@ -360,13 +363,22 @@ class Forms:
         self._unfit = True
         log.info("variants train in turn: %s", why)
 
-    def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Group]:
-        """Train all in turn, then find which of them fuse."""
-        states, same, lone = (
-            [State(contender) for contender in racing],
-            list[tuple[Any, list[Any]]](),
-            list[Contender](),
-        )
+    def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Any]:
+        """Train all in turn, and find which of them run as one."""
+        if self._graphs:
+            from skirl.sweep.graphed import Graphed
+
+            try:
+                with unchanged():
+                    graph = Graphed(racing, self._loss, batch)
+            except Exception as error:  # of a model or a loss that waits for the GPU, draws numbers, or keeps some
+                log.info("variants are no CUDA graph: %s", error)
+                self._graphs = False
+            else:
+                Group(racing).train("loop", self._loss, batch)
+                return [graph]
+        states = [State(contender) for contender in racing]
+        same, lone = list[tuple[Any, list[Any]]](), list[Contender]()
         Group(racing).train("loop", self._loss, batch)
         for contender, state in zip(racing, states, strict=True):
             try:

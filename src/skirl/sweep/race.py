@@ -40,13 +40,11 @@ class Rules:
         return max(self.keep, -(-configurations // 2**passed))
 
 
-# Evaluations on the samples held out.
-
 BROKEN = "predictions for the samples held out are not finite"
 
 
 class Judged(NamedTuple):
-    """The outcome of a variant's evaluations so far."""
+    """The outcome of a variant's evaluations on the samples held out so far."""
 
     step: int
     """The step of the last evaluation."""
@@ -59,15 +57,6 @@ class Judged(NamedTuple):
         return self.best is not None and self.best_step == self.step == step
 
 
-def best_of(name: str | None, judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the evaluation with the least log loss of a variant; None if it had none."""
-    if name is None or name not in judged or judged[name].best is None:
-        return None
-    kept, step = folders.get(name), judged[name].best_step
-    folder = kept["folder"] if kept is not None and kept["step"] == step else None
-    return {"variant": name, "step": step, "test_logloss": judged[name].best, "folder": folder}
-
-
 def difference(place: "VariantPlace") -> str:
     """Return how much higher its loss is than that of rank 1, with the standard error, as text."""
     if place.rank == 1 or place.difference is None or place.kind == "diverged":
@@ -75,9 +64,6 @@ def difference(place: "VariantPlace") -> str:
     if place.leading:
         return "seed of rank 1"
     return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
-
-
-# The race.
 
 
 @dataclass(frozen=True)
@@ -129,8 +115,8 @@ class Race:
         """[batches, variants]: of the last whole stretch and the one that has begun, each before anybody trained on it."""
         self._before, self._length = 0, FIRST
         """Batches of these stretches, the last when it is whole."""
-        self._held_out: dict[int, float] = {}
-        """By variant: its lowest log loss on the samples held out."""
+        self.judged: dict[str, Judged] = {}
+        """What evaluations of each variant have found."""
         self._judged = False
         """Whether ranks are by these."""
         self._gone: dict[int, VariantPlace] = {}
@@ -143,10 +129,6 @@ class Race:
     @property
     def left(self) -> list[VariantPlace]:
         return [*self._gone.values()]
-
-    @property
-    def configurations(self) -> list[int]:
-        return self._of.tolist()
 
     @property
     def measure(self) -> str:
@@ -168,29 +150,29 @@ class Race:
         self._losses = np.vstack([self._losses, values])
         return gone + (self._drop() if self.step in self.rules.rungs and not self.rules.again else [])
 
-    def judge(self, held_out: Mapping[str, float | None], *, last: bool) -> list[VariantPlace]:
-        """Rank by log losses on samples held out, and return who is dropped."""
-        found = {self.names.index(name): loss for name, loss in held_out.items()}
-        self._held_out = {k: loss for k, loss in found.items() if loss is not None}
-        self._judged = any(self._racing[k] for k in self._held_out)
-        if last or not self._judged:
-            return []
-        return self._drop()
+    def judge(self, found: Mapping[str, Judged | None], *, last: bool) -> list[VariantPlace]:
+        """Take evaluations, None if predictions are not finite, and return who leaves or is dropped. Ranks
+        are by them if samples come again, and at the end."""
+        broken = [self.names.index(name) for name, one in found.items() if one is None]
+        gone = self._leave(broken, f"diverged at step {self.step:,}: {BROKEN}")
+        self.judged |= {name: one for name, one in found.items() if one is not None}
+        if self.racing and (last or self.rules.again):
+            self._judged = any(self._racing[k] for k in self._held_out)
+            gone += self._drop() if self._judged and not last else []
+        return gone
 
-    def diverged(self, names: Sequence[str], why: str) -> list[VariantPlace]:
-        """Let variants leave whose predictions are not finite, and return them."""
-        return self._leave([self.names.index(name) for name in names], f"diverged at step {self.step:,}: {why}")
-
-    def winner(self) -> str:
-        return self.standing()[0].variant
+    @property
+    def _held_out(self) -> dict[int, float]:
+        """By variant: its lowest log loss on the samples held out."""
+        return {self.names.index(name): one.best for name, one in self.judged.items() if one.best is not None}
 
     def standing(self) -> list[VariantPlace]:
         """Return the places of all variants, best first. Those that left follow, the last to leave and the best first."""
         order, values = self._order(), self._values()
         best = [k for c in order for k in sorted(self._own(c), key=lambda k: values[k])]
-        by = {k: place.loss or 0.0 for k, place in self._gone.items()} | (self._held_out if self._judged else {})
-        rest = sorted(self._gone, key=lambda k: (-(self._gone[k].left or 0), by[k], k))
         whole, held_out = self._whole(), self._held_out if self._judged else {}
+        by = {k: place.loss or 0.0 for k, place in self._gone.items()} | held_out
+        rest = sorted(self._gone, key=lambda k: (-(self._gone[k].left or 0), by[k], k))
         places = [self._place(k, "races" if n else "leads", order, whole) for n, k in enumerate(best)]
         places += [self._gone[k] for k in rest]
         return [
@@ -201,9 +183,9 @@ class Race:
     def seed_noise(self) -> float | None:
         """Return the standard deviation over seeds of what ranks are by, pooled over all configurations, those that left as
         they were then; None if none has several."""
-        values = self._values()
+        values, held_out = self._values(), self._held_out
         for k, place in self._gone.items():  # as it was then
-            then = self._held_out.get(k) if self._judged else place.loss
+            then = held_out.get(k) if self._judged else place.loss
             values[k] = np.nan if then is None or place.kind == "diverged" else then
         seeds = [values[(self._of == c) & np.isfinite(values)] for c in range(self._of.max() + 1)]
         spreads = [(np.var(own, ddof=1), len(own) - 1) for own in seeds if len(own) > 1]
@@ -216,8 +198,8 @@ class Race:
             "step": self.step,
             "racing": self._racing.tolist(),
             "gone": {str(k): asdict(place) for k, place in self._gone.items()},
-            "held_out": {str(k): loss for k, loss in self._held_out.items()},
-            "judged": self._judged,
+            "judged": self.judged,
+            "by_held_out": self._judged,
             "stretches": [self._before, self._length],
             "losses": self._losses.tobytes().hex(),
         }
@@ -228,8 +210,8 @@ class Race:
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
         self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
-        self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
-        self._judged = state["judged"]
+        self.judged = {name: Judged(*one) for name, one in state["judged"].items()}
+        self._judged = state["by_held_out"]
         self._before, self._length = state["stretches"]
         self._losses = np.frombuffer(bytes.fromhex(state["losses"])).reshape(-1, len(self.names))
 
@@ -239,7 +221,8 @@ class Race:
 
     def _values(self) -> np.ndarray:
         if self._judged:
-            return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
+            held_out = self._held_out
+            return np.array([held_out.get(k, np.inf) for k in range(len(self.names))])
         return self._losses.sum(0) / max(1, len(self._losses))
 
     def _own(self, c: int) -> list[int]:
@@ -271,17 +254,9 @@ class Race:
         n, c, first = len(self._losses), int(self._of[k]), order[0]
         values = self._values()[self._own(c)]
         mean = float(values.mean()) if sum(self._of == c) > 1 and np.isfinite(values).all() else None
+        place = VariantPlace(0, self.names[k], None, None, None, state, leading=c == first, mean=mean)
         if not n:
-            return VariantPlace(0, self.names[k], None, None, None, state, leading=c == first, mean=mean)
+            return place
         apart = whole[c] - whole[first]  # on the same batches: what makes one hard cancels out
         error = float(apart.std(ddof=1) / np.sqrt(n)) if n > 1 else None
-        return VariantPlace(
-            0,
-            self.names[k],
-            float(self._losses[:, k].mean()),
-            float(apart.mean()),
-            error,
-            state,
-            c == first,
-            mean=mean,
-        )
+        return replace(place, loss=float(self._losses[:, k].mean()), difference=float(apart.mean()), error=error)

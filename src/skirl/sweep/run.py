@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
@@ -19,9 +20,9 @@ from skirl.sweep.checkpoint import begun, check_same, forget, header_of, plain, 
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder, SweepKeeper
-from skirl.sweep.race import BROKEN, Judged, Race, VariantPlace, best_of, difference
+from skirl.sweep.race import Judged, Race, VariantPlace, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
-from skirl.sweep.sweep import FORMS, Diverged
+from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, points, seeds_of_one
 from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine, peak_bytes
@@ -101,7 +102,6 @@ class SweepRun:
             check_same(saved, flags, variants)
         check_pooled(variants)
         self._origin = begun(keeping, variants)
-        self.judged = {name: Judged(*one) for name, one in saved.get("judged", {}).items()}
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         if steps is None and "%" in (race_flags.rungs or ""):
@@ -144,7 +144,6 @@ class SweepRun:
         """Whether a checkpoint was still being written when all met; whether the stream ended then."""
         self._apart = 1
         """Most steps until all meet again."""
-        self.failed: str | None = None
         self._began = self._now = self._saved_at = ranks.told(time.monotonic(), "the time")[0]
         """Of the first rank."""
         self._signals = Signals(keeping.save is not None, launched_here())
@@ -190,8 +189,9 @@ class SweepRun:
                     self.entrants[contender.name].begun_from = found
         for entrant in self.entrants.values():
             self._open.enter_context(entrant.run.begin(self.batches, entrant.meter))
+        self._begun_at = self.batches.step
         if self.ranks.first:
-            self.folder.begin(self.flags, self.variants, self.race, self.batches.step)
+            self.folder.begin(self.flags, self.variants, self._begun_at)
         if self.header is not None:
             self.keeper.counts(self.header)
         elif save is not None:
@@ -204,6 +204,14 @@ class SweepRun:
         """The variants in the race that this rank trains."""
         return [self.entrants[name] for name in self.race.racing if name in self.entrants]
 
+    @property
+    def failed(self) -> str | None:
+        """Why no variant is left; None while one races."""
+        if self.race.racing:
+            return None
+        last = self.race.left[-1]
+        return f"all {len(self.variants)} variants have diverged, {last.variant} as the last one, which {last.state}"
+
     def leg(self) -> bool:
         """Train until all ranks meet, and drop those below a rung. Return False if no variant or no batch is left."""
         race, left = self.race, list[VariantPlace]()
@@ -211,28 +219,22 @@ class SweepRun:
         if not steps:
             return False
         for losses, samples in steps:
-            racing = race.racing
             left += race.see([losses.get(name, nan) for name in race.names])
             if not race.racing:
-                self.failed = str(Diverged.all_of(len(self.variants), racing[-1], race.step, losses[racing[-1]]))
                 break
             self.samples += samples
         self._let_leave(left)
-        if self.failed is not None:
-            self._stand()
-            return False
         step = race.step
-        if self.stream.held_out and (self._last or (self.eval_every is not None and step % self.eval_every == 0)):
-            self._judge()
-            if self.failed is not None:
-                self._stand()
-                return False
+        due = self._last or (self.eval_every is not None and step % self.eval_every == 0)
+        if due and race.racing and self.stream.held_out:
+            self._let_leave(self._judge())
         for entrant in self.here:
             entrant.after_step(self.batches, last=self._last)
         self.speed.reached(self.samples)
-        if step % self.every == 0 or self._last:
-            self._stand()
-        return True
+        if step % self.every == 0 or self._last or not race.racing:
+            aucs = {} if self.folder.path is None else self._aucs()
+            self.folder.standing(time.monotonic() - self._began, race, aucs)
+        return bool(race.racing)
 
     def _meeting(self) -> int:
         """Return the step at which all ranks meet next."""
@@ -285,10 +287,6 @@ class SweepRun:
             live = [one for one in live if isfinite(one.loss)]
         return Told(trains, losses, samples, last, saving, self._signals.came, time.monotonic())
 
-    def _stand(self) -> None:
-        aucs = {} if self.folder.path is None else self._aucs()
-        self.folder.standing(time.monotonic() - self._began, self.race, aucs)
-
     def facts(self) -> Facts:
         """Return the standing for one line."""
         first, *others = self.race.standing()
@@ -302,26 +300,15 @@ class SweepRun:
             **({"samples/s of each": f"{rate:,.0f}"} if (rate := self.speed.rate(self.samples)) else {}),
         }
 
-    def _judge(self) -> None:
-        """Evaluate, and rank by it if samples come again, and at the end."""
-        step = self.race.step
+    def _judge(self) -> list[VariantPlace]:
+        """Evaluate, and return who leaves by that."""
         with self.speed.paused():
             own = {}
-            if due := [entrant for entrant in self.here if entrant.judge.due(step, last=self._last)]:
-                own = evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
+            if due := [entrant for entrant in self.here if entrant.judge.due(self.race.step, last=self._last)]:
+                own = evaluate(due, self.race.step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
             told = self.ranks.joined(own, "evaluations")
-        found = {name: Judged(*one) for name, one in told.items() if one is not None}
-        self.judged |= found
-        if broken := [name for name in told if name not in found]:
-            if len(broken) == len(self.race.racing):
-                self.failed = (
-                    f"all {len(self.variants)} variants have diverged, the last ones at step {step:,}, where {BROKEN}"
-                )
-            self._let_leave(self.race.diverged(broken, BROKEN))
-            if self.failed is not None:
-                return
-        if self._last or self.race.rules.again:
-            self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=self._last))
+        found = {name: None if one is None else Judged(*one) for name, one in told.items()}
+        return self.race.judge(found, last=self._last)
 
     def _let_leave(self, left: Sequence[VariantPlace]) -> None:
         """Let variants leave that have left the race. A rank that has none left stops training."""
@@ -335,15 +322,13 @@ class SweepRun:
             if (name := one.variant) not in self.entrants:
                 continue
             entrant = self.entrants[name]
-            more = {"rows": entrant.rows, "missing": self._save_last(entrant) if name in save else []}
+            missing = self._save_last(entrant) if name in save else []
+            results[name] = entrant.finish(self.batches, one.state, self._best(name), missing)
             if entrant.contender.left is None and len(self.sweep) > 1:
                 self.sweep.drop(name, one.state)  # its memory is freed
-            results[name] = entrant.finish(self.batches, one.state, more | self._best(name))
         if results and not self.here:  # others may go on for a long time
             self._let_go()
         self.results |= self.ranks.joined(results, "who leaves")
-        for one in left:
-            self.folder.left(one)
 
     def _save_last(self, entrant: Entrant) -> list[str]:
         """Save a variant that stops, as a run is saved at its end. Return a sentence if it cannot be written."""
@@ -375,7 +360,7 @@ class SweepRun:
             if not self._saving:
                 self.keeper.settle()
             step = self.race.step
-            best = self.keeping.keep_best and any(one.is_best_at(step) for one in self.judged.values())
+            best = self.keeping.keep_best and any(one.is_best_at(step) for one in self.race.judged.values())
             if stop or self._last or best or self.keeping.due(step, self._now - self._saved_at):
                 self._save()
             if stop:
@@ -389,14 +374,14 @@ class SweepRun:
     def _header(self) -> dict[str, Any]:
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "results": self.results,
-            "flags": self.flags, "judged": self.judged,
+            "flags": self.flags,
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
         left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
         return header_of(self.race.step, left, plain(also))
 
-    def _best(self, name: str) -> dict[str, Any]:
-        return {"best": self.keeper.best(name, self.judged.get(name))}
+    def _best(self, name: str) -> dict[str, Any] | None:
+        return self.keeper.best(name, self.race.judged.get(name))
 
     def _parts(self, contender: Contender) -> list[Any]:
         return self.entrants[contender.name].parts
@@ -407,14 +392,13 @@ class SweepRun:
         if self.failed is None:
             own = {one.name: one.finish(self.batches, None, self._best(one.name)) for one in self.here}
             results |= self.ranks.joined(own, "results")
-        steps = {f"{form}_steps": self.sweep.forms.steps[form] for form in FORMS}
-        steps["planned_bytes"] = self.sweep.planned_bytes
-        own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time(), **steps}
-        of_ranks = self.ranks.told(own, "facts")
-        missed = [one for one in self.ranks.told(keeper.missed, "what is missing") if one]
+        own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
+        own["planned_bytes"] = self.sweep.planned_bytes
+        of_ranks, forms = zip(*self.ranks.told([own, self.sweep.forms.steps], "facts"), strict=True)
+        steps = sum(map(Counter, forms), Counter[str]())
         aucs, seconds = self._aucs(), time.monotonic() - self._began
         spent = sum(race.step if one.left is None else one.left for one in race.standing())
-        winner = None if self.failed or self.stopped_by else race.winner()
+        winner = None if self.failed or self.stopped_by else race.standing()[0].variant
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         total = {name: sum(one[name] for one in of_ranks) for name in of_ranks[0]}
         result = {
@@ -425,7 +409,6 @@ class SweepRun:
             "steps": race.step,
             "saved_step": keeper.step,
             "variant_steps": spent,
-            "rungs_after": [rung for rung in race.rules.rungs if rung > race.step],
             "cost": spent / max(1, (self.stream.steps or race.step) * len(race.names)),
             "seed_noise": race.seed_noise(),
             "seconds": seconds,
@@ -433,21 +416,41 @@ class SweepRun:
             "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
             "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
-            "best": best_of(winner, self.judged, {name: results[name].get("best") for name in race.names}),
+            "best": self._best_of(winner),
             "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
             "processes_used": self.ranks.size,
             **total,
-            "form": max(FORMS, key=lambda form: total[f"{form}_steps"]),
+            "form": max(steps, key=steps.__getitem__, default=None),
             "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
             "stopped_by": self.stopped_by,
             "missing": self.folder.missing + of_variants,
-            "failed": self.failed or keeper.failed or "\n".join(missed) or None,
+            "failed": self.failed or keeper.failed or self._not_kept(),
         }
         if self.ranks.first:
             self.folder.finish(result)
         return result | {"missing": self.folder.missing + of_variants}
+
+    def _not_kept(self) -> str | None:
+        """Return which bests of this start could not be kept; None if there are none."""
+        if not self.keeping.keep_best:
+            return None
+        judged = {name: one for name, one in self.race.judged.items() if one.best is not None}
+        lost = [
+            f"step {one.best_step:,}, the best of variant {name}, could not be kept"
+            for name, one in judged.items()
+            if one.best_step > self._begun_at and one.best_step != (self.results[name]["best"] or {}).get("step")
+        ]
+        return "\n".join(lost) or None
+
+    def _best_of(self, name: str | None) -> dict[str, Any] | None:
+        """Return the evaluation with the least log loss of a variant; None if it had none."""
+        if name is None or name not in self.race.judged or self.race.judged[name].best is None:
+            return None
+        kept, step = self.results[name].get("best"), self.race.judged[name].best_step
+        folder = kept["folder"] if kept is not None and kept["step"] == step else None
+        return {"variant": name, "step": step, "test_logloss": self.race.judged[name].best, "folder": folder}
 
     def _aucs(self) -> dict[str, float | None]:
         """Return the AUC of every variant, also of those that no longer train; none if it counts samples of many epochs."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -41,28 +41,19 @@ from skirl.sweep.contender import (
     packs_of,
 )
 from skirl.sweep.fused import Forms
-from skirl.sweep.graphed import Graphs
-from skirl.sweep.memory import planned
 from skirl.sweep.variants import Variant
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.units import parse_bytes
+
+if TYPE_CHECKING:
+    from skirl.sweep.memory.orchestrate import Memory
 
 
 class Diverged(ArithmeticError):
     """No variant of a sweep is left, because the losses of all became infinite or nan."""
 
-    @classmethod
-    def all_of(cls, count: int, last: str, step: int, loss: float | None) -> "Diverged":
-        return cls(
-            f"all {count} variants have diverged, the last one ({last!r}) in step {step}, where its loss is {loss}: try "
-            "smaller learning rates"
-        )
-
 
 log = logging.getLogger("skirl")
-
-FORMS = ("loop", "fused", "graph", "planned")
-"""How a step trains its variants: one after the other, as one, as branches of a CUDA graph, or within a limit of memory."""
 
 
 def _loss_of(model: Any, batch: Any) -> Tensor:
@@ -152,11 +143,10 @@ class Sweep:
         packs = packs_of(variants, tables, optimizer, seed)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
-        self.forms = Forms(loss, inexact)
+        self.forms = Forms(loss, inexact, graphs=torch_device(device).type == "cuda")
         if memory not in (None, "auto"):
             parse_bytes(memory)
-        self._loss, self._limit, self._memory = loss, memory, None
-        self._graphs = Graphs(loss) if torch_device(device).type == "cuda" else None
+        self._loss, self._limit, self._memory = loss, memory, cast("Memory | None", None)
         self._threads = threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
@@ -242,12 +232,15 @@ class Sweep:
                 "brings the rows of all variants"
             )
         racing = self.racing
-        if self._limit is None and self._graphs is not None and self._graphs.step(racing, batch):
-            self.forms.steps["graph"] += len(racing)
-        elif self._limit is None:
+        if self._limit is None:
             self.forms.step(racing, batch)
         else:
-            self._memory = self._memory or planned(self._limit, self.engine.device.at)
+            if self._memory is None:
+                try:
+                    from skirl.sweep.memory.orchestrate import planned
+                except ImportError as error:  # of another torch
+                    raise ValueError(str(error)) from error
+                self._memory = planned(self._limit, self.engine.device.at)
             self._memory.step(racing, batch, self._loss)
             self.forms.steps["planned"] += len(racing)
         for contender in racing:
@@ -279,10 +272,8 @@ class Sweep:
                 self.lookahead.drain()
             embeddings.current.finish()
             self.forms.forget()
-            if self._graphs is not None:
-                self._graphs.forget()
             contender.leave(why, self._now if step is None else step)
-            embeddings.opened_by_sweep(None)
+            embeddings.current.opened(None)
             embeddings.pack.left = True
             if self.lookahead is not None:
                 self.lookahead.renew()
@@ -294,7 +285,10 @@ class Sweep:
             return
         step = self._now
         if len(self.racing) == 1:
-            raise Diverged.all_of(len(self.variants), contender.name, step, contender.loss)
+            raise Diverged(
+                f"all {len(self.variants)} variants have diverged, the last one ({contender.name!r}) in step {step}, where "
+                f"its loss is {contender.loss}: try smaller learning rates"
+            )
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
         self._leave(contender, f"diverged in step {step}")
 
@@ -349,7 +343,7 @@ class Sweep:
                         saving.wait()
                 rows.release()
                 raise
-            self.saving = SweepSaving(path, rows, savings)
+            self.saving = SweepSaving(rows, savings)
         return self.saving
 
     def settle(self) -> None:
@@ -420,7 +414,7 @@ class Sweep:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
         self.lookahead = loop
         for contender in self.racing:
-            contender.embeddings.opened_by_sweep(loop)
+            contender.embeddings.current.opened(loop)
 
     def expect(self, work: Work, micro: int) -> None:
         """Take note that a batch enters the loop, one of the micro-batches of a step."""

@@ -15,41 +15,37 @@ from skirl.sweep.memory.schedule import Schedule
 from skirl.sweep.memory.simulate import Step
 
 
-class EmulatedLink:
-    """A link for a machine without one: copies are made at once, and waited for as long as the link would take.
-
-    - `rate`: bytes a second, each way.
-    """
+class Link:
+    """What moves storages to the host and back, at a rate in bytes a second each way that plans count with. This one is for
+    a machine without a device: copies are made at once."""
 
     def __init__(self, rate: float) -> None:
-        self.rate, self._free = rate, [0.0, 0.0]
+        self.rate = rate
 
-    def offload(self, data: Tensor, way: int = 0) -> Any:
+    def offload(self, data: Tensor) -> Any:
         """Begin to copy bytes to the host."""
-        self._free[way] = max(time.perf_counter(), self._free[way]) + data.nbytes / self.rate
-        return data.clone(), self._free[way]
+        return data.clone()
 
     def reload(self, copied: Tensor, device: torch.device) -> Any:
         """Begin to copy them back, into new memory."""
-        return self.offload(copied, 1)
+        return copied.clone()
 
-    def wait(self, moving: tuple[Tensor, Any]) -> Tensor:
+    def wait(self, moving: Any) -> Tensor:
         """Wait for either, and return the copy."""
-        time.sleep(max(0.0, moving[1] - time.perf_counter()))
-        return moving[0]
+        return moving
 
 
-class DeviceLink(EmulatedLink):
+class DeviceLink(Link):
     """A GPU's own link, by torch's operators: pinned memory, a stream, events. The GPU waits, and not the host. No GPU
     has run it yet."""
 
-    def offload(self, data: Tensor, way: int = 0) -> Any:
+    def offload(self, data: Tensor) -> Any:
         return torch.ops.ao.offload(data), data
 
     def reload(self, copied: Tensor, device: torch.device) -> Any:
         return torch.ops.ao.reload(copied, device), copied
 
-    def wait(self, moving: tuple[Tensor, Any]) -> Tensor:
+    def wait(self, moving: Any) -> Tensor:
         return torch.ops.ao.wait_tensor(*moving)
 
 
@@ -65,7 +61,7 @@ class Pack:
         self,
         captured: Captured,
         step: Step,
-        link: EmulatedLink,
+        link: Link,
         enter: Callable[[], Sequence[Tensor]],
         leave: Callable[[Sequence[Any]], None],
         drawing: Callable[[], AbstractContextManager[Any]] = nullcontext,

@@ -10,13 +10,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from skirl.nn.output import Output
-from skirl.sweep.capture import Dense, capture, inputs_of, tensors_of
+from skirl.sweep.capture import Dense, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, step_dense
-from skirl.sweep.memory.execute import EmulatedLink, Pack, execute
+from skirl.sweep.memory.execute import DeviceLink, Link, Pack, execute
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
 from skirl.sweep.memory.simulate import Step, step_of
 from skirl.sweep.passes import FakeTensorMode, call_loops
+from skirl.tools.machine import free_bytes
+from skirl.tools.units import parse_bytes
 
+RATE = 32e9
+"""Bytes a second to the host and back: PCIe 4."""
 TIMED = 4
 """Runs from which the time of an operator is taken, as their median; the first does not count."""
 
@@ -31,7 +35,7 @@ class Memory:
     - `link`: what moves storages to the host and back.
     """
 
-    def __init__(self, limit: int, link: EmulatedLink) -> None:
+    def __init__(self, limit: int, link: Link) -> None:
         self.limit, self.link = limit, link
         self.plan: Plan | None = None
         """Of the last step."""
@@ -94,11 +98,18 @@ class Memory:
             return [*weights.values(), *rows.banks, *tensors_of(self._batch)[0]]
 
         def leave(outputs: Sequence[Any]) -> None:
-            captured.hand_over(contender, *entered.pop(), outputs)
+            hand_over(captured, contender, *entered.pop(), outputs)
             step_dense([contender])
 
         self._packs[key] = Pack(captured, step, self.link, enter, leave, contender.drawing)
         return self._packs[key]
+
+
+def planned(limit: str, device: torch.device) -> Memory:
+    """Return what trains variants in steps that hold at most `limit`: a size, or auto, what is free now."""
+    link = (DeviceLink if device.type == "cuda" else Link)(RATE)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
+    return Memory(free if limit == "auto" else parse_bytes(limit), link)
 
 
 def persistent(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
