@@ -24,6 +24,13 @@ except ImportError as error:
         "install torch 2.13, or run the sweep without --memory"
     ) from None
 
+_ATEN = torch.ops.aten
+VIEWS = {
+    _ATEN.view.default, _ATEN.detach.default, _ATEN.transpose.int, _ATEN.permute.default, _ATEN.expand.default,
+    _ATEN.unsqueeze.default, _ATEN.squeeze.dims, _ATEN.t.default,
+}  # fmt: skip
+"""Views that begin where their tensor does."""
+
 
 class Places(TorchDispatchMode):
     """Computes for real what a model counts by itself, such as places in a list: models ask for their values."""
@@ -65,8 +72,7 @@ def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
         graph = make_fx(with_places)(*fakes)
     for node in graph.graph.find_nodes(op="get_attr"):
         node.meta["val"] = getattr(graph, node.target)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
+    _show_once(graph)
     return graph
 
 
@@ -79,8 +85,7 @@ def stacked(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule
     finally:
         functorch._set_vmap_fallback_enabled(enabled)
     call_loops(graph)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
+    _show_once(graph)
     return graph
 
 
@@ -89,3 +94,27 @@ def call_loops(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in LOOPS:
             node.target = LOOPS[node.target.name()]
+
+
+def _show_once(graph: fx.GraphModule) -> None:
+    """Take out views that show a value as it is, and all that nothing takes."""
+    for node in graph.graph.nodes:
+        if (same := _shown(node)) is not None:
+            node.replace_all_uses_with(same)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _shown(view: fx.Node) -> fx.Node | None:
+    """Return the value that a view shows as it is."""
+    base: Any = view
+    while base.target in VIEWS:
+        base = base.args[0]
+        if _layout(base) == _layout(view):
+            return base
+    return None
+
+
+def _layout(node: fx.Node) -> tuple[object, ...]:
+    value = node.meta["val"]
+    return value.shape, value.stride()
