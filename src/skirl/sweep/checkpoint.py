@@ -2,13 +2,14 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -42,36 +43,31 @@ def optimizers_of(contender: Contender) -> list[Any]:
     return [] if contender.dense is None else [contender.dense]
 
 
-class SweepSaving:
+class SweepSaving(Saving):
     """Checkpoints of variants that are being written in parallel, until a header that names them makes them count."""
 
-    def __init__(self, rows: "PackedRows", savings: Mapping[str, Saving]) -> None:
+    def __init__(self, path: Path, rows: "PackedRows", savings: Mapping[str, Saving]) -> None:
+        super().__init__(path, 0)
         self._rows, self._savings = rows, savings
         self.names = {name: saving.path.name for name, saving in savings.items()}
         """The checkpoint of each variant, as the header names it."""
-
-    @property
-    def done(self) -> bool:
-        """True once all are on disk or have failed."""
-        return all(saving.done for saving in self._savings.values())
+        self.run(self._write)
 
     def ended(self) -> None:
-        """Wait until then. `wait` raises the error, if there was one."""
+        """Wait until it is on disk or has failed."""
         while not self.done:
             time.sleep(0.01)  # in short waits, so that Ctrl-C gets through
-        self._rows.release()
 
-    def wait(self) -> Self:
-        self.ended()
-        failures = list[Exception]()
+    def _write(self) -> None:
+        failures = list[BaseException]()
         for saving in self._savings.values():
             try:
                 saving.wait()
-            except Exception as error:
+            except BaseException as error:
                 failures.append(error)
+        self._rows.release()
         if failures:
             raise failures[0]
-        return self
 
     def confirmed(self) -> None:
         """Remove what the header, which is on disk, no longer names."""
@@ -118,19 +114,20 @@ class PackedRows:
                 check_files(path / folder.ROWS, known[of])
         except CheckpointError:  # a checkpoint failed meanwhile
             known = {}
-        self._path, self._frozen = path, FrozenCollection(engine, path, known)
+        self._path, self._now, self._lock = path, before, threading.Lock()
+        self._facts: Future[dict[str, Any]] = Future()
+        self._frozen = FrozenCollection(engine, path, known)
+        self.release = self._frozen.release
 
-        def write() -> dict[str, Any]:
-            before[str(path)] = facts = self._frozen.write()
-            return facts
-
-        writer = ThreadPoolExecutor(1)
-        self._facts = writer.submit(write)  # once, even if it fails: a second try would lack what it has written
-        writer.shutdown(wait=False)
-        ends = ExitStack()
-        ends.callback(self._frozen.release)
-        ends.callback(wait, [self._facts])
-        self.release = ends.close
+    def _written(self) -> dict[str, Any]:
+        with self._lock:
+            if not self._facts.done():  # even if it fails: what it has written counts, a second try would lack that
+                try:
+                    self._facts.set_result(self._frozen.write())
+                    self._now[str(self._path)] = self._facts.result()
+                except BaseException as error:
+                    self._facts.set_exception(error)
+        return self._facts.result()
 
     def of(self, pack: Pack) -> Callable[..., Any]:
         """Return what freezes the rows of one variant for a checkpoint of its own."""
@@ -139,7 +136,7 @@ class PackedRows:
         return lambda engine, path, before: Frozen(partial(self._write, columns, path), lambda: None)
 
     def _write(self, columns: list[list[int]], path: Path) -> dict[str, Any]:
-        facts, files = self._facts.result(), OsFiles()
+        facts, files = self._written(), OsFiles()
         for of in ("store", "cache"):
             manifest = Manifest.from_facts(facts[of])
             for entries in (manifest.segments, manifest.resident or []):

@@ -343,7 +343,7 @@ class Sweep:
                         saving.wait()
                 rows.release()
                 raise
-            self.saving = SweepSaving(rows, savings)
+            self.saving = SweepSaving(path, rows, savings)
         return self.saving
 
     def settle(self) -> None:

@@ -23,7 +23,12 @@ def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
 
 
 EACH_WAY = [
-    pytest.param(script, kind, id=f"{number}-{kind.__name__}", marks=[] if (number, kinds) in ((1, 1), (2, 0)) else pytest.mark.slow)
+    pytest.param(
+        script,
+        kind,
+        id=f"{number}-{kind.__name__}",
+        marks=[] if (number, kinds) in ((1, 1), (2, 0)) else pytest.mark.slow,
+    )
     for number, script in enumerate(SCRIPTS)
     for kinds, kind in enumerate(KINDS)
 ]
