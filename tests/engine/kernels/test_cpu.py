@@ -92,7 +92,7 @@ class World:
             offsets = np.concatenate([[first], first + np.cumsum(mine)]).astype(np.int32)
             first = offsets[-1]
             out = np.full((len(mine), dim), np.nan, self.dtype)
-            self.run(cpu.pool, len(mine), self.cache, dim, slots, offsets, len(features), scale, out)
+            self.run(cpu.pool, len(mine), self.cache, dim, slots, offsets, offsets[1:], len(features), scale, out)
             outs.append({f.name: out[f.column :: len(features)] for f in features})
 
         live = np.zeros(first_bag, np.bool_)  # by bag: micro-batches may differ in which features got a gradient

@@ -102,7 +102,7 @@ def test_pool(device, seed, dim, dtype, features, batch, one, scaled):
     if one:
         offsets = offsets[:0] if bags else offsets
     expected = np.full((bags, dim), np.nan, dtype)
-    cpu.pool(cache, dim, slots, offsets, features, scale, expected, 0, bags)
+    cpu.pool(cache, dim, slots, offsets, offsets[1:], features, scale, expected, 0, bags)
     out = arena.put(np.full((bags, dim), np.nan, dtype))
     gpu.pool(arena.put(cache), dim, arena.put(slots, rows), arena.put(offsets, 0), features, arena.put(scale), out)
     same_bits(out, expected)

@@ -10,7 +10,6 @@ from numpy.typing import DTypeLike
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
-from skirl.core.inverse import taken
 from skirl.engine import kernels
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales, rounded
 from skirl.engine.kernels import cpu
@@ -160,13 +159,11 @@ class HostRows(BankRows):
         out = self._buffers.take(ids.bags, dim)
         if not ids.shares:
             offsets = ids.offsets[:0] if ids.one_each else ids.offsets
-            self._pool(rows, place, offsets, self.facts.features, ids.scale, out.numpy())
+            self._pool(rows, place, offsets, offsets[1:], self.facts.features, ids.scale, out.numpy())
             return out
-        (plain, of_plain), (once, of_once) = ids.pieces
         samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
-        if plain:
-            self._pool(rows, taken(place, plain), of_plain, ids.features, taken(ids.scale, plain), samples)
-        self._pool(rows, taken(place, once), of_once, 1, taken(ids.scale, once), bags)
+        first = 0 if len(ids.columns) < ids.features else ids.samples  # rows that are copied below need no zeros
+        self._pool(rows, place, *ids.of_rows[:, first:], 1, ids.scale, out[first:].numpy())
         self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
         return out
 
@@ -174,14 +171,15 @@ class HostRows(BankRows):
         self,
         rows: np.ndarray,
         place: np.ndarray,
-        offsets: np.ndarray,
+        begins: np.ndarray,
+        ends: np.ndarray,
         features: int,
         scale: np.ndarray,
         into: np.ndarray,
     ) -> None:
         dim = into.shape[1]
-        kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(offsets))
-        self._run(kernel, len(into), rows, dim, place, offsets, features, scale, into)
+        kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(begins))
+        self._run(kernel, len(into), rows, dim, place, begins, ends, features, scale, into)
 
     def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         if grad is None:
@@ -208,7 +206,8 @@ class HostRows(BankRows):
     def values(self, work: Work) -> torch.Tensor:
         slots = work.steps[self.facts.number].slots
         out = self._buffers.take(len(slots), self.columns(work).dim)
-        self._pool(self._packs[work.pack], slots, slots[:0], 1, np.empty(0, self.facts.dtype), out.numpy())
+        none = slots[:0]
+        self._pool(self._packs[work.pack], slots, none, none, 1, np.empty(0, self.facts.dtype), out.numpy())
         return out
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
