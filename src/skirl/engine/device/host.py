@@ -163,7 +163,8 @@ class HostRows(BankRows):
             return out
         samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
         first = 0 if len(ids.columns) < ids.features else ids.samples  # rows that are copied below need no zeros
-        self._pool(rows, place, *ids.of_rows[:, first:], 1, ids.scale, out[first:].numpy())
+        begins, ends = ids.of_rows[:, first:]
+        self._pool(rows, place, begins, ends, 1, ids.scale, out[first:].numpy())
         self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
         return out
 
