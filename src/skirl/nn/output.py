@@ -221,7 +221,10 @@ class Output(Mapping[str, Tensor]):
             return torch.stack([self[name] for name in self._names], 1)
         if self._tickets is None:
             return self.banks[0]
-        return Whole.apply(self.banks[0], self._tickets[0])
+        whole, live = self.banks[0].view_as(self.banks[0]), self._tickets[0].live
+        if whole.grad_fn is not None:
+            whole.grad_fn.register_hook(lambda *_: live.fill(True))  # its gradient counts as one for every feature
+        return whole
 
     @uncompiled
     def padded(self, name: str) -> tuple[Tensor, Tensor]:
@@ -328,21 +331,6 @@ def hand_back(tickets: Sequence[Ticket], grads: Sequence[Tensor | None], of_bags
     current.backward_done(work)
     for ticket in tickets:
         ticket.release()
-
-
-class Whole(torch.autograd.Function):
-    """The stacked output. Its gradient counts as one for every feature."""
-
-    @staticmethod
-    def forward(ctx: Any, bank: Tensor, ticket: Ticket) -> Tensor:
-        ctx.ticket = ticket
-        return bank.view_as(bank)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.ticket.live[:] = True
-        return grad, None
 
 
 class Cut(torch.autograd.Function):
