@@ -91,7 +91,7 @@ def test_the_model_learns(page):
     torch.manual_seed(0)
     stream = Synthetic("tiny", batch_size=256, batches=120)
     rows = EmbeddingBagCollection(stream.tables(8), optimizer=RowwiseAdagrad(lr=0.1), cache=3000)
-    model = page["LogisticRegression"].paper(rows, stream.dense_features)
+    model = page["LogisticRegression"](rows, stream.dense_features)
     dense = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     with lookahead(stream, model) as batches:

@@ -26,7 +26,7 @@ def test_dlrm_agrees_with_its_formula() -> None:
 
 def test_initial_values_are_of_the_papers_width() -> None:
     torch.manual_seed(7)
-    _, _, weight, bias, *_ = (p.detach() for p in DLRM.paper(collection(D)).top.parameters())  # 1024 to 1024
+    _, _, weight, bias, *_ = (p.detach() for p in DLRM(collection(D)).top.parameters())  # 1024 to 1024
     assert float(weight.std()) == pytest.approx((2 / 2048) ** 0.5, rel=0.01)
     assert float(bias.std()) == pytest.approx((1 / 1024) ** 0.5, rel=0.1)
 

@@ -152,7 +152,7 @@ def everything():
                              np.arange(4, dtype=np.int32), none, grads, np.array([True])),
                    optimizer.scalars(0.1, np.array([1])), 0, 3)
         out = np.empty((2, 5), np.float32)
-        cpu.pool(cache, 5, ids, np.array([0, 3, 4], np.int32), 1, none, out, 0, 2)
+        cpu.pool(cache, 5, ids, np.array([0, 3], np.int32), np.array([3, 4], np.int32), 1, none, out, 0, 2)
         yield from (cache, out)
 
 print(b"".join(np.nan_to_num(x, nan=7.0).tobytes() for x in everything()).hex())

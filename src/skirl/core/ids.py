@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,6 @@ class Ids:
     """By feature: int32 [samples], the bag of each sample, the same array for features that share it; None if each sample
     has its own bag."""
     weights: np.ndarray | None = None
-    left: np.ndarray | None = None
-    """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
     hashes: Any = None
     batch: Any = None
     """The batch that the loop gets."""
@@ -48,10 +46,6 @@ class Ids:
     """The ids of each bank: checked, and with their bags once the step is planned."""
     returned: bool = False
     """True once its backward has run."""
-    learned: torch.Tensor | None = None
-    """Weights of the ids as forward got them, if they need a gradient."""
-    weighted: "Ids | None" = None
-    """The ids with these weights. Features may be in another order."""
 
     @property
     def shares(self) -> bool:
@@ -100,9 +94,8 @@ class BankIds:
     """int32 [batch, shared]: the bag of each sample, as an index into all shared bags of the bank."""
     begins: np.ndarray = field(init=False)
     """int32 [shared + 1]: each shared feature's first bag among all shared bags."""
-    pieces: Sequence[tuple[list[slice], np.ndarray]] = ()
-    """Of plain features, and of shared bags: their positions, and where each bag starts among these, int32 [bags + 1]. The
-    first has a bag for every feature and sample, empty if the feature is shared."""
+    of_rows: np.ndarray = field(init=False)
+    """int32 [2, bags]: where the positions of each row of the output begin and end; none for a sample of a shared bag."""
 
     def __post_init__(self) -> None:
         self.count = int((self.parts[:, 2] - self.parts[:, 1]).sum())
@@ -176,18 +169,11 @@ class BankIds:
             self.bag[:, i] = self.inverse[f] + self.begins[i]
 
     def divide(self) -> None:
-        lengths, none = np.split(np.diff(self.offsets), self.first[1:-1]), np.zeros(self.batch, np.int32)
-        plain = _starts([of if each is None else none for of, each in zip(lengths, self.inverse)])
-        once = _starts([of for of, each in zip(lengths, self.inverse) if each is not None])
-        at = [slice(low, high) for low, high in pairwise(self.offsets[self.first].tolist())]
-        self.pieces = (
-            ([of for of, each in zip(at, self.inverse) if each is None], plain),
-            ([of for of, each in zip(at, self.inverse) if each is not None], once),
-        )
-
-
-def _starts(lengths: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
+        self.of_rows = np.zeros((2, self.bags), np.int32)
+        for first, row, step, bags in zip(self.first, *self.rows_of_bags()):
+            at = slice(row, row + step * bags, step)
+            self.of_rows[0, at] = self.offsets[first : first + bags]
+            self.of_rows[1, at] = self.offsets[first + 1 : first + bags + 1]
 
 
 def check_form(sparse: Sparse) -> None:
@@ -252,8 +238,7 @@ def _of_samples(ids: Ids) -> Ids:
     np.cumsum(lengths[used], out=offsets[1:])
     kept = np.repeat(used, lengths)
     weights = None if ids.weights is None else ids.weights[kept]
-    values, left = ids.values[kept], np.flatnonzero(kept)
-    return Ids(ids.keys, values, offsets, ids.samples, first, inverse, weights, left)
+    return Ids(ids.keys, ids.values[kept], offsets, ids.samples, first, inverse, weights)
 
 
 def positions_of(ids: Ids, schema: Schema, bank: int, *, checked: bool = False) -> BankIds:

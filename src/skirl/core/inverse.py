@@ -17,12 +17,6 @@ def pays(ids: int, left: int, samples: int) -> bool:
     return ids >= LEAST * left and ids - left >= samples
 
 
-def taken(array: np.ndarray, at: Sequence[slice]) -> np.ndarray:
-    """Return the entries at some of a bank's positions, of an array that is empty or has an entry for each."""
-    parts = [array[each] for each in at] if len(array) else [array]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
 @kernel
 def fill_bags(starts, weights, first, row, step, sizes, mean, offsets, bag_of, scale):
     """Fill offsets, and unless empty bag_of and scale. Return whether every bag has exactly one id. By feature: its first

@@ -2,7 +2,7 @@
 compiled from a rule. Numbers come first in a product: `n[0] * g`. Beside +, - and * it may call `root`, `divide`,
 `above` and `zero`, which round once on every device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from math import inf, sqrt
@@ -81,11 +81,6 @@ COLUMNS = 8
 """Numbers of a table that the kernels take: clip, weight decay, and up to six of its rule."""
 
 
-def padded(numbers: Sequence[tuple[float, ...]], dtype: DTypeLike) -> NDArray[Any]:
-    """Return the numbers of several tables as an array, with zeros for those that a rule does not have."""
-    return np.array([own + (0.0,) * (COLUMNS - len(own)) for own in numbers], dtype).reshape(-1, COLUMNS)
-
-
 @dataclass(frozen=True)
 class RowOptimizer:
     """The base of all row optimizers. Numbers are 0 or more."""
@@ -155,8 +150,12 @@ class RowOptimizer:
         )
 
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return the `numbers` of several tables, [tables, COLUMNS] in the dtype of the rows."""
-        return padded([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
+        """Return the `numbers` of several tables, [tables, COLUMNS], zeros where a rule has none."""
+        numbers = np.zeros((len(table_steps), COLUMNS), dtype)
+        for row, step in zip(numbers, table_steps.tolist(), strict=True):
+            own = self.numbers(lr, self.weight_decay, step)
+            row[: len(own)] = own
+        return numbers
 
     def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         """Return the rule's numbers `n` for a table's update number `step`: up to six, the learning rate by default."""

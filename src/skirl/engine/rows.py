@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from skirl.engine.engine import Engine
 
 log = logging.getLogger("skirl")
-NAMED_WITHIN = 30.0
 
 
 class Rows:
@@ -76,9 +75,6 @@ class Rows:
         """Return some rows as their owners have them now. `table`: one of their bank. `read` returns records of rows that
         this trainer owns."""
         return read(keys)
-
-    def timeout(self, seconds: float) -> float:
-        return seconds
 
 
 class SharedRows(Rows):
@@ -262,9 +258,6 @@ class SharedRows(Rows):
         for at, of, part in zip(places, columns, come):
             out[at, of] = part.view(out.dtype).reshape(-1, of.stop - of.start)
         return out
-
-    def timeout(self, seconds: float) -> float:
-        return max(seconds, self.peers.timeout + NAMED_WITHIN)
 
 
 def marked(values: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:

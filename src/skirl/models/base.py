@@ -74,11 +74,6 @@ class Model(nn.Module):
         return True
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
-        """Make the model with the sizes of its paper, which are the defaults of its class, but for those in `sizes`."""
-        return cls(embeddings, dense_features, **sizes)
-
-    @classmethod
     def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
         """Make a model so small that a step of 1,024 samples takes milliseconds on one core. sizes: what should differ from
         `small`."""

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from skirl.models.base import Model
 
 CLASSES = {
-    "dlrm": "dlrm.DLRM",
-    "wide-deep": "wide_deep.WideDeep",
-    "deep-cross": "deep_cross.DeepCross",
-    "deepfm": "deepfm.DeepFM",
-    "dcnv2": "dcnv2.DCNv2",
-    "din": "din.DIN",
-    "dcat": "dcat.DCAT",
+    "dlrm": ("dlrm", "DLRM"),
+    "wide-deep": ("wide_deep", "WideDeep"),
+    "deep-cross": ("deep_cross", "DeepCross"),
+    "deepfm": ("deepfm", "DeepFM"),
+    "dcnv2": ("dcnv2", "DCNv2"),
+    "din": ("din", "DIN"),
+    "dcat": ("dcat", "DCAT"),
 }
 """The module and class of each model by its name in `--model`; `NAME-tiny` stands for its `tiny`."""
 

@@ -90,35 +90,16 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def _narrow(numbers: np.ndarray) -> np.ndarray:
     """Return numbers that are not negative in as few bytes as hold them, after a byte that says how many."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 8))
-    narrow = np.empty(1 + width * len(numbers), np.uint8)
-    narrow[0] = width
-    _put_bytes(numbers, width, narrow[1:])
-    return narrow
+    planes = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, 8)[:, :width].T  # all lowest bytes, then the next
+    return np.concatenate([np.array([width], np.uint8), planes.reshape(-1)])
 
 
 def _wide(narrow: np.ndarray) -> np.ndarray:
-    width = int(narrow[0])
-    found = np.empty(len(narrow[1:]) // width, np.int64)
-    _take_bytes(narrow[1:], width, found)
+    planes = narrow[1:].reshape(int(narrow[0]), -1)
+    found = np.zeros(planes.shape[1], np.int64)
+    for byte, plane in enumerate(planes):
+        found |= plane.astype(np.int64) << 8 * byte
     return found
-
-
-@kernel
-def _put_bytes(numbers, width, out):
-    for i in range(len(numbers)):
-        number, at = numbers[i], i * width
-        for byte in range(width):
-            out[at + byte] = np.uint8(number & 255)
-            number >>= 8
-
-
-@kernel
-def _take_bytes(narrow, width, out):
-    for i in range(len(out)):
-        number, at = np.int64(0), i * width
-        for byte in range(width):
-            number |= np.int64(narrow[at + byte]) << (8 * byte)
-        out[i] = number
 
 
 @dataclass(slots=True)

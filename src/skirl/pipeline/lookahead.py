@@ -30,6 +30,8 @@ from skirl.tools import rng_state
 from skirl.tools.interrupts import Hold, uninterrupted
 
 log = logging.getLogger("skirl")
+NAMED_WITHIN = 30.0
+"""Seconds within which a trainer that is lost has been named."""
 
 
 def sparse_of(batch: Any) -> Sparse:
@@ -306,7 +308,7 @@ class Lookahead:
         self._shards = shards
         self._mine = block_of(self._peers.rank, size, shards)
         # A stage that waits for another trainer counts as stuck only after that trainer was named.
-        self._timeout = rows.timeout(timeout)
+        self._timeout = timeout if rows.local else max(timeout, self._peers.timeout + NAMED_WITHIN)
         self._trace = trace
         self._watch = Watch(timeout)
         resolvers = [collection.engine.resolver for collection in self.collections]

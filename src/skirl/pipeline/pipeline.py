@@ -3,7 +3,8 @@
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
@@ -103,7 +104,8 @@ class Pipeline:
             self._ready.popleft()
             _add(self._fetched_rows, [-len(step.fetch_keys) for step in steps])
             self.stages.wake("fetch")
-        left = self._load(works)
+        with self._losing(f"step {number} failed while its rows were being moved"):
+            left = [engine.load(work) for engine, work in zip(self._engines, works, strict=True)]
         with self._lock:
             self.done = number + 1
             self._writes.append((number, left))
@@ -132,27 +134,22 @@ class Pipeline:
             self._ended = self._ended or len(batches) < reader.micros
             self.stages.wake("plan")
 
-    def _load(self, works: list[Work]) -> list[Leaving]:
+    @contextmanager
+    def _losing(self, what: str) -> Iterator[None]:
+        """Record in all engines that rows are lost: one has lost some, and the others are a step ahead of it or behind."""
         try:
-            return [engine.load(work) for engine, work in zip(self._engines, works, strict=True)]
+            yield
         except BaseException as error:
-            self._lose(f"step {works[0].number} failed while its rows were being moved: {why(error)}", error)
+            for engine in self._engines:
+                engine.lose(f"{what}: {why(error)}", error)
             raise
-
-    def _lose(self, what: str, error: BaseException | None = None) -> None:
-        """Record that rows are lost in all engines: one has lost some, and the others are a step ahead of it or behind."""
-        for engine in self._engines:
-            engine.lose(what, error)
 
     def _split_anew(self, hold: Hold) -> None:
         """Write all rows to the store, and let the window split the caches anew."""
         self.stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
-        try:
+        with self._losing("splitting the cache again failed"):
             for engine in self._engines:
                 engine.drop_caches()
-        except BaseException as error:
-            self._lose(f"splitting the cache again failed: {why(error)}", error)
-            raise
         with self._lock:
             self._stopped = self._renews = False
             self.stages.wake("plan")
@@ -180,9 +177,9 @@ class Pipeline:
             self.stages.close()
             stuck = self.stages.join(hold)
             if "write" in stuck or "plan" in stuck:
-                self._lose(
-                    f"the {' and '.join(stuck)} stage did not stop ({self.stages.what_is_busy()}): rows may be lost"
-                )
+                lost = f"the {' and '.join(stuck)} stage did not stop ({self.stages.what_is_busy()}): rows may be lost"
+                for engine in self._engines:
+                    engine.lose(lost)
             if "plan" not in stuck:
                 self.window.rollback(self.done)
             for engine in self._engines:
@@ -334,10 +331,10 @@ class Pipeline:
                 rows = [len(keys) for leaving in left for keys, _ in leaving]
                 note.facts["rows"] = sum(rows)
                 try:
-                    for engine, leaving in zip(self._engines, left, strict=True):
-                        engine.write(leaving)
+                    with self._losing("rows that left another collection's cache could not be written"):
+                        for engine, leaving in zip(self._engines, left, strict=True):
+                            engine.write(leaving)
                 except BaseException as error:
-                    self._lose(f"rows that left another collection's cache could not be written: {why(error)}", error)
                     with self._lock:
                         self._write_failure = self._write_failure or error
                     raise

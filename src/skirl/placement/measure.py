@@ -181,7 +181,8 @@ class Ready:
         self.update = kernels.update_for(piece.dim, self.cache.dtype, optimizer.rule)
 
     def forward(self) -> None:
-        self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, 0, len(self.out))
+        bags = self.offsets, self.offsets[1:]
+        self.pool(self.cache, self.dim, self.slots, *bags, 1, self.none, self.out, 0, len(self.out))
 
     def backward(self) -> None:
         rows = self.rows, self.keys

@@ -134,7 +134,7 @@ class Recipe(Composed):
         torch.manual_seed(self.data.seed)
         stream, kind = self.data.stream(), self.model.kind
         sizes = self.layers.of_model(self.model.name) | ({"lists": stream.lists} if issubclass(kind, OfHistory) else {})
-        make = kind.tiny if self.model.tiny else kind.paper
+        make: Any = kind.tiny if self.model.tiny else kind
         model = make(embeddings, dense_features=stream.dense_features, **sizes).to(torch_device(self.device.device))
         return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr, fused=True)
 

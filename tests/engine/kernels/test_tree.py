@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.optim import SGD, Adam, RowwiseAdagrad, padded
+from skirl.core.optim import SGD, Adam, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine import kernels
@@ -207,7 +207,7 @@ def test_sums(which, dim, dtype, scaled, dead):
     kernel = cpu.update_kernel(SGD().rule) if which == "plain" else kernels.update_for(dim, np.dtype(dtype), SGD().rule)
     kernel(
         cache, dim, rows, np.zeros(u, np.int64), Gradients(start, pos, bag_of, scale, grads, live),
-        padded([(np.inf, 0, -1)], dtype), 0, u,
+        np.array([[np.inf, 0, -1, 0, 0, 0, 0, 0]], dtype), 0, u,
     )  # fmt: skip
     for i, count in enumerate(COUNTS):
         mine = slice(start[i], start[i + 1])

@@ -77,7 +77,8 @@ def test_pooled_bits_are_those_of_the_plain_loop(data, how):
     one = one and drawn.bags > 0
     offsets = drawn.offsets[:0] if one else drawn.offsets
     for kernel, out in ((cpu.pool, plain), (wide.pool_kernel(dim, across, one), fast)):
-        kernel(drawn.cache, dim, drawn.slots, offsets, drawn.features, drawn.scale, out, drawn.lo, drawn.bags)
+        bags = offsets, offsets[1:], drawn.features
+        kernel(drawn.cache, dim, drawn.slots, *bags, drawn.scale, out, drawn.lo, drawn.bags)
     assert bits(plain) == bits(fast)
 
 
@@ -119,14 +120,14 @@ def test_other_rows_take_the_plain_loops(monkeypatch):
 UPDATE = """
 import numpy as np
 from skirl.engine import kernels
-from skirl.core.optim import SGD, padded
+from skirl.core.optim import SGD
 from skirl.engine.kernels.tree import Gradients
 rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300, 301], np.int32)  # one row is hot
 place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
 kernels.update_for(16, cache.dtype, SGD().rule)(
     cache, 16, rows, keys,
     Gradients(start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_)),
-    padded([(np.inf, 0, 1)], np.float32), 0, 2)
+    np.array([[np.inf, 0, 1, 0, 0, 0, 0, 0]], np.float32), 0, 2)
 assert cache[:, 0].tolist() == [-299, 0]
 """
 

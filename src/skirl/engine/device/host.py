@@ -10,7 +10,6 @@ from numpy.typing import DTypeLike
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
-from skirl.core.inverse import taken
 from skirl.engine import kernels
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales, rounded
 from skirl.engine.kernels import cpu
@@ -153,23 +152,19 @@ class HostRows(BankRows):
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
         place = work.place(bank)[work.positions(bank, micro)]
-        return self.pool_rows(self._rows(work), self.columns(work).dim, work.micros[micro].banks[bank], place)
-
-    def _rows(self, work: Work) -> np.ndarray:
-        """Return the array that the places of a step's positions refer to."""
-        return work.values[self.facts.number].numpy() if work.reads else self._packs[work.pack]
+        rows = work.values[bank].numpy() if work.reads else self._packs[work.pack]
+        return self.pool_rows(rows, self.columns(work).dim, work.micros[micro].banks[bank], place)
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         out = self._buffers.take(ids.bags, dim)
         if not ids.shares:
             offsets = ids.offsets[:0] if ids.one_each else ids.offsets
-            self._pool(rows, place, offsets, self.facts.features, ids.scale, out.numpy())
+            self._pool(rows, place, offsets, offsets[1:], self.facts.features, ids.scale, out.numpy())
             return out
-        (plain, of_plain), (once, of_once) = ids.pieces
         samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
-        if plain:
-            self._pool(rows, taken(place, plain), of_plain, ids.features, taken(ids.scale, plain), samples)
-        self._pool(rows, taken(place, once), of_once, 1, taken(ids.scale, once), bags)
+        first = 0 if len(ids.columns) < ids.features else ids.samples  # rows that are copied below need no zeros
+        begins, ends = ids.of_rows[:, first:]
+        self._pool(rows, place, begins, ends, 1, ids.scale, out[first:].numpy())
         self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
         return out
 
@@ -177,14 +172,15 @@ class HostRows(BankRows):
         self,
         rows: np.ndarray,
         place: np.ndarray,
-        offsets: np.ndarray,
+        begins: np.ndarray,
+        ends: np.ndarray,
         features: int,
         scale: np.ndarray,
         into: np.ndarray,
     ) -> None:
         dim = into.shape[1]
-        kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(offsets))
-        self._run(kernel, len(into), rows, dim, place, offsets, features, scale, into)
+        kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(begins))
+        self._run(kernel, len(into), rows, dim, place, begins, ends, features, scale, into)
 
     def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         if grad is None:
@@ -211,7 +207,8 @@ class HostRows(BankRows):
     def values(self, work: Work) -> torch.Tensor:
         slots = work.steps[self.facts.number].slots
         out = self._buffers.take(len(slots), self.columns(work).dim)
-        self._pool(self._packs[work.pack], slots, slots[:0], 1, np.empty(0, self.facts.dtype), out.numpy())
+        none = slots[:0]
+        self._pool(self._packs[work.pack], slots, none, none, 1, np.empty(0, self.facts.dtype), out.numpy())
         return out
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -253,13 +250,6 @@ class HostRows(BankRows):
             self._sum(given, parts, *found)
             alone = Gradients(each[: n + 1], each[:n], each[:n], scale[:n], *found)
             self._update(work, alone, scalars, slice(lo, lo + n))
-
-    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
-        bank = self.facts.number
-        place, bag_of = work.place(bank)[work.positions(bank, micro)], work.micros[micro].banks[bank].bag_of
-        dots, rows = np.empty(len(place), self.facts.dtype), self._rows(work)
-        run(cpu.weight_grad, len(place), rows, grad.shape[1], place, bag_of, grad.numpy(), live, dots, threads=1)
-        return dots
 
     def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray:
         of = columns or slice(0, self.facts.width)

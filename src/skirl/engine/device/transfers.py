@@ -223,16 +223,12 @@ def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
     If samples share some, all are pooled as they lie, one row of the output after the other, then bags are copied to
     samples. Gradients are summed in the same way, by bag.
 
-    `begin`, `end`: the positions of each row of the output; none for a sample whose bag is shared. `copy`, `copy_to`:
-    the bag and the row of each sample and shared feature. `fold`: the rows of each bag's samples, ascending;
-    `fold_begin`, [bags + 1]: where they begin.
+    `begin`, `end`: the positions of each row of the output. `copy`, `copy_to`: the bag and the row of each sample and
+    shared feature. `fold`: the rows of each bag's samples, ascending; `fold_begin`, [bags + 1]: where they begin.
     """
     if not ids.shares:
         return {} if ids.one_each else {"offsets": ids.offsets}
-    begin, end = np.zeros((2, ids.bags), np.int32)
-    for first, row, step, bags in zip(ids.first, *ids.rows_of_bags()):
-        at = row + step * np.arange(bags)
-        begin[at], end[at] = ids.offsets[first : first + bags], ids.offsets[first + 1 : first + bags + 1]
+    begin, end = ids.of_rows
     copy = ids.bag.reshape(-1)
     copy_to = (ids.features * np.arange(ids.batch)[:, None] + ids.columns).astype(np.int32).reshape(-1)
     fold = copy_to[np.argsort(copy, kind="stable")]
@@ -250,8 +246,6 @@ class Arrival:
     rows: Block
     plan: Block
     packed: Packed
-    scales: list[np.ndarray]
-    """The factors of each micro-batch as they were sent. The loop may set others."""
     forwards: list[tuple[int, int, int]]
     """For each step that rows are forwarded from: its number, and its first and end among the plan's forwarded rows."""
     tree: TreePlan | None

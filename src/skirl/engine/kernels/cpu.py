@@ -69,12 +69,12 @@ def _above(a, b, then, other):
 
 
 @kernel
-def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
+def pool(cache, dim, slots, begins, ends, features, scale, out, lo, hi):
     """Sum the rows of each bag into rows lo..hi of out, [batch * features, dim]; an empty bag gives zeros. Bags are
-    visited in the order of `out`, which is faster than that of `offsets`: int32 [features * batch + 1], feature-major,
-    empty where every bag has one position."""
-    one = offsets.size == 0
-    batch = (slots.size if one else offsets.size - 1) // features
+    visited in the order of `out`, which is faster than that of `begins` and `ends`, feature-major: the positions of each
+    bag. Both are empty where every bag has one position."""
+    one = begins.size == 0
+    batch = (slots.size if one else ends.size) // features
     zero = cache.dtype.type(0)
     scaled = scale.size > 0
     sample, feature = lo // features, lo % features
@@ -84,7 +84,7 @@ def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
         if feature == features:
             feature = 0
             sample += 1
-        first, last = (bag, bag + 1) if one else (offsets[bag], offsets[bag + 1])
+        first, last = (bag, bag + 1) if one else (begins[bag], ends[bag])
         if first == last:
             for d in range(dim):
                 out[row, d] = zero
@@ -180,22 +180,6 @@ def update_kernel(rule: Rule) -> Kernel:
                     )
 
     return update
-
-
-@kernel
-def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
-    """Compute each position's weight gradient: out[pos] = dot(grads[bag], row), 0 for a feature without gradient. For a
-    mean the caller divides by the bag's count."""
-    work = np.empty(dim, cache.dtype)
-    zero = cache.dtype.type(0)
-    for pos in range(lo, hi):
-        bag, slot = bag_of[pos], slots[pos]
-        if not live[bag % live.size]:
-            out[pos] = 0
-            continue
-        for d in range(dim):
-            work[d] = grads[bag, d] * cache[slot, d]
-        out[pos] = zero + tree_sum(work, dim)  # from 0, like every sum: never -0.0
 
 
 @kernel

@@ -5,7 +5,7 @@ A program works on a block [ROWS, D]. D is the dim rounded up to a power of two 
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -49,15 +49,11 @@ def _interpreted() -> Iterator[None]:
         yield
 
 
-def quiet() -> AbstractContextManager[Any]:
-    return _interpreted() if INTERPRETED else nullcontext()
-
-
 def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> None:
     """Run a kernel on the current stream, without fusing multiply and add. Do nothing if there are no rows."""
     if n == 0:
         return
-    with quiet():
+    with _interpreted() if INTERPRETED else nullcontext():
         kernel[(-(-n // options["ROWS"]), tiles)](*args, enable_fp_fusion=False, **options)
 
 

@@ -23,8 +23,8 @@ def pool_kernel(n: int, across: bool, one: bool) -> Kernel:
     near = n + across
 
     @kernel
-    def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
-        batch = (slots.size if one else offsets.size - 1) // features
+    def pool(cache, dim, slots, begins, ends, features, scale, out, lo, hi):
+        batch = (slots.size if one else ends.size) // features
         nothing = zeros(cache, n)
         scaled = scale.size > 0
         ahead = max(1, AHEAD // features)
@@ -33,11 +33,11 @@ def pool_kernel(n: int, across: bool, one: bool) -> Kernel:
         for row in range(lo, hi):
             if sample + ahead < batch:
                 far = bag + ahead
-                first, last = (far, far + 1) if one else (offsets[far], offsets[far + 1])
+                first, last = (far, far + 1) if one else (begins[far], ends[far])
                 for pos in range(first, last):
                     soon(cache, slots[pos], near)
             acc = nothing  # the sum starts from 0, not from the first term: they differ for -0.0
-            first, last = (bag, bag + 1) if one else (offsets[bag], offsets[bag + 1])
+            first, last = (bag, bag + 1) if one else (begins[bag], ends[bag])
             for pos in range(first, last):
                 if scaled:
                     acc = acc + scale[pos] * load(cache, slots[pos], 0, n)
