@@ -174,3 +174,18 @@ def test_triton_pools_copies_and_sums_shared_bags_to_the_bit(weights):
         embeddings.close()
     for of_cpu, of_gpu in zip([*outs[0], *rows[0]], [*outs[1], *rows[1]], strict=True):
         assert torch.equal(of_cpu, of_gpu)
+
+
+@pytest.mark.parametrize("loss", [bent, lambda out: out["word"].sum()])
+@pytest.mark.parametrize("ids", [shared(4, weights=True), with_unused(1, True)])
+def test_weights_of_shared_bags_get_the_sum_of_their_samples(ids, loss):
+    """Those of bags that no sample has, or of features without a gradient, get none."""
+    grads = []
+    for expanded in (False, True):
+        weights = ids.weights_or_none().clone().requires_grad_()
+        now = KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=weights, strides=ids.stride_per_key(),
+                          inverse=ids.groups)  # fmt: skip
+        loss(collection(SGD(lr=0.1))(now.expanded() if expanded else now)).backward()
+        grads.append(weights.grad)
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
+    assert grads[0].abs().sum() > 0

@@ -35,6 +35,8 @@ class Ids:
     """By feature: int32 [samples], the bag of each sample, the same array for features that share it; None if each sample
     has its own bag."""
     weights: np.ndarray | None = None
+    left: np.ndarray | None = None
+    """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
     hashes: Any = None
     batch: Any = None
     """The batch that the loop gets."""
@@ -46,6 +48,10 @@ class Ids:
     """The ids of each bank: checked, and with their bags once the step is planned."""
     returned: bool = False
     """True once its backward has run."""
+    learned: torch.Tensor | None = None
+    """Weights of the ids as forward got them, if they need a gradient."""
+    weighted: "Ids | None" = None
+    """The ids with these weights. Features may be in another order."""
 
     @property
     def shares(self) -> bool:
@@ -238,7 +244,8 @@ def _of_samples(ids: Ids) -> Ids:
     np.cumsum(lengths[used], out=offsets[1:])
     kept = np.repeat(used, lengths)
     weights = None if ids.weights is None else ids.weights[kept]
-    return Ids(ids.keys, ids.values[kept], offsets, ids.samples, first, inverse, weights)
+    values, left = ids.values[kept], np.flatnonzero(kept)
+    return Ids(ids.keys, values, offsets, ids.samples, first, inverse, weights, left)
 
 
 def positions_of(ids: Ids, schema: Schema, bank: int, *, checked: bool = False) -> BankIds:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
 from skirl.core.groups import RowOptimizers, TorchHandle, matching
-from skirl.core.ids import BadIds
+from skirl.core.ids import BadIds, Ids
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
 from skirl.engine.access import RowIds, replacement, weights_of, weights_of_all
@@ -124,12 +125,7 @@ class Collection(nn.Module):
         self.engine.check()
         if not (self.training and torch.is_grad_enabled()):
             return self._peek(sparse)
-        current, weights = self.current, sparse.weights_or_none()
-        if weights is not None and weights.requires_grad:
-            raise ValueError(
-                "weights of ids need a gradient, and get none here: look the rows up in an EmbeddingCollection, and weigh "
-                "and sum them in the model"
-            )
+        current = self.current
         if current.loop is None:
             if not self.engine.rows.local:
                 raise RuntimeError(
@@ -138,24 +134,48 @@ class Collection(nn.Module):
                 )
             current.finish()
             current.expect(self.alone.step(self.engine.resolver.capture(sparse)), 0)
-            current.enter()
+            micro, same_weights = current.enter(), True
         else:
-            current.same.check(sparse, current.enter())
+            micro = current.enter()
+            same_weights = current.same.check(sparse, micro)
         out = current.out
         if out is not None:
+            if not same_weights or _wants_grad(sparse):
+                raise ValueError(
+                    "the second lookup of a batch has new weights: weigh its ids once, in the first lookup, or multiply "
+                    "the lookup's output instead"
+                )
             out.check_frozen()
         else:
-            out = current.out = self._look_up(lambda tickets: Lookup.apply(self.anchor, tickets))
+            out = current.out = self._look_up(sparse, micro, same_weights)
         return out.only(sparse.keys())
 
-    def _look_up(self, look_up: Callable[[list[Ticket]], Sequence[Tensor | None]]) -> Output:
+    def _look_up(self, sparse: Sparse, micro: Ids, same_weights: bool) -> Output:
+        resolver, weights = self.engine.resolver, sparse.weights_or_none()
+        if weights is not None and (_wants_grad(sparse) or not same_weights):
+            if self.engine.rows.whole:
+                raise ValueError(
+                    "weights made in the loop are unknown to the trainers that look tables up for all: leave placement out"
+                )
+            if missing := sorted(set(self.engine.schema.features) - set(sparse.keys())):
+                raise ValueError(
+                    f"weights made in the loop need all features, but feature {missing[0]!r} is not in this part of the "
+                    "batch: look up all features of the collection first, then parts of them"
+                )
+            micro.learned = weights if weights.requires_grad else None
+            micro.weighted = now = resolver.capture(sparse, copy=False)
+            now.banks = [copy(ids) for ids in micro.banks]
+            for ids, again in zip(micro.banks, resolver.resolve(now).banks, strict=True):
+                ids.scale = again.scale  # the weights are new since the batch was read
+        return self._output(micro, lambda tickets: Lookup.apply(self.anchor, micro.learned, tickets))
+
+    def _output(self, micro: Ids, look_up: Callable[[list[Ticket]], Sequence[Tensor | None]]) -> Output:
         current = self.current
         assert current.work is not None
         current.work.to(State.FORWARD)
-        banks = current.work.micros[current.micro].banks
-        tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(banks))]
+        tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.banks))]
         both = look_up(tickets)
-        return Output(self.pack.schema, cast(list[Tensor], [*both[::2]]), tickets, banks, [*both[1::2]])
+        return Output(self.pack.schema, cast(list[Tensor], [*both[::2]]), tickets, micro.banks, [*both[1::2]])
 
     def _peek(self, sparse: Sparse) -> Output:
         """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident. Any thread may
@@ -322,6 +342,11 @@ class Part(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join([*map(repr, self.features), *([] if self.pooled is None else [f"pooled={self.pooled!r}"])])
+
+
+def _wants_grad(sparse: Sparse) -> bool:
+    weights = sparse.weights_or_none()
+    return weights is not None and weights.requires_grad
 
 
 def collections_of(model: nn.Module) -> dict[str, Collection]:

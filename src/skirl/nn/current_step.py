@@ -32,12 +32,6 @@ _OTHERS = (
 )
 
 
-_WEIGHED = (
-    "forward got other weights of ids than the batch that the lookahead yielded last has: weigh ids before, in the Dataset, "
-    "in collate_fn or in lookahead(sparse=...), or weigh and sum the rows of an EmbeddingCollection in the model"
-)
-
-
 class SameBatch:
     """Checks that forwards of one collection get the batch in the loop. Ids on a GPU are copied and
     compared without waiting, so a mismatch is raised in a later step."""
@@ -47,8 +41,8 @@ class SameBatch:
         self._pending: list[tuple[KeyedJagged, Hashes, Any]] = []
         """What forwards got on a GPU, on its way to the host, with the batch's hashes and the event after the copies."""
 
-    def check(self, sparse: Sparse, ids: Ids) -> None:
-        """Raise if ids or their weights are not those of the current batch."""
+    def check(self, sparse: Sparse, ids: Ids) -> bool:
+        """Raise if ids are not those of the current batch. Return whether the weights are."""
         check_form(sparse)
         weights = sparse.weights_or_none()
         if weights is None and ids.weights is not None:
@@ -58,20 +52,19 @@ class SameBatch:
             )
         shared = ids.shares or given_inverse(sparse) is not None
         if sparse.values().device.type == "cpu" or weights is not None or shared:
-            self._compare(capture(sparse, (), copy=False), ids.hashes)
-        else:
-            self._compare_later(sparse, ids)
+            return self._compare(capture(sparse, (), copy=False), ids.hashes)
+        self._compare_later(sparse, ids)
+        return True
 
-    def _compare(self, now: Ids, known: Hashes) -> None:
+    def _compare(self, now: Ids, known: Hashes) -> bool:
         found = hashes_of(now)
         if found == known:
-            return
+            return True
         given = {name: hashes for name, hashes in found.items() if name in self._features}
         wrong = next((name for name in given if name not in known or known[name][0] != given[name][0]), None)
         if wrong is not None:
             raise ValueError(_OTHERS.format(name=wrong))
-        if any(known[name][1] != weights for name, (_, weights) in given.items()):
-            raise ValueError(_WEIGHED)
+        return all(known[name][1] == weights for name, (_, weights) in given.items())
 
     def _compare_later(self, sparse: Sparse, ids: Ids) -> None:
         self.settle()
@@ -298,6 +291,8 @@ class Ticket:
         self.live = np.zeros(len(self.engine.schema.banks[bank].features), np.bool_)
         self.trained = current.trained(bank)
         """Of each feature: whether its rows are trained, as of its forward."""
+        self.passes = self.trained.copy()
+        """Of each feature: whether a gradient of it goes anywhere: to its rows, or to the weights of its ids."""
         self.used = False
 
     def release(self) -> None:

@@ -128,8 +128,7 @@ class OfVariant(Collection):
 
     def look_up_alike(self) -> Output:
         """Look up the batch in the loop, whose ids another variant has just checked, outside of autograd."""
-        self.current.enter()
-        self.current.out = self._look_up(looked_up)
+        self.current.out = self._output(self.current.enter(), looked_up)
         return self.current.out
 
     def close(self) -> None:

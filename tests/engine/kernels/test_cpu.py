@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from skirl.core.initial import Constant, InitialTable, Normal, Uniform, fill
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from skirl.core.reference import Reference
+from skirl.core.reference import Reference, tree_sum
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import leaves
 from skirl.engine.kernels import cpu, tree
@@ -188,6 +188,16 @@ def assert_same_bits(got, expected, what):
     np.testing.assert_array_equal(
         np.ascontiguousarray(got).view(as_bits), np.ascontiguousarray(expected).view(as_bits), err_msg=what
     )
+
+
+def test_the_gradient_of_a_weight_is_a_tree_sum_and_0_for_a_feature_without_gradient():
+    rng = np.random.default_rng(0)
+    cache, grads = rng.standard_normal((30, 9), np.float32), rng.standard_normal((20, 8), np.float32)
+    slots, bag_of = rng.integers(0, 30, 50).astype(np.int32), np.sort(rng.integers(0, 20, 50)).astype(np.int32)
+    got = np.full(50, np.nan, np.float32)
+    run(cpu.weight_grad, 50, cache, 8, slots, bag_of, grads, np.array([True, False]), got, threads=3)
+    sums = [0 if bag % 2 else tree_sum(grads[bag] * cache[slot, :8]) for bag, slot in zip(bag_of, slots)]
+    assert got.tolist() == sums and 0 in sums
 
 
 def test_nan_and_infinite_gradients_stay_in_their_row():

@@ -145,6 +145,10 @@ class BankRows(ABC):
         """Sum every row from partial sums, and give the mean over shards to the optimizer. There is a partial sum for each
         position of `plan`; `parts` says of which subtree. `scalars` and `step` are as in `update`."""
 
+    @abstractmethod
+    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
+        """Return for each position the dot product of its bag's gradient and its row before the update."""
+
     # Rows by their slots, for everything but training.
 
     @abstractmethod

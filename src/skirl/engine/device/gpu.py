@@ -160,7 +160,7 @@ class GpuRows(BankRows):
             if block.copied is not None:
                 block.copied.synchronize()  # before the host's side is written to; mostly passed long ago
         room = rows.on_host(len(step.fetch_keys), self.facts.width, self.facts.dtype)
-        return Arrival(work, rows, plan, packed, forwards, tree), room
+        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, tree), room
 
     def shipped(self, arrival: Arrival, work: Work) -> None:
         inward = self._streams.inward
@@ -243,14 +243,15 @@ class GpuRows(BankRows):
         return out
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
-        number, views = self.facts.number, self._current(work).views
-        ids, at = work.micros[micro].banks[number], work.positions(number, micro)
+        arrival, number = self._current(work), self.facts.number
+        ids, at, views = work.micros[micro].banks[number], work.positions(number, micro), arrival.views
         self._streams.begin()
-        scale = views["scale"][at] if len(ids.scale) else self._no_scale
+        scale = self._no_scale
+        if len(ids.scale):
+            sent = ids.scale is arrival.scales[micro]
+            scale = views["scale"][at] if sent else self._streams.compute.now(lambda: self._gpu.up(ids.scale))
         out = self._gpu.empty(ids.bags, self.columns(work).dim)
-        rows, places = (
-            (work.values[number], views["place"]) if work.reads else (self.rows[work.pack], views["slots"])
-        )  # the values that owners sent, or the cache
+        rows, places = self._read_from(work, views)
         self._streams.compute.now(lambda: self._pool(rows, places[at], ids, of_micro(views, micro), scale, out))
         return out
 
@@ -291,19 +292,41 @@ class GpuRows(BankRows):
         self._kernels.pool(rows, out.shape[1], places, laid["begin"], 1, scale, out, laid["end"])
         self._kernels.move(out[ids.samples :], laid["copy"], out[: ids.samples], laid["copy_to"])
 
+    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
+        arrival, number = self._current(work), self.facts.number
+        at = work.positions(number, micro)
+        rows, places = self._read_from(work, arrival.views)
+        places = places[at]
+        bag_of = work.micros[micro].banks[number].bag_of
+
+        def dots() -> np.ndarray:
+            out = torch.empty(places.numel(), dtype=self._gpu.dtype, device=self._gpu.at)
+            arguments = rows, grad.shape[1], places, self._gpu.up(bag_of), grad, self._gpu.up(live), out
+            self._kernels.weight_grad(*arguments)
+            return out.cpu().numpy()
+
+        self._streams.begin()
+        return self._streams.compute.now(dots)
+
+    def _read_from(self, work: Work, views: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a step's positions read, and their places in it: the cache, or the values that owners sent."""
+        if work.reads:
+            return work.values[self.facts.number], views["place"]
+        return self.rows[work.pack], views["slots"]
+
     # The backward and the update. Work on a stream may run later, so it holds all that it needs.
 
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:
             self._apply_sums(work, *self.sums(work), scalars, step)
             return
-        views, gpu, grads = self._current(work).views, self._gpu, work.gradient(self.facts.number)
-        mask = work.live_rows(self.facts.number)
+        arrival, gpu, grads = self._current(work), self._gpu, work.gradient(self.facts.number)
+        views, scales, mask = arrival.views, self._scales(arrival, work), work.live_rows(self.facts.number)
 
         def apply() -> None:
             live = self._nothing if mask.all() else self._gpu.up(mask)
-            starts = views["group_start"], views["group_pos"]
-            gradients = Gradients(*starts, views["bag_of"], views["scale"], grads, live)
+            starts, sent = (views["group_start"], views["group_pos"]), self._sent(views, scales)
+            gradients = Gradients(*starts, views["bag_of"], sent, grads, live)
             stretches = views["stretches"]
             m = len(stretches)
             marks = torch.empty(m + len(views["rows"]) if m else 0, dtype=torch.int32, device=gpu.at)
@@ -316,7 +339,7 @@ class GpuRows(BankRows):
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         bank = self.facts.number
         arrival, grads, mask = self._current(work), work.gradient(bank), work.live_rows(bank)
-        views = arrival.views
+        views, scales = arrival.views, self._scales(arrival, work)
         tree = sent = None if block is not None else arrival.tree
         if tree is None:
             parts = work.parts(bank)
@@ -326,7 +349,7 @@ class GpuRows(BankRows):
         def sums() -> tuple[torch.Tensor, torch.Tensor]:
             live = self._nothing if mask.all() else self._gpu.up(mask)
             start, pos = (views[name] for name in starts)
-            given = Gradients(start, pos, views["bag_of"], views["scale"], grads, live)
+            given = Gradients(start, pos, views["bag_of"], self._sent(views, scales), grads, live)
             return self._summed(given, tree, None if sent is None else views)
 
         self._streams.begin()
@@ -391,6 +414,17 @@ class GpuRows(BankRows):
     def _current(self, work: Work) -> Arrival:
         assert self._now is not None and self._now.work.number == work.number, "rows of another step are in place"
         return self._now
+
+    def _scales(self, arrival: Arrival, work: Work) -> np.ndarray | None:
+        """Return the factors of all positions if the loop has set others than were sent, else None."""
+        ids = [m.banks[self.facts.number] for m in work.micros]
+        same = all(i.scale is sent for i, sent in zip(ids, arrival.scales, strict=True))
+        return None if same else joined_scales(ids, self.facts.dtype)
+
+    def _sent(self, views: dict[str, torch.Tensor], scales: np.ndarray | None) -> torch.Tensor:
+        if scales is None:
+            return views["scale"]
+        return self._gpu.up(scales) if len(scales) else self._no_scale
 
     # Rows by their slots.
 

@@ -152,8 +152,11 @@ class HostRows(BankRows):
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
         place = work.place(bank)[work.positions(bank, micro)]
-        rows = work.values[bank].numpy() if work.reads else self._packs[work.pack]
-        return self.pool_rows(rows, self.columns(work).dim, work.micros[micro].banks[bank], place)
+        return self.pool_rows(self._rows(work), self.columns(work).dim, work.micros[micro].banks[bank], place)
+
+    def _rows(self, work: Work) -> np.ndarray:
+        """Return the array that the places of a step's positions refer to."""
+        return work.values[self.facts.number].numpy() if work.reads else self._packs[work.pack]
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         out = self._buffers.take(ids.bags, dim)
@@ -250,6 +253,13 @@ class HostRows(BankRows):
             self._sum(given, parts, *found)
             alone = Gradients(each[: n + 1], each[:n], each[:n], scale[:n], *found)
             self._update(work, alone, scalars, slice(lo, lo + n))
+
+    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
+        bank = self.facts.number
+        place, bag_of = work.place(bank)[work.positions(bank, micro)], work.micros[micro].banks[bank].bag_of
+        dots, rows = np.empty(len(place), self.facts.dtype), self._rows(work)
+        run(cpu.weight_grad, len(place), rows, grad.shape[1], place, bag_of, grad.numpy(), live, dots, threads=1)
+        return dots
 
     def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray:
         of = columns or slice(0, self.facts.width)
