@@ -30,7 +30,7 @@ from skirl.peers.job import join, trainers, using
 from skirl.pipeline.lookahead import lookahead
 from skirl.tools.machine import cores
 from skirl.tools.units import Link
-from skirl.train.placed import count, dealt
+from skirl.train.placed import PlacedTable, Plan, count, dealt
 from train import TrainSpeed
 
 LOOPBACK = "loopback"
@@ -182,7 +182,6 @@ class Job:
         from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         from torchrec.distributed.model_parallel import DistributedModelParallel
 
-        from skirl.placement.spec import Piece, TablePlan
         from skirl.torchrec import plan
 
         tables = self.tables
@@ -191,9 +190,8 @@ class Job:
         model = TwoLayers(rows, tables, self.hidden, lambda out: out.to_dict())
         fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": LR, "eps": EPS}
         sharders: Any = [EmbeddingBagCollectionSharder(fused_params=fused)]
-        pieces = tuple(((Piece(n, 0, t.rows, 0, t.dim), owners[t.name]),) for n, t in enumerate(tables))
-        facts = tuple((t.name, t.rows, t.dim, "rowwise-adagrad") for t in tables)
-        of = plan(TablePlan(2, facts, pieces), model, sharders)
+        whole = Plan(2, tuple(PlacedTable(t.name, t.rows, t.dim, owners[t.name]) for t in tables))
+        of = plan(whole, model, sharders)
         parallel = DistributedModelParallel(model, device=torch.device("cpu"), plan=of, sharders=sharders)
         weights = [weight for name, weight in parallel.named_parameters() if "embedding" not in name]
         kjts = [torchrec.KeyedJaggedTensor(p.keys(), p.values().long(), lengths=p.lengths().int()) for p in self.parts]

@@ -29,7 +29,7 @@ from skirl.placement.costs import (
 from skirl.placement.measure import Arena, Lookups, Ready, check_plans, exchange_of
 from skirl.placement.problem import Problem
 from skirl.placement.search import SearchResult, plan_tables
-from skirl.placement.spec import Piece, TableSpec, canonical
+from skirl.placement.spec import Piece, TableSpec, canonical, pieces_of
 from skirl.tools.machine import machine
 
 MS = (0.01, *(1e-6 for _ in TERMS[1:]))
@@ -60,7 +60,8 @@ def test_a_search_goes_by_what_ranks_have_together():
     caps, made = (1 << 30,) * 2, costs(2, seed=3)
     plan, found, problem = plan_tables(specs, caps, made, seconds=5)
     for rank in range(2):
-        parts = [(specs[n], p.rows, p.dim) for n, of in enumerate(plan.pieces) for p, at in of if at == rank]
+        pieces = [(s, of) for n, s in enumerate(specs) for of in pieces_of(n, plan.tables[n], 2)]
+        parts = [(s, p.rows, p.dim) for s, (p, at) in pieces if at == rank and p.rows]
         exchange = sum(2e3 * s.batch * dim * 4 / 2 / 1e8 for s, _, dim in parts)
         assert found.placed.load[rank] == pytest.approx(made.together([parts])[0] + exchange)
     whole = Problem([specs[n] for n in canonical(specs)], caps, made)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from skirl.placement.costs import Costs
 from skirl.placement.problem import UNBOUND, Problem
 from skirl.placement.search import plan_tables, search
-from skirl.placement.spec import Piece, TablePlan, TableSpec, blocks, canonical, halves
+from skirl.placement.spec import Piece, TableSpec, blocks, canonical, halves, pieces_of
+from skirl.train.placed import PlacedTable, Plan
 from tests.cases import cases
 
 MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)
@@ -71,7 +72,8 @@ def test_every_cell_is_somewhere_once_and_no_rank_is_over(seed, full):
         return
     plan, found, problem = found_plan
     used, load = [0] * 3, [0.0] * 3
-    for s, pieces in zip(specs, plan.pieces, strict=True):
+    for n, s in enumerate(specs):
+        pieces = [(p, rank) for p, rank in pieces_of(n, plan.tables[n], 3) if p.rows]
         cells = np.zeros((s.rows, s.dim), int)
         even = {r: of for r, of in enumerate(blocks(s.rows, 3)) if of[0] < of[1]}
         by_rows = len(pieces) == len(even) and {r: (p.row, p.row_end) for p, r in pieces} == even
@@ -118,8 +120,8 @@ def test_a_plan_depends_on_the_task_alone(seed):
     assert first == again == listed
 
 
-def by_name(plan: TablePlan) -> dict[str, list]:
-    return {name: [(p[1:], r) for p, r in of] for (name, *_), of in zip(plan.tables, plan.pieces, strict=True)}
+def by_name(plan: Plan) -> dict[str, PlacedTable]:
+    return {table.name: table for table in plan.tables}
 
 
 SMALL = [(3, 4, 0.95), *((seed, 3, 0.6) for seed in range(5))]
@@ -151,20 +153,20 @@ def test_no_placement_is_much_better(seed, tables, full):
 def test_what_may_not_be_cut_stays():
     specs = [spec(n, 4000, 32, 20, split=how) for n, how in enumerate(("no", "columns", "rows"))]
     plan = plan_tables(specs, (UNBOUND,) * 4, costs(4))[0]
-    pieces = [[p for p, _ in of] for of in plan.pieces]
-    assert len(pieces[0]) == 1 and {p.dim for p in pieces[2]} == {32} and {p.rows for p in pieces[1]} == {4000}
+    one, by_columns, by_rows = (table.at for table in plan.tables)
+    assert isinstance(one, int) and by_columns is not None and not isinstance(by_rows, dict)
 
 
 def test_a_plan_file_comes_back_and_knows_its_tables(tmp_path):
     specs, caps = task(1, 0.6)
     plan = plan_tables(specs, caps, costs(3), columns="always")[0]
     plan.save(tmp_path / "p.json")
-    assert TablePlan.load(tmp_path / "p.json") == plan
+    assert Plan.load(tmp_path / "p.json") == plan
     plan.check(specs[::-1])
     for wrong, says in (
-        (specs[1:], "has a table that is not there: table 't0'"),
-        ([*specs, spec(9, 5, 4, 1)], "has no table 't9'"),
-        ([replace(specs[0], rows=77, distinct=1.0), *specs[1:]], f"has rows {specs[0].rows} in the plan and 77 now"),
+        (specs[1:], "'t0' is .* in the plan and absent here"),
+        ([*specs, spec(9, 5, 4, 1)], r"'t9' is absent in the plan and \[5, 4\] here"),
+        ([replace(specs[0], rows=77, distinct=1.0), *specs[1:]], rf"is \[{specs[0].rows}, .*\] in the plan and \[77, "),
     ):
         with pytest.raises(ValueError, match=says):
             plan.check(wrong)

@@ -27,7 +27,7 @@ from skirl.peers.processes import BEGINS_AGAIN
 from skirl.tools.flags import flags_of
 from skirl.train.loop import Done, TrainerShare, keys_of
 from skirl.train.metrics import Meter
-from skirl.train.placed import count, dealt, evenly, placement_of, read
+from skirl.train.placed import PlacedTable, Plan, count, dealt, evenly, placement_of, read
 from skirl.train.recipe import Recipe
 from tests.resume import learned
 from tests.threads_as_trainers import InProcess
@@ -281,27 +281,30 @@ def test_a_run_takes_what_moves_fewer_bytes():
     )
 
 
+A, B = ({"name": table.name, "rows": table.rows, "dim": table.dim} for table in TABLES)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"trainers": 3}, "a plan for 3 trainers, and there are 2"),
-        ({"tables": [{"name": "a", "trainer": 0}]}, "a plan for other tables"),
-        ({"tables": [{"name": "a", "trainer": 2}, {"name": "b", "trainer": None}]}, "table 'a' at 2: name trainers by"),
-        ({"tables": [{"name": "a", "trainer": {"0": 2, "2": 2}}, {"name": "b", "trainer": 0}]}, "numbers below 2"),
-        ({"tables": [{"name": "a", "trainer": {"0": 4, "1": 0}}, {"name": "b", "trainer": 0}]}, "and columns above 0"),
-        ({"tables": [{"name": name, "trainer": 0} for name in "abb"]}, "places table 'b' twice"),
-        ({"format": "other"}, "is no plan of tables for trainers"),
-        ({"format": "skirl-table-plan"}, "a plan for TorchRec: make one by skirl place --trainers 2"),
-        ({"tables": "none"}, "is damaged"),
+        ({"ranks": 3}, "a plan for 3 trainers, and there are 2"),
+        ({"tables": [A | {"at": 0}]}, "table 'b' is absent in the plan and .* here: make the plan again"),
+        ({"tables": [A | {"at": 0}, B | {"rows": 3, "at": 0}]}, r"table 'b' is \[3, .*\] in the plan and"),
+        ({"tables": [A | {"at": 2}, B | {"at": None}]}, "table 'a' at 2: name ranks below 2"),
+        ({"tables": [A | {"at": {"0": 2, "2": 2}}, B | {"at": 0}]}, "ranks below 2"),
+        ({"tables": [A | {"at": {"0": 4, "1": 0}}, B | {"at": 0}]}, "and columns above 0"),
+        ({"tables": [A | {"at": {"0": 1, "1": 1}}, B | {"at": 0}]}, "4 in all"),
+        ({"tables": [A | {"at": 0}, B | {"at": 0}, B | {"at": 0}]}, "it has table 'b' twice"),
+        ({"format": "other"}, "it is no plan of tables in format 1: make the plan again, or leave placement out"),
+        ({"tables": "none"}, "it is damaged"),
     ],
 )  # fmt: skip
 def test_another_plan_is_refused(tmp_path, change, said):
     path = tmp_path / "plan.json"
-    plan = {"format": "skirl-placement", "format_version": 1, "trainers": 2}
-    plan["tables"] = [{"name": "a", "trainer": 1}, {"name": "b", "trainer": None}]
-    path.write_text(json.dumps(plan))
-    assert read(path, TABLES, 2) == {"a": 1}
-    path.write_text(json.dumps(plan | change))
+    plan = Plan(2, (PlacedTable(*A.values(), 1), PlacedTable(*B.values(), None)))
+    plan.save(path)
+    assert Plan.load(path) == plan and read(path, TABLES, 2) == {"a": 1}
+    path.write_text(json.dumps(json.loads(plan.text()) | change))
     with pytest.raises(ValueError, match=said):
         read(path, TABLES, 2)
 

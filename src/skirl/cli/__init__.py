@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.cli.command_line import CONFIG, in_flags, read_flags
-from skirl.cli.show import Progress, goes_on, listed
+from skirl.cli.show import goes_on, listed, progress
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here, leave_stop, says_first
 from skirl.tools import __version__
 from skirl.tools.flags import Composed, WrongFlags, flags_of
@@ -122,7 +122,7 @@ def _main(args: list[str]) -> int:
 def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     name = args[0]
     first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
-    display = partial(Progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
+    display = partial(progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
     with shown_by(display):
         if display is not None and name in COMPILED:
             _tell_of_compiling()

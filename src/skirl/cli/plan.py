@@ -162,8 +162,8 @@ class Place(Composed):
         from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
         from skirl.placement.problem import UNBOUND
         from skirl.placement.search import plan_tables, ways_ms
-        from skirl.placement.spec import TablePlan, canonical, read_specs
-        from skirl.train.placed import count, write
+        from skirl.placement.spec import pieces_of, plan_of, read_specs
+        from skirl.train.placed import count
         from skirl.train.recipe import Recipe
 
         if self.tables is not None:
@@ -190,20 +190,14 @@ class Place(Composed):
             with progress_of("measure plans"):
                 checked = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
             placed = checked.placed
-            plan = TablePlan.of(specs, canonical(specs), placed)
-        owners = {
-            spec.name: of[0][1] if len(of) == 1 else {rank: piece.dim for piece, rank in of}
-            for spec, of in zip(specs, plan.pieces, strict=True)
-            if len(of) == 1 or of[0][0].dim < spec.dim
-        }
-        if self.out is not None and sent is not None:
-            write(self.out, {spec.name: owners.get(spec.name) for spec in specs}, self.count)
-        elif self.out is not None:
+            plan = plan_of(specs, placed)
+        if self.out is not None:
             plan.save(self.out)
-        pieces = {spec.name: [piece for piece, _ in of] for spec, of in zip(specs, plan.pieces, strict=True)}
+        found_at = {table.name: table for table in plan.tables}
         ways = sent and {
             spec.name: {
-                "trainer": owners.get(spec.name), **sent[spec.name]._asdict(), **ways_ms(problem, n, pieces[spec.name]),
+                "trainer": found_at[spec.name].at, **sent[spec.name]._asdict(),
+                **ways_ms(problem, n, [piece for piece, _ in pieces_of(n, found_at[spec.name], self.count) if piece.rows]),
             }
             for n, spec in enumerate(problem.specs)
         }  # fmt: skip
@@ -222,7 +216,8 @@ class Place(Composed):
             load = checked.compute + exchange
             check = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
         return {
-            "tables": len(specs), "cut": sum(len(of) > 1 for of in plan.pieces), "ranks": ranks, "kernel": self.kernel,
+            "tables": len(specs), "cut": sum(not isinstance(table.at, int) for table in plan.tables), "ranks": ranks,
+            "kernel": self.kernel,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
             "balance": float(load.max() / load.mean()),
             "seconds": found.seconds, "check": check, "ways": ways,

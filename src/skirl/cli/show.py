@@ -2,10 +2,12 @@
 
 import io
 import logging
+import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -14,7 +16,7 @@ from typing import Any, ClassVar, TextIO
 
 from skirl.peers.processes import COMMAND_LINE
 from skirl.tools.os_errors import why, writing
-from skirl.tools.progress import Facts
+from skirl.tools.progress import Facts, Report
 from skirl.tools.units import clock, figure, size
 
 log = logging.getLogger("skirl")
@@ -98,40 +100,35 @@ def goes_on(args: Sequence[str]) -> str:
 EVERY = 3.0  # seconds between two lines
 
 
-class Progress:
-    """Prints a line about the progress of a loop now and then: use it in a with-block, and call it once per step."""
+@contextmanager
+def progress(to: TextIO, title: str, steps: int | None = None) -> Iterator[Report]:
+    """Print a line about the progress of a loop now and then, and the last one unless an error ends the block."""
+    due, of = 0.0, "" if steps is None else f"/{steps}"
+    late: tuple[int, Callable[[], Facts]] | None = None  # not shown yet
 
-    def __init__(self, to: TextIO, title: str, steps: int | None = None) -> None:
-        self._to, self._title, self._of = to, title, "" if steps is None else f"/{steps}"
-        self._due, self._full = 0.0, False
-        self._late: tuple[int, Callable[[], Facts]] | None = None  # not shown yet
-
-    def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
-        """Report that `done` steps are done. `facts` returns what else to show; it is called only when it is shown."""
-        self._late = (done, facts)
-        if time.monotonic() >= self._due:
-            self._show()
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self._show()
-
-    def _show(self) -> None:
-        if self._late is None or self._full:
+    def show() -> None:
+        nonlocal due, late
+        if late is None or due == math.inf:
             return
-        (done, facts), self._late = self._late, None
+        (done, facts), late = late, None
         text = " · ".join(f"{name} {value}" for name, value in facts().items())
-        self._due = time.monotonic() + EVERY
+        due = time.monotonic() + EVERY
         try:
-            print(f"{self._title} {done}{self._of}" + f" · {text}" * bool(text), file=self._to, flush=True)
+            print(f"{title} {done}{of}" + f" · {text}" * bool(text), file=to, flush=True)
         except OSError as error:  # a log on a full disk: what is done goes on without it
             if isinstance(error, BrokenPipeError):
                 raise
-            self._full = True
+            due = math.inf
             log.warning("progress is not shown any more: %s", why(error))
+
+    def report(done: int, facts: Callable[[], Facts]) -> None:
+        nonlocal late
+        late = (done, facts)
+        if time.monotonic() >= due:
+            show()
+
+    yield report
+    show()
 
 
 # Pages

@@ -1,22 +1,18 @@
 """Converts data files to Parquet, which is read several times faster than text."""
 
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from skirl.data.files.column import Encoded
-from skirl.data.files.columnar import KEY, SLICE
+from skirl.data.files.columnar import KEY, SLICE, parquet_at
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
-from skirl.tools.os_errors import replacing, writing
 from skirl.tools.progress import progress_of
 
 
@@ -26,12 +22,14 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool) -> dict[
     as_rows: write ids as rows of their tables, otherwise as fingerprints.
     """
     files, schema, kept = as_written(files, as_rows)
-    samples = 0
-    with progress_of("convert") as progress:
-        for number, rows in enumerate(write(out, schema, list(kept), files.pieces(SLICE), compression), start=1):
-            samples += rows
-            facts = {"samples": f"{samples:,}"}
-            progress(number, lambda facts=facts: facts)
+    samples, about = 0, {KEY: schema.toml().encode()}
+    with progress_of("convert") as progress, parquet_at(out, compression=compression) as write:
+        for number, rows in enumerate(files.pieces(SLICE), start=1):
+            write(table_of(rows, schema, list(kept)).replace_schema_metadata(about))
+            samples += len(rows)
+            progress(number, lambda n=samples: {"samples": f"{n:,}"})
+        if not samples:
+            raise ValueError(f"{out}: there are no rows to write: set data to files that have some")
     left_out = {"bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row}
     return {"samples": samples, **left_out, "bytes": Path(out).stat().st_size}
 
@@ -95,28 +93,3 @@ def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
         arrays.append(pa.ListArray.from_arrays(pa.array(begins), pa.array(values)))
     names = [*(column.name for column in (*schema.labels, *schema.dense, *schema.ids)), *kept_names]
     return pa.table(dict(zip(names, [*arrays, *rows.kept], strict=True)))
-
-
-def write(
-    path: str, schema: FileSchema, kept_names: list[str], groups: Iterator[Encoded], compression: str
-) -> Iterator[int]:
-    writer: Any = None
-    with replacing(path) as draft:
-        try:
-            for rows in groups:
-                table = table_of(rows, schema, kept_names).replace_schema_metadata({KEY: schema.toml().encode()})
-                if writer is not None:
-                    table = table.cast(writer.schema)  # another file may store kept columns with other types
-                with writing(path):
-                    if writer is None:
-                        writer = pq.ParquetWriter(draft, table.schema, compression=compression, use_dictionary=False)
-                    writer.write_table(table, row_group_size=len(rows))
-                yield len(rows)
-            if writer is None:
-                raise ValueError(f"{path}: there are no rows to write: set data to files that have some")
-            with writing(path):
-                writer.close()
-        finally:
-            with suppress(OSError):  # the error that matters has been raised already
-                if writer is not None:
-                    writer.close()

@@ -391,15 +391,14 @@ class Sessions(Synthetic):
 
     def _samples_of(self, i: int, low: int, high: int) -> Batch:
         stream, first = named(self.seed, _IDS), i * self.batch_size + low
-        dense, lengths, values, logits = self._draw_from(stream, first, high - low)
+        dense, lengths, values, logits = self._draw(stream, 0, first, first + high - low)
         labels = _draw_labels(named(stream, _LABELS), first, logits + self._bias)
         ids = KeyedJagged(["user", "item", *self.lists], torch.from_numpy(values), lengths=torch.from_numpy(lengths))
         return Batch(torch.from_numpy(dense), find(ids) if self.once else ids, torch.from_numpy(labels))
 
     def _draw(self, stream: np.uint64, samples: int, low: int, high: int) -> Drawn:
-        return self._draw_from(stream, low, high - low)
-
-    def _draw_from(self, stream: np.uint64, first: int, samples: int) -> Drawn:
+        """Samples low .. high - 1 of all, however many these are."""
+        first, samples = low, high - low
         mean = self.pooling_factor if self.pooling_factor > 1 else LENGTH
         lengths = np.ones((2 + self.histories, samples), np.int64)
         begin = np.empty((2 + self.histories, samples), np.int64)  # the sample at which each current list was drawn

@@ -10,8 +10,9 @@ import numpy as np
 
 from skirl.placement.costs import SUMS, Costs
 from skirl.placement.problem import Columns, Placed, Problem
-from skirl.placement.spec import MULTIPLE, Piece, TablePlan, TableSpec, blocks, canonical, halves, whole
+from skirl.placement.spec import MULTIPLE, Piece, TableSpec, blocks, canonical, halves, plan_of, whole
 from skirl.tools.units import size
+from skirl.train.placed import Plan
 
 BEST, FEW, TRIED = 4, 7, 40
 """Choices of tables to cut by rows that are searched in full; tables up to which every choice is tried; tables, longest
@@ -43,13 +44,12 @@ class SearchResult:
 def plan_tables(
     specs: Sequence[TableSpec], caps: tuple[int, ...], costs: Costs, *, columns: Columns = "exact", seconds: float = 30.0,
     forced: Sequence[str] = (),
-) -> tuple[TablePlan, SearchResult, Problem]:  # fmt: skip
+) -> tuple[Plan, SearchResult, Problem]:  # fmt: skip
     """Return a plan within memory, what the search found, and the problem that it searched.
 
     Tables named in `forced` have to be cut by rows. Raise a ValueError if no plan fits.
     """
-    order = canonical(specs)
-    problem = Problem([specs[n] for n in order], caps, costs, columns)
+    problem = Problem([specs[n] for n in canonical(specs)], caps, costs, columns)
     held, room = sum(spec.nbytes(spec.rows, spec.dim) for spec in specs), sum(caps)
     who = "ranks" if costs.sent is None else "trainers"
     if held > room:
@@ -65,7 +65,7 @@ def plan_tables(
             f"found no plan that fits: {who[:-1]} {over.argmax()} exceeds its memory by {size(int(over.max()))}, since a "
             f"table is whole at one of the {who}, or cut over them: give it more memory, or take more {who}"
         )
-    return TablePlan.of(specs, order, found.placed), found, problem
+    return plan_of(specs, found.placed), found, problem
 
 
 def search(problem: Problem, *, forced: Iterable[int] = (), seconds: float = 30.0) -> SearchResult:
@@ -82,7 +82,7 @@ def ways_ms(problem: Problem, table: int, pieces: Sequence[Piece]) -> dict[str, 
     ways = {
         "rows_ms": [Piece(table, 0, -(-spec.rows // len(problem.caps)), 0, spec.dim)],
         "whole_ms": [whole(table, spec)],
-        "planned_ms": [piece._replace(table=table) for piece in pieces],
+        "planned_ms": pieces,
     }
     return {name: max(sum(problem.cost(of)[:2]) for of in each) for name, each in ways.items()}
 

@@ -1,22 +1,19 @@
-"""Tables to place: the size of each and what a batch looks up in it; their parts; plans of them; and the files of both."""
+"""Tables to place: the size of each and what a batch looks up in it, their file, and their parts."""
 
 import json
-import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
-from skirl.tools.os_errors import writing
-from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, TEXT, misfit, put_whole
-from skirl.train.placed import Bytes
+from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, misfit
+from skirl.train.placed import Bytes, PlacedTable, Plan
 
 if TYPE_CHECKING:
     from skirl.placement.problem import Placed
@@ -28,7 +25,6 @@ MULTIPLE = 4  # columns are cut at multiples of it
 _MOST = 256 << 20  # bytes of a file
 _FLOAT = 4
 Split = Literal["any", "rows", "columns", "no"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -109,28 +105,14 @@ def canonical(specs: Sequence[TableSpec]) -> list[int]:
     return sorted(range(len(specs)), key=key)
 
 
-def check_names(names: Sequence[str]) -> None:
-    if not names:
-        raise ValueError("there is no table: name at least one")
-    name, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"table {name!r} is listed twice: remove one of them")
-
-
 def read_specs(path: Path, optimizer: str = TableSpec.optimizer) -> list[TableSpec]:
     """`optimizer`: of tables that name none."""
-    return _read(
-        path, partial(_parsed, optimizer=optimizer), "list of tables: name a file as docs/howto/placing.md shows it"
-    )
-
-
-def _read(path: Path, parsed: Callable[[str], T], what: str) -> T:
     if not path.exists():
         raise ValueError(f"there is no file {path}")
     if not path.is_file() or path.stat().st_size > _MOST:
-        raise ValueError(f"{path} is no {what}")
+        raise ValueError(f"{path} is no list of tables: name a file as docs/howto/placing.md shows it")
     try:
-        return parsed(path.read_text())
+        return _parsed(path.read_text(), optimizer)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -158,7 +140,11 @@ def _parsed(text: str, optimizer: str) -> list[TableSpec]:
         if not isinstance(reuse, list) or any(not AMOUNT.fits(share) for share in reuse):
             raise ValueError(f"table {table['name']!r} has a reuse that is no list of numbers: leave it out")
         specs.append(TableSpec(**{**fields, "reuse": tuple(reuse)}))
-    check_names([spec.name for spec in specs])
+    if not specs:
+        raise ValueError("there is no table: name at least one")
+    name, count = Counter(spec.name for spec in specs).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"table {name!r} is listed twice: remove one of them")
     return specs
 
 
@@ -204,139 +190,24 @@ def blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
     return [(min(rows, r * size), min(rows, (r + 1) * size)) for r in range(ranks)]
 
 
-def check_cover(name: str, rows: int, dim: int, pieces: Iterable[Piece]) -> None:
-    """Raise unless the pieces contain every row and column of a table exactly once."""
-    who, parts = f"table {name!r}", sorted(pieces)
-    if not parts:
-        raise ValueError(f"{who} is at no rank: place each table")
-    for p in parts:
-        if not (0 <= p.row < p.row_end <= rows and 0 <= p.col < p.col_end <= dim):
-            raise ValueError(
-                f"{who} has a piece of rows {p.row:,} to {p.row_end:,} and columns {p.col} to {p.col_end}: it has "
-                f"{rows:,} rows and {dim} columns"
-            )
-        if any(at % MULTIPLE for at in (p.col, p.col_end) if at != dim):
-            raise ValueError(f"{who} has columns {p.col} to {p.col_end}: cut columns at multiples of {MULTIPLE}")
-    by_rows = all(p.dim == dim for p in parts)
-    if not by_rows and any(p.rows < rows for p in parts):
-        raise ValueError(f"{who} is cut by rows and columns: cut it one way, and cover each once")
-    what, size = ("rows", rows) if by_rows else ("columns", dim)
-    ends = sorted((p.row, p.row_end) if by_rows else (p.col, p.col_end) for p in parts)
-    for (_, end), (begin, _) in pairwise([(0, 0), *ends, (size, size)]):
-        if begin != end:
-            how, low, high = ("no piece has", end, begin) if begin > end else ("two pieces have", begin, end)
-            raise ValueError(f"{who}: {how} {what} {low:,} to {high:,}: cover each once")
+def pieces_of(number: int, table: PlacedTable, ranks: int) -> list[tuple[Piece, int]]:
+    """Return the pieces of a placed table, each with its rank: of one cut by rows, one for each rank, even without rows."""
+    name, rows, dim, at = table
+    if at is None:
+        return [(Piece(number, begin, end, 0, dim), rank) for rank, (begin, end) in enumerate(blocks(rows, ranks))]
+    columns = {at: dim} if isinstance(at, int) else at
+    ends = accumulate(columns.values())
+    return [(Piece(number, 0, rows, end - width, end), rank) for (rank, width), end in zip(columns.items(), ends)]
 
 
-# Plans
-
-PLAN_VERSION = 1
-_HEAD = {"format": "skirl-table-plan", "format_version": PLAN_VERSION}
-_PIECE = {"rank": COUNT, "rows": [COUNT], "columns": [COUNT]}
-_PLAN = {
-    "ranks": COUNT,
-    "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "optimizer": TEXT, "pieces": [_PIECE]}],
-}
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    ranks: int
-    tables: tuple[tuple[str, int, int, str], ...]
-    """Name, rows, dim and row optimizer of each."""
-    pieces: tuple[tuple[tuple[Piece, int], ...], ...]
-    """Of each table, with the rank of each piece."""
-
-    def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"the plan has {self.ranks} ranks: set it to 1 or more")
-        check_names([name for name, *_ in self.tables])
-        for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True):
-            TableSpec(name, rows, dim, 1, 1.0, 1.0, optimizer=optimizer)
-            for _, rank in pieces:
-                if not 0 <= rank < self.ranks:
-                    raise ValueError(
-                        f"table {name!r} has a piece at rank {rank}: there are ranks 0 to {self.ranks - 1}"
-                    )
-            check_cover(name, rows, dim, [piece for piece, _ in pieces])
-
-    @classmethod
-    def of(cls, specs: Sequence[TableSpec], order: Sequence[int], placed: "Placed") -> "TablePlan":
-        """Make a plan of what a search found for the specs in this order."""
-        pieces: list[list[tuple[Piece, int]]] = [[] for _ in specs]
-        for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
-            number = order[piece.table]
-            pieces[number].append((piece._replace(table=number), rank))
-        return cls(len(placed.caps), tuple(map(_facts, specs)), tuple(tuple(sorted(of)) for of in pieces))
-
-    def save(self, path: Path) -> None:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            put_whole(path, self.text().encode(), secrets.token_hex(8))
-
-    def text(self) -> str:
-        tables = [
-            {
-                "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
-                "pieces": [
-                    {"rank": rank, "rows": [p.row, p.row_end], "columns": [p.col, p.col_end]} for p, rank in pieces
-                ],
-            }
-            for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True)
-        ]  # fmt: skip
-        return json.dumps(_HEAD | {"ranks": self.ranks, "tables": tables}, indent=1) + "\n"
-
-    @classmethod
-    def load(cls, path: Path) -> "TablePlan":
-        return _read(path, cls.parsed, "plan of tables: name a file that `skirl place` wrote")
-
-    @classmethod
-    def parsed(cls, text: str) -> "TablePlan":
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"it is not JSON ({error}): make the plan again") from None
-        if isinstance(body, dict) and body.get("format") == "skirl-placement":
-            raise ValueError("it is a plan for skirl's trainers: make one for TorchRec by skirl place --ranks")
-        if not isinstance(body, dict) or any(body.get(name) != value for name, value in _HEAD.items()):
-            raise ValueError(
-                f"it is not a plan of tables in format {PLAN_VERSION}: name a file that `skirl place` wrote"
-            )
-        if (wrong := misfit(body, _PLAN)) is not None:
-            raise ValueError(f"{wrong}: make the plan again")
-        tables, pieces = [], []
-        for number, table in enumerate(body["tables"]):
-            tables.append((table["name"], table["rows"], table["dim"], table["optimizer"]))
-            pieces.append(tuple(_piece(number, table["name"], piece) for piece in table["pieces"]))
-        return cls(body["ranks"], tuple(tables), tuple(pieces))
-
-    def check(self, specs: Sequence[TableSpec]) -> None:
-        known, found = ({name: of for name, *of in tables} for tables in (self.tables, map(_facts, specs)))
-        if other := [name for name in {**known, **found} if name not in known or name not in found]:
-            where = "the plan has no" if other[0] in found else "the plan has a table that is not there:"
-            raise ValueError(f"{where} table {other[0]!r}: make the plan again")
-        for name, of in found.items():
-            for what, planned, now in zip(("rows", "dim", "optimizer"), known[name], of, strict=True):
-                if planned != now:
-                    raise ValueError(
-                        f"table {name!r} has {what} {planned} in the plan and {now} now: make the plan again"
-                    )
-
-    def at(self, rank: int) -> list[str]:
-        """The tables of a rank, each with how it is cut."""
-        found = []
-        for (name, _, dim, _), pieces in zip(self.tables, self.pieces, strict=True):
-            if any(at == rank for _, at in pieces):
-                how = "columns" if pieces[0][0].dim < dim else "rows"
-                found.append(name if len(pieces) == 1 else f"{name} ({len(pieces)} parts by {how})")
-        return found
-
-
-def _facts(spec: TableSpec) -> tuple[str, int, int, str]:
-    return spec.name, spec.rows, spec.dim, spec.optimizer
-
-
-def _piece(number: int, name: str, body: Mapping[str, Any]) -> tuple[Piece, int]:
-    if len(body["rows"]) != 2 or len(body["columns"]) != 2:
-        raise ValueError(f"table {name!r} has a piece that is not of two ends of rows and of columns: correct it")
-    return Piece(number, *body["rows"], *body["columns"]), body["rank"]
+def plan_of(specs: Sequence[TableSpec], placed: "Placed") -> Plan:
+    """Make a plan of what a search found for these specs in canonical order."""
+    found: list[list[tuple[Piece, int]]] = [[] for _ in specs]
+    order = canonical(specs)
+    for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
+        found[order[piece.table]].append((piece, rank))
+    tables = []
+    for spec, pieces in zip(specs, map(sorted, found), strict=True):
+        at = {rank: piece.dim for piece, rank in pieces} if pieces[0][0].dim < spec.dim else None
+        tables.append(PlacedTable(spec.name, spec.rows, spec.dim, pieces[0][1] if len(pieces) == 1 else at))
+    return Plan(len(placed.caps), tuple(tables))

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
 from skirl.placement.problem import Columns
 from skirl.placement.search import plan_tables
-from skirl.placement.spec import MULTIPLE, Piece, TablePlan, TableSpec, blocks, reuse_of
+from skirl.placement.spec import MULTIPLE, Piece, TableSpec, pieces_of, reuse_of
+from skirl.train.placed import PlacedTable, Plan
 
 INSTALL = "torchrec is not installed: pip install torchrec and FBGEMM of one release, 1.8.0 for torch 2.13"
 BATCH = 512  # TorchRec's default
@@ -223,7 +224,7 @@ def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
 
 
 def plan(
-    file: Path | str | TablePlan, model: Any, sharders: Iterable[Any] | None = None, *, device: str = "cpu",
+    file: Path | str | Plan, model: Any, sharders: Iterable[Any] | None = None, *, device: str = "cpu",
     local_world_size: int | None = None, constraints: Any = None,
 ) -> Any:  # fmt: skip
     """Return TorchRec's ShardingPlan of a file that `skirl place` wrote, for DistributedModelParallel.
@@ -240,7 +241,7 @@ def plan(
     - `constraints`: TorchRec's, by table. Sharding types that they do not allow are refused; their rounding, bounds check
       and output type are handed on.
     """
-    made = file if isinstance(file, TablePlan) else TablePlan.load(Path(file))
+    made = file if isinstance(file, Plan) else Plan.load(Path(file))
     if dist.is_initialized() and dist.get_world_size() < made.ranks:  # more may be in groups
         raise ValueError(
             f"the plan is for {made.ranks} ranks, and there are {dist.get_world_size()}: make the plan again"
@@ -249,7 +250,7 @@ def plan(
     return exported(made, tables, device, local_world_size or made.ranks, constraints or {})
 
 
-def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: int, constraints: Any) -> Any:
+def exported(plan: Plan, tables: Sequence[ModelTable], device: str, local: int, constraints: Any) -> Any:
     from torch.distributed._shard.sharding_spec import ShardMetadata
     from torchrec.distributed.sharding_plan import placement
     from torchrec.distributed.types import (
@@ -259,17 +260,11 @@ def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: 
         ShardingPlan,
     )
 
-    of_plan = {name: optimizer for name, _, _, optimizer in plan.tables}
-    plan.check([replace(t.spec, optimizer=of_plan.get(t.spec.name, t.spec.optimizer)) for t in tables])
-    if odd := next((table for table in tables if table.spec.dim % MULTIPLE), None):
-        raise ValueError(
-            f"table {odd.spec.name!r} has dim {odd.spec.dim}, and TorchRec's kernels take multiples of {MULTIPLE}: set dim "
-            "to one"
-        )
-    pieces = dict(zip(of_plan, plan.pieces, strict=True))
+    plan.check(table.spec for table in tables)
+    placed = {table.name: table for table in plan.tables}
     modules: dict[str, Any] = {}
     for table in tables:
-        kind, shards = laid_out(table.spec.name, table.spec.rows, table.spec.dim, pieces[table.spec.name], plan.ranks)
+        kind, shards = laid_out(placed[table.spec.name], plan.ranks)
         constraint = constraints.get(table.table)
         allowed = getattr(constraint, "sharding_types", None) or (WHOLE, COLUMNS, ROWS)
         if plan.ranks == 1 and kind not in allowed and ROWS in allowed:
@@ -294,27 +289,15 @@ def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: 
     return ShardingPlan(modules)
 
 
-def laid_out(
-    name: str, rows: int, dim: int, pieces: Sequence[tuple[Piece, int]], ranks: int
-) -> tuple[str, list[tuple[Piece, int]]]:
+def laid_out(table: PlacedTable, ranks: int) -> tuple[str, list[tuple[Piece, int]]]:
     """TorchRec's name for this way to cut a table, and its shards in TorchRec's order."""
-    ordered = sorted(pieces)
-    if len(ordered) == 1:
-        return WHOLE, ordered
-    if all(p.rows == rows for p, _ in ordered):
-        for rank in {rank for _, rank in ordered}:
-            widths = [p.dim for p, at in ordered if at == rank]
-            if len(set(widths)) > 1:  # its kernel assumes that all parts of a table at a rank have one width
-                unlike = " and ".join(map(str, widths))
-                raise ValueError(f"table {name!r} has parts of {unlike} columns at rank {rank}: make them equally wide")
-        return COLUMNS, sorted(ordered, key=lambda of: of[0].col)
-    even = [(Piece(ordered[0][0].table, a, b, 0, dim), r) for r, (a, b) in enumerate(blocks(rows, ranks))]
-    if ordered == sorted(of for of in even if of[0].rows):
-        return ROWS, even  # a shard for each rank, also where it has no rows
-    raise ValueError(
-        f"table {name!r} is cut by rows unevenly, or by columns as well; TorchRec looks rows up as if they were cut evenly "
-        "over all ranks: plan with `skirl place`"
-    )
+    shards = pieces_of(0, table, ranks)
+    if odd := next((piece.dim for piece, _ in shards if piece.dim % MULTIPLE), None):
+        raise ValueError(
+            f"table {table.name!r} has {odd} columns at a rank, and TorchRec's kernels take multiples of {MULTIPLE}: set "
+            "dim to one, and plan again"
+        )
+    return ROWS if table.at is None else WHOLE if isinstance(table.at, int) else COLUMNS, shards
 
 
 HBM_RESERVED = 0.15  # of a GPU's memory is left free if no reservation is given, as TorchRec's planner does
@@ -357,7 +340,7 @@ class SkirlPlanner:
         self.request = PlanRequest(topology.world_size, batch_size or BATCH, constraints, batches, optimizer)
         self.columns: Columns = columns
         self.costs, self.seconds = costs, seconds
-        self.table_plan: TablePlan | None = None
+        self.table_plan: Plan | None = None
 
     def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
         """Return a ShardingPlan within all memory, of a model that may be on the meta device. Raise if there is none."""
@@ -386,7 +369,7 @@ class SkirlPlanner:
         if "wrong" in message:
             raise ValueError(message["wrong"]) from why
         if found is None:
-            self.table_plan = TablePlan.parsed(message["plan"])
+            self.table_plan = Plan.parsed(message["plan"])
             found = self._exported(tables_of(module, sharders_of(sharders), self.request))
         return found
 

@@ -107,12 +107,9 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         return describe_safetensors(path)
     if path.suffix == ".pt" and is_zipfile(path):
         return {"kind": "state dict of torch.save, for skirl import", "bytes": path.stat().st_size}
-    if b'"skirl-table-plan"' in head:
+    if b'"skirl-plan"' in head:
         plan = json.loads(path.read_bytes())
         return {"kind": "plan of skirl place", "ranks": plan["ranks"], "tables": len(plan["tables"])}
-    if b'"skirl-placement"' in head:
-        plan = json.loads(path.read_bytes())
-        return {"kind": "plan for --placement", "trainers": plan["trainers"], "tables": len(plan["tables"])}
     if b'"skirl-tables"' in head:
         return {"kind": "list of tables for skirl place", "tables": len(json.loads(path.read_bytes())["tables"])}
     if b'"skirl-costs"' in head:

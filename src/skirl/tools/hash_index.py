@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from skirl.tools.jit import AHEAD, kernel, prefetch
 
 EMPTY = -1
-"""Marks a free place in `keys`; keys are never negative."""
+"""Marks a free place in `keys`; no key is -1."""
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -158,7 +158,7 @@ class HashIndex:
     """The two arrays of an index, at most half full, and the number of keys in them.
 
     Kernels take `.keys`, `.values` and `.mask` and call `find`, `insert` and `remove` on them. They never grow the arrays:
-    the caller calls `reserve` before, and adds the new keys to `.count` after. Keys and values must not be negative. An
+    the caller calls `reserve` before, and adds the new keys to `.count` after. Values must not be negative. An
     index that numbers rows holds at most 2**31 of them.
     """
 

@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +19,11 @@ from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit, put_whole
 if TYPE_CHECKING:
     from skirl.train.recipe import Recipe
 
-FORMAT, VERSION = "skirl-placement", 1
+FORMAT, VERSION = "skirl-plan", 1
 COUNTED = 4
 WORTH = 0.5
 """A table goes whole where pooled vectors are under this share of its rows' bytes."""
-_FORM = {"trainers": COUNT, "tables": [{"name": TEXT, "trainer": ANY}]}
+_FORM = {"ranks": COUNT, "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "at": ANY}]}
 
 
 class Bytes(NamedTuple):
@@ -111,49 +111,96 @@ def evenly(dim: int, trainers: int) -> Place:
     return {site: end - begin for site, (begin, end) in enumerate(pairwise(ends))} or 0
 
 
-def write(path: Path, owners: Mapping[str, Place | None], trainers: int) -> None:
-    """Write a plan: the place of each table, None for those whose rows are spread."""
-    tables = [{"name": name, "trainer": owner} for name, owner in owners.items()]
-    body = {"format": FORMAT, "format_version": VERSION, "trainers": trainers, "tables": tables}
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        put_whole(path, json.dumps(body, indent=1).encode() + b"\n", secrets.token_hex(8))
-
-
 def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, Place]:
     """Read a plan. Raise if it is of other tables, or of another number of trainers."""
-    again = "set placement to auto, name another plan, or leave it out"
     try:
-        body = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"placement is {path}, which cannot be read ({error}): {again}") from None
-    if isinstance(body, dict) and body.get("format") == "skirl-table-plan":
+        plan = Plan.load(path)
+        plan.check(tables)
+    except ValueError as error:
         raise ValueError(
-            f"placement is {path}, a plan for TorchRec: make one by skirl place --trainers {trainers}, or {again}"
-        )
-    if not isinstance(body, dict) or (body.get("format"), body.get("format_version")) != (FORMAT, VERSION):
-        raise ValueError(f"placement is {path}, which is no plan of tables for trainers: {again}")
-    if (wrong := misfit(body, _FORM)) is not None:
-        raise ValueError(f"placement is {path}, which is damaged ({wrong}): {again}")
-    if body["trainers"] != trainers:
-        count, verb = body["trainers"], "is" if trainers == 1 else "are"
+            f"placement is {path}, and {str(error).removeprefix(f'{path}: ')}, or leave placement out"
+        ) from None
+    if plan.ranks != trainers:
+        count, verb = plan.ranks, "is" if trainers == 1 else "are"
         raise ValueError(
             f"placement is {path}, a plan for {count} trainers, and there {verb} {trainers}: start {count} by "
-            f"skirl launch -n {count}, {again}"
+            f"skirl launch -n {count}, make the plan again, or leave placement out"
         )
-    names = [table["name"] for table in body["tables"]]
-    if other := sorted({*names} ^ {table.name for table in tables}):
-        raise ValueError(f"placement is {path}, a plan for other tables (see {other[0]!r}): {again}")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"placement is {path}, which places table {twice[0]!r} twice: {again}")
-    sites, owners = {str(site): site for site in range(trainers)}, dict[str, Place]()
-    for name, owner in ((table["name"], table["trainer"]) for table in body["tables"] if table["trainer"] is not None):
-        columns = owner if isinstance(owner, dict) else {str(owner): 1}
-        if not all(site in sites and type(count) is int and count > 0 for site, count in columns.items()):
-            raise ValueError(
-                f"placement is {path}, which places table {name!r} at {owner}: name trainers by numbers below "
-                f"{trainers}, and columns above 0, or {again}"
+    return {table.name: table.at for table in plan.tables if table.at is not None}
+
+
+class PlacedTable(NamedTuple):
+    name: str
+    rows: int
+    dim: int
+    at: Place | None
+    """None: its rows are spread over all, evenly over TorchRec's ranks, by a hash over skirl's trainers."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where each table is: a file of `skirl place`, for TorchRec's ranks or skirl's trainers."""
+
+    ranks: int
+    tables: tuple[PlacedTable, ...]
+
+    def text(self) -> str:
+        body = {"format": FORMAT, "format_version": VERSION, "ranks": self.ranks}
+        return json.dumps(body | {"tables": [table._asdict() for table in self.tables]}, indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put_whole(path, self.text().encode(), secrets.token_hex(8))
+
+    @classmethod
+    def load(cls, path: Path) -> "Plan":
+        try:
+            return cls.parsed(path.read_text())
+        except (OSError, RecursionError) as error:
+            raise ValueError(f"{path}: it cannot be read ({error}): name a file that `skirl place` wrote") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}: make the plan again") from None
+
+    @classmethod
+    def parsed(cls, text: str) -> "Plan":
+        body, tables = json.loads(text), list[PlacedTable]()
+        if not isinstance(body, dict) or (body.get("format"), body.get("format_version")) != (FORMAT, VERSION):
+            raise ValueError(f"it is no plan of tables in format {VERSION}")
+        if (wrong := misfit(body, _FORM)) is not None:
+            raise ValueError(f"it is damaged ({wrong})")
+        for name, rows, dim, at in ([table[field] for field in PlacedTable._fields] for table in body["tables"]):
+            columns = at if isinstance(at, dict) else {} if at is None else {str(at): dim}
+            good = all(
+                site.isdecimal() and int(site) < body["ranks"] and type(count) is int and count > 0
+                for site, count in columns.items()
             )
-        cut = {sites[site]: count for site, count in columns.items()}
-        owners[name] = cut if isinstance(owner, dict) else sites[str(owner)]
-    return owners
+            cut = {int(site): count for site, count in columns.items()} if good else {}
+            if at is not None and sum(cut.values()) != dim:
+                raise ValueError(
+                    f"it has table {name!r} at {at}: name ranks below {body['ranks']}, and columns above 0, {dim} in all"
+                )
+            if any(name == other.name for other in tables):
+                raise ValueError(f"it has table {name!r} twice")
+            tables.append(PlacedTable(name, rows, dim, cut if isinstance(at, dict) else next(iter(cut), None)))
+        return cls(body["ranks"], tuple(tables))
+
+    def at(self, rank: int) -> list[str]:
+        """The tables of a rank, each with how it is cut."""
+        found = []
+        for name, *_, at in self.tables:
+            if at is None:
+                found.append(f"{name} ({self.ranks} parts by rows)")
+            elif isinstance(at, dict):
+                found += [f"{name} ({len(at)} parts by columns)"] if rank in at else []
+            elif at == rank:
+                found.append(name)
+        return found
+
+    def check(self, tables: Iterable[Any]) -> None:
+        """Raise unless the plan is of these tables, each with a name, rows and dim."""
+        planned, here = ({table.name: [table.rows, table.dim] for table in of} for of in (self.tables, tables))
+        for name in {**planned, **here}:
+            if planned.get(name) != here.get(name):
+                was, now = (of.get(name, "absent") for of in (planned, here))
+                raise ValueError(f"table {name!r} is {was} in the plan and {now} here: make the plan again")

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import repeat
@@ -15,7 +15,6 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import nn
 
@@ -23,7 +22,7 @@ from skirl.checkpoint import codec, folder, load
 from skirl.checkpoint.codec import decode, loader_state
 from skirl.checkpoint.votes import Votes, take_newest
 from skirl.core.batch import Batch
-from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema
+from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema, parquet_at
 from skirl.data.files.find import find, kind_of
 from skirl.data.files.stream import Files
 from skirl.data.flags import FILE_KINDS, DataFlags, Unlabelled
@@ -33,7 +32,6 @@ from skirl.nn.collection import collections_of
 from skirl.peers.base import Alone
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.os_errors import replacing, writing
 from skirl.tools.progress import progress_of
 from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, SavedFlags, StepFlags
 from skirl.train.metrics import Metrics, evaluating
@@ -315,23 +313,13 @@ def predictions_in(
 
     def end_group() -> None:
         columns = zip(zip(*kept, strict=True), schema)
-        table = pa.Table.from_arrays([pa.array(np.concatenate(c), of.type) for c, of in columns], schema=schema)
-        with writing(path):
-            writer.write_table(table, row_group_size=len(table))
+        put(pa.Table.from_arrays([pa.array(np.concatenate(c), of.type) for c, of in columns], schema=schema))
         kept.clear()
 
-    with replacing(path) as draft:
-        with writing(path):
-            writer = pq.ParquetWriter(draft, schema, use_dictionary=False)
-        try:
-            yield write
-            if kept:
-                end_group()
-            with writing(path):
-                writer.close()
-        finally:
-            with suppress(OSError):
-                writer.close()
+    with parquet_at(path) as put:
+        yield write
+        if kept:
+            end_group()
 
 
 def probability(logits: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from skirl.placement.spec import Piece, TablePlan, blocks
+from skirl.train.placed import PlacedTable, Plan
 
 LR, EPS, DENSE, BATCH = 0.1, 1e-8, 13, 32
 TABLES = (("a", 400, 24, 3), ("b", 301, 8, 1), ("c", 77, 16, 6), ("d", 1000, 16, 2), ("e", 5, 4, 1))
@@ -104,20 +104,16 @@ class Plain:
         return float(loss)
 
 
-def plan_by_hand(kind: str, optimizer: str, world: int) -> TablePlan:
+def plan_by_hand(kind: str, world: int) -> Plan:
     """Return a plan that cuts all tables in one way: "whole", "rows" or "columns"."""
-    pieces = []
-    for n, (_, rows, dim, _) in enumerate(TABLES):
-        if kind == "rows":
-            cut = [(Piece(n, a, b, 0, dim), r) for r, (a, b) in enumerate(blocks(rows, world)) if a < b]
-        elif kind == "columns" and dim > 4:
-            at = dim - 4 if n % 2 else 4
-            at = at if world > 1 else dim // 2  # TorchRec cannot run unlike widths at one rank
-            cut = [(Piece(n, 0, rows, *of), (n + r) % world) for r, of in enumerate(((0, at), (at, dim)))]
-        else:
-            cut = [(Piece(n, 0, rows, 0, dim), (n + 1) % world)]
-        pieces.append(tuple(cut))
-    return TablePlan(world, tuple((*table[:3], optimizer) for table in TABLES), tuple(pieces))
+    tables = []
+    for n, (name, rows, dim, _) in enumerate(TABLES):
+        at: Any = None if kind == "rows" else (n + 1) % world
+        if kind == "columns" and dim > 4 and world > 1:
+            width = dim - 4 if n % 2 else 4
+            at = {n % world: width, (n + 1) % world: dim - width}
+        tables.append(PlacedTable(name, rows, dim, at))
+    return Plan(world, tuple(tables))
 
 
 def differences(steps: int, seed: int) -> dict[str, float]:
@@ -141,7 +137,7 @@ def differences(steps: int, seed: int) -> dict[str, float]:
                 of = Topology(world, "cpu", ddr_cap=1 << 32, local_world_size=world, intra_host_bw=1.25e6)
                 plan = SkirlPlanner(of, batches=seen, seconds=1.0).collective_plan(model, sharders)
             else:
-                plan = plan_of(plan_by_hand(kind, optimizer, world), model, sharders)
+                plan = plan_of(plan_by_hand(kind, world), model, sharders)
             parallel = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
             shards = [
                 (key.split("embedding_bags.")[1].rsplit(".", 1)[0], shard)

@@ -1,6 +1,8 @@
 """Reads Parquet files in parts of at most 65,536 rows: a row group, or a slice of a larger one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from skirl.data.files.encode import Raw
 from skirl.data.files.find import BadFile, BadSchema, no_column
 from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
+from skirl.tools.os_errors import replacing, writing
 
 SLICE = 1 << 16
 BUFFER = 1 << 17
@@ -207,3 +210,25 @@ def embedded_schema(path: str) -> str | None:
 
 def short(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
+
+
+@contextmanager
+def parquet_at(path: str | Path, **options: Any) -> Iterator[Callable[[pa.Table], None]]:
+    """Write a Parquet file in this block, which gets tables, a row group each. It appears once it is complete."""
+    writer: Any = None
+
+    def write(table: pa.Table) -> None:
+        nonlocal writer
+        with writing(path):
+            writer = writer or pq.ParquetWriter(draft, table.schema, use_dictionary=False, **options)
+            writer.write_table(table.cast(writer.schema), row_group_size=len(table))
+
+    with replacing(path) as draft:
+        try:
+            yield write
+            with writing(path):
+                writer.close()
+        finally:
+            with suppress(OSError):  # the error that matters has been raised already
+                if writer is not None:
+                    writer.close()

@@ -28,7 +28,7 @@ class TextFile:
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path, self._schema, self._part = path, schema, part
         self._delimiter = "\t" if schema.text.delimiter == "tab" else schema.text.delimiter
-        self._text = bytes_of(path, packed)
+        self._text = (UnpackedBytes if packed else PlainBytes)(path)
         try:
             self.names, self._skip, self._header = self._named()
         except ValueError:
@@ -172,7 +172,7 @@ class TextFile:
         return data
 
 
-class _Plain:
+class PlainBytes:
     def __init__(self, path: str) -> None:
         self._path = path
         self._open()
@@ -187,7 +187,7 @@ class _Plain:
         self._file.close()
 
 
-class _Unpacked(_Plain):
+class UnpackedBytes(PlainBytes):
     """The text of a file that gzip has packed. Who reads before where the last read began starts again at its beginning."""
 
     def _open(self) -> None:
@@ -256,10 +256,6 @@ def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> by
                 lines[row] = lines[row].replace(b'"', b" ")
         data = b"\n".join(lines)
     return data
-
-
-def bytes_of(path: str, packed: bool) -> _Plain:
-    return (_Unpacked if packed else _Plain)(path)
 
 
 _ASCII = bytes(min(byte, 127) for byte in range(256))

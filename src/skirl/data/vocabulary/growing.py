@@ -12,10 +12,12 @@ from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.inverse import given_inverse
 from skirl.data.files.stream import Files
 from skirl.data.share import WHOLE, Shards, Share, of_batch
-from skirl.data.vocabulary.vocabulary import FIRST, Slots, look_up, probe
-from skirl.tools.jit import kernel
+from skirl.data.vocabulary.vocabulary import FIRST, keyed
+from skirl.tools.hash_index import EMPTY, HashIndex, ask, probe
+from skirl.tools.jit import AHEAD, kernel
 from skirl.tools.sealed_json import ANY, COUNT, misfit
 
+NUMBERS = ("rows", "counts", "last")
 SNAPSHOT = 64  # batches between two snapshots of the vocabulary
 
 
@@ -26,43 +28,55 @@ class Kept(np.ndarray):
         return self
 
 
-class Growth(Slots):
+class Growth:
     """The open vocabulary of one table: its remembered values, their rows (0 if not admitted), counts and last batches."""
 
     def __init__(self, rows: int, admit: int) -> None:
-        super().__init__(rows=np.int64, counts=np.int64, last=np.int64)
         self.limit, self.admit = rows, admit
         self.next = FIRST  # free row
         self._admitted = np.zeros(0, np.uint64)
         """The fingerprint of each row given so far, from row 2 on, and room for more. Entries never change."""
+        self._hold({name: np.zeros(0, np.int64) for name in ("keys", *NUMBERS)})
+
+    def _hold(self, entries: Mapping[str, np.ndarray]) -> None:
+        """Hold these entries and no others: a number for each key, and arrays by that number."""
+        self._numbers = HashIndex()
+        self._numbers.put(keyed(entries["keys"].view(np.uint64)), np.arange(len(entries["keys"]), dtype=np.int32))
+        self._entries = {name: np.array(entries[name]) for name in NUMBERS}
+
+    def _held(self) -> dict[str, np.ndarray]:
+        there = self._numbers.keys != EMPTY
+        numbers = self._numbers.values[there]
+        return {"keys": self._numbers.keys[there] + 1} | {name: of[numbers] for name, of in self._entries.items()}
 
     def grow(self, fingerprints: np.ndarray, now: int) -> np.ndarray:
         """Count the values of batch `now`, admit those that have occurred often enough, and return the row of each."""
-        self.reserve(len(fingerprints))
-        needed = min(self.next + len(fingerprints), self.limit) - FIRST
-        if needed > len(self._admitted):  # in a new array, since earlier states share the old one
-            room = np.zeros(min(max(needed, 2 * len(self._admitted)), self.limit - FIRST), np.uint64)
-            room[: self.next - FIRST] = self._admitted[: self.next - FIRST]
-            self._admitted = room
-        out = np.empty(len(fingerprints), np.int64)
-        rows, counts, last = self.numbers.values()
-        added, self.next = _grow(
-            self.keys, rows, counts, last, fingerprints, self.admit, now, self.next, self.limit, self._admitted, out
-        )
-        self.used += added
+        more, index = len(fingerprints), self._numbers
+        index.reserve(more)
+        self._entries = {name: _with_room(of, index.count + more) for name, of in self._entries.items()}
+        needed = min(self.next + more, self.limit) - FIRST
+        self._admitted = _with_room(self._admitted, needed)[: self.limit - FIRST]
+        out = np.empty(more, np.int64)
+        rows, counts, last = self._entries.values()
+        index.count, self.next = _grow(
+            index.keys, index.values, index.mask, index.count, rows, counts, last, fingerprints, keyed(fingerprints),
+            self.admit, now, self.next, self.limit, self._admitted, out,
+        )  # fmt: skip
         return out
 
     def look_up(self, fingerprints: np.ndarray) -> np.ndarray:
-        out = np.empty(len(fingerprints), np.int64)
-        look_up(self.keys, self.numbers["rows"], fingerprints, out)
+        numbers = self._numbers.get(keyed(fingerprints))
+        out = (fingerprints != 0).astype(np.int64)
+        known = np.flatnonzero((numbers >= 0) & (out != 0))
+        out[known] = np.maximum(self._entries["rows"][numbers[known]], 1)
         return out
 
     def give(self, admitted: Any) -> None:
         """Become the vocabulary that gave its rows to these values and forgot none. Only for lookups: counts are lost."""
-        keys = np.asarray(admitted, np.int64).view(np.uint64)
+        keys = np.asarray(admitted, np.int64)
         rows = np.arange(FIRST, FIRST + len(keys))
-        self.refill({"keys": keys, "rows": rows, "counts": np.full(len(keys), self.admit), "last": np.zeros_like(rows)})
-        self._admitted, self.next = keys.copy(), FIRST + len(keys)
+        self._hold({"keys": keys, "rows": rows, "counts": np.full(len(keys), self.admit), "last": np.zeros_like(rows)})
+        self._admitted, self.next = keys.view(np.uint64).copy(), FIRST + len(keys)
 
     def age(self, now: int, stale: int | None) -> None:
         """Forget the values that the last `stale` batches did not contain. Checks only every `stale // 4` batches."""
@@ -70,8 +84,8 @@ class Growth(Slots):
             self.forget(now - stale)
 
     def forget(self, before: int) -> None:
-        entries = self.entries()
-        self.refill({name: array[entries["last"] >= before] for name, array in entries.items()})
+        entries = self._held()
+        self._hold({name: array[entries["last"] >= before] for name, array in entries.items()})
 
     @property
     def admitted(self) -> np.ndarray:
@@ -80,13 +94,12 @@ class Growth(Slots):
 
     def state_dict(self) -> dict[str, Any]:
         """In arrays that copies of the state share."""
-        arrays = {name: array.view(np.int64).view(Kept) for name, array in self.entries().items()}
+        arrays = {name: array.view(Kept) for name, array in self._held().items()}
         return {**arrays, "next": self.next}
 
     def load_state_dict(self, state: Mapping[str, Any], admitted: Any) -> None:
         """admitted: the fingerprints that rows were given to, at that time or later."""
-        entries = {name: np.asarray(state[name], np.int64) for name in ("keys", *self.numbers)}
-        self.refill(entries | {"keys": entries["keys"].view(np.uint64)})
+        self._hold({name: np.asarray(state[name], np.int64) for name in ("keys", *NUMBERS)})
         self.next = state["next"]
         self._admitted = np.asarray(admitted, np.int64)[: self.next - FIRST].view(np.uint64).copy()
 
@@ -247,24 +260,34 @@ def part_of(batch: Batch, low: int, high: int) -> Batch:
     return Batch(batch.dense[low:high].clone(), ids, batch.labels[low:high].clone())
 
 
+def _with_room(array: np.ndarray, size: int) -> np.ndarray:
+    """Return an array with zeros behind if it is smaller, a new one: earlier states share the old one."""
+    if size <= len(array):
+        return array
+    return np.concatenate([array, np.zeros(max(size, 2 * len(array)) - len(array), array.dtype)])
+
+
 @kernel
-def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admitted, out):
-    """Count values and fill `out` with their rows. Return how many values were new, and the next free row."""
-    added = 0
+def _grow(
+    keys, values, mask, count, rows, counts, last, fingerprints, wanted, admit, now, free, limit, admitted, out
+):  # fmt: skip
+    """Count values and fill `out` with their rows. Return how many values there are now, and the next free row."""
+    last_one = fingerprints.size - 1
     for i in range(fingerprints.size):
-        key = fingerprints[i]
-        if key == 0:
+        ask(keys, values, mask, wanted[min(i + AHEAD, last_one)])
+        if fingerprints[i] == 0:
             out[i] = 0
             continue
-        place = probe(keys, key)
-        if keys[place] == 0:
-            keys[place] = key
-            added += 1
-        counts[place] += 1
-        last[place] = now
-        if rows[place] == 0 and counts[place] >= admit and free < limit:
-            rows[place] = free
-            admitted[free - FIRST] = key
+        place = probe(keys, mask, wanted[i])
+        if keys[place] != wanted[i]:
+            keys[place], values[place] = wanted[i], count
+            count += 1
+        n = values[place]
+        counts[n] += 1
+        last[n] = now
+        if rows[n] == 0 and counts[n] >= admit and free < limit:
+            rows[n] = free
+            admitted[free - FIRST] = fingerprints[i]
             free += 1
-        out[i] = rows[place] if rows[place] != 0 else 1
-    return added, free
+        out[i] = rows[n] if rows[n] != 0 else 1
+    return count, free

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from skirl.data.files.hashing import BY_HASH, BY_OPEN, numbers_of, seed_of
 from skirl.data.files.schema import FileSchema
-from skirl.tools.jit import kernel
+from skirl.tools.hash_index import HashIndex
 from skirl.tools.os_errors import replacing, writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
@@ -21,69 +21,17 @@ if TYPE_CHECKING:
     from skirl.data.files.stream import Files
 
 
-def places_for(keys: int) -> int:
-    """The size of a table that `keys` keys fill at most half: a power of two."""
-    return max(1 << 10, 1 << (2 * keys - 1).bit_length()) if keys else 1 << 10
+def keyed(fingerprints: np.ndarray) -> np.ndarray:
+    """Return fingerprints as keys of a HashIndex. 0, a missing value, becomes EMPTY: what is found for it means nothing."""
+    return (np.asarray(fingerprints) - np.uint64(1)).view(np.int64)
 
 
-@kernel
-def probe(keys, key):
-    """The slot of a fingerprint, or the free slot where it belongs; it is there if `keys[place] == key`."""
-    mask = np.uint64(keys.size - 1)
-    place = key & mask
-    while keys[place] != key and keys[place] != 0:
-        place = (place + np.uint64(1)) & mask
-    return place
-
-
-class Slots:
-    """A hash table of fingerprints, at most half full, with numbers in each slot. 0 is not a fingerprint."""
-
-    def __init__(self, **kinds: Any) -> None:
-        self._kinds = kinds
-        self.clear()
-
-    def clear(self, room: int = 0) -> None:
-        size = places_for(room)
-        self.keys, self.used = np.zeros(size, np.uint64), 0
-        self.numbers = {name: np.zeros(size, kind) for name, kind in self._kinds.items()}
-
-    def entries(self) -> dict[str, np.ndarray]:
-        """All fingerprints, `keys`, and their numbers by name."""
-        held = np.flatnonzero(self.keys)
-        return {name: array[held] for name, array in {"keys": self.keys, **self.numbers}.items()}
-
-    def refill(self, entries: Mapping[str, np.ndarray], room: int = 0) -> None:
-        """Hold these entries and no others."""
-        self.clear(max(room, len(entries["keys"])))
-        places = np.empty(len(entries["keys"]), np.int64)
-        self.used = _put(self.keys, entries["keys"], places)
-        for name, array in self.numbers.items():
-            array[places] = entries[name]
-
-    def reserve(self, more: int) -> None:
-        if places_for(self.used + more) > len(self.keys):
-            self.refill(self.entries(), self.used + more)
-
-
-@kernel
-def _put(keys, more, places):
-    """Put fingerprints into a table, and fill `places` with their slots. Return how many were new."""
-    new = 0
-    for i in range(more.size):
-        place = probe(keys, more[i])
-        new += keys[place] == 0
-        keys[place], places[i] = more[i], place
-    return new
-
-
-@kernel
-def look_up(keys, rows, fingerprints, out):
-    """Fill `out` with the row of each fingerprint: 0 for a missing value, 1 for one without a row of its own."""
-    for i in range(fingerprints.size):
-        key = fingerprints[i]
-        place = probe(keys, key)
-        out[i] = 0 if key == 0 else rows[place] if keys[place] == key and rows[place] != 0 else 1
+def look_up(rows: HashIndex, fingerprints: np.ndarray) -> np.ndarray:
+    """Return the row of each fingerprint: 0 for a missing value, 1 for one without a row of its own (int32)."""
+    out = rows.get(keyed(fingerprints))
+    out[out < 0] = 1
+    out[fingerprints == 0] = 0
+    return out
 
 
 VERSION = 1
@@ -115,8 +63,8 @@ class Vocabulary:
 
     path: str
     facts: Facts
-    tables: dict[str, tuple[np.ndarray, np.ndarray]] = field(repr=False)
-    """The hash table of each table: the fingerprint and the row in each slot."""
+    tables: dict[str, HashIndex] = field(repr=False)
+    """The rows of each table."""
     rows: dict[str, int]
     checksum: str
     """First 16 digits of the SHA-256 of the fingerprints in order."""
@@ -134,9 +82,7 @@ class Vocabulary:
             raise _bad(self.path, "it was changed since the run opened it: put it back as it was")
 
     def __call__(self, table: str, fingerprints: np.ndarray) -> np.ndarray:
-        out = np.empty(len(fingerprints), np.int32)
-        look_up(*self.tables[table], fingerprints, out)
-        return out
+        return look_up(self.tables[table], fingerprints)
 
     def check(self, schema: FileSchema) -> None:
         for table, kind in schema.kinds.items():
@@ -179,11 +125,9 @@ def load(path: str) -> Vocabulary:
     for table, array in sorted(keys.items()):
         if not array.all():
             raise _bad(path, f"{table}.keys has a 0, which is not a fingerprint: make it again")
-        slots = Slots(rows=np.int32)
-        slots.refill({"keys": array, "rows": np.arange(FIRST, FIRST + len(array), dtype=np.int32)})
-        if slots.used < len(array):
+        tables[table] = HashIndex()
+        if tables[table].put(keyed(array), np.arange(FIRST, FIRST + len(array), dtype=np.int32)).any():
             raise _bad(path, f"{table}.keys has a fingerprint twice: make it again")
-        tables[table] = slots.keys, slots.numbers["rows"]
         checksum.update(f"{table} {len(array)}".encode())
         checksum.update(np.ascontiguousarray(array).data)
     rows = {table: len(array) + FIRST for table, array in keys.items()}
