@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def numbers(folder: str | Path) -> list[int]:
 
 def headers(path: Path) -> list[Path]:
     """Return the headers to try, newest first. If `path` is a header, return only that."""
-    if _HEADER.fullmatch(path.name):
+    if is_header(path):
         return [path]
     found = [header(path, number) for number in reversed(numbers(path))]
     if not found and (path / OF_SWEEP).is_file():
@@ -102,13 +102,19 @@ def read(path: Path) -> dict[str, Any]:
     return body
 
 
+def readable(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the headers that can be read, newest first, with what they say. If `path` is a header, only that."""
+    for found in [path] if is_header(path) else [header(path, number) for number in reversed(numbers(path))]:
+        with suppress(CheckpointError):
+            yield found, read(found)
+
+
 def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
     """Return the readable headers in a folder, newest first, each as (step, header)."""
     found = []
-    for number in reversed(numbers(path)):
-        of = header(path, number)
-        with suppress(CheckpointError, KeyError, TypeError):
-            found.append((int(read(of)["run"]["data"]["step"]), of))
+    for of, body in readable(path):
+        with suppress(KeyError, TypeError):
+            found.append((int(body["run"]["data"]["step"]), of))
     return found
 
 

@@ -222,10 +222,8 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
     samples."""
     from skirl.sweep.race import VariantPlace, difference
 
-    judged = any(at.get("held_out") is not None for at in places)
-    pooled = any(at.get("mean") is not None for at in places)
-    by = ["held_out"] * judged + ["loss"] + ["mean"] * pooled
     heads = {"held_out": "lowest held out", "loss": "loss", "mean": "mean of seeds"}
+    by = [name for name in heads if name == "loss" or any(at.get(name) is not None for at in places)]
     kind = "last held-out AUC" if any(auc is not None for auc in aucs.values()) else "AUC"
     lines: list[tuple[str, ...]] = [("rank", "variant", *(heads[name] for name in by), "loss to rank 1", kind, "state")]
     for at in places:

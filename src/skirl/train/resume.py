@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from skirl.checkpoint import folder
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import option
-from skirl.tools.sealed_json import CheckpointError
 from skirl.train.flags import CheckpointFlags, SaveFlags
 
 if TYPE_CHECKING:
@@ -50,14 +50,9 @@ def origin_of(saving: CheckpointFlags, *, saved: bool | None = None) -> Origin |
     if from_ is None:
         return None
     headers = folder.headers(from_)
-    for header in headers:  # the newest that can be read; other damage shows when it is opened
-        try:
-            folder.read(header)
-        except CheckpointError:
-            continue
-        return Origin(str(from_), header)
-    folder.read(headers[0])
-    raise AssertionError
+    header, _ = next(folder.readable(from_), (headers[0], None))  # other damage shows when it is opened
+    folder.read(header)
+    return Origin(str(from_), header)
 
 
 Change = dict[str, Any]
@@ -93,13 +88,8 @@ def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def saved_flags(path: Path) -> dict[str, Any]:
     """The flags that a folder's newest readable checkpoint was saved with; empty if none says so."""
-    for header in folder.headers(path) if folder.is_header(path) or folder.numbers(path) else ():
-        try:
-            return dict((run_of(folder.read(header)) or {}).get("flags", {}))
-        except CheckpointError:  # loading it reports what is wrong with it
-            continue
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return {}
+    with suppress(KeyError, TypeError, ValueError, AttributeError):  # loading it reports what is wrong with it
+        return next((dict((run_of(body) or {}).get("flags", {})) for _, body in folder.readable(path)), {})
     return {}
 
 

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from skirl.checkpoint.folder import Superseded
+from skirl.tools import __version__
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import why
 from skirl.tools.progress import Facts
@@ -162,7 +163,13 @@ class RunFolder:
         if self.folder is None:
             return self
         with self._missing.tried(CONFIG, folder):
-            put_json(folder / CONFIG, self._config())
+            packages = ("torch", "numpy", "numba")
+            put_json(folder / CONFIG, {
+                "command": "train", "flags": self._flags, "machine": machine(),
+                "versions": {"python": python_version(), "skirl": __version__} | {name: version(name) for name in packages},
+                "started": datetime.now(UTC).isoformat(timespec="seconds"), "begun_at": self.begun_at,
+                "trainers": self._trainers, "changes": self._changes,
+            })  # fmt: skip
         with self._missing.tried(METRICS, folder, of=OSError):
             with suppress(OSError, ValueError):
                 self._before = json.loads((folder / RESULT).read_bytes())
@@ -246,15 +253,6 @@ class RunFolder:
             with suppress(FileNotFoundError):
                 os.truncate(path, len(whole))
         return Lines(path)
-
-    def _config(self) -> dict[str, Any]:
-        packages = ("torch", "numpy", "numba")
-        return {
-            "command": "train", "flags": self._flags, "machine": machine(),
-            "versions": {"python": python_version(), "skirl": machine()["skirl"]} | {p: version(p) for p in packages},
-            "started": datetime.now(UTC).isoformat(timespec="seconds"), "begun_at": self.begun_at,
-            "trainers": self._trainers, "changes": self._changes,
-        }  # fmt: skip
 
 
 class Since:

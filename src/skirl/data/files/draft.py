@@ -62,7 +62,8 @@ def draft(data: str, label: str | None = None) -> str:
     rows = len(next(iter(read.values()), ()))
     if not rows:
         raise BadFile(path, "has no rows", "draft the schema from a file that has some")
-    nulls = [null for null in NULLS if any(_has(column, null) for column in read.values())]
+    texts = [plain(column, ()) for column in read.values() if is_text(column.type)]
+    nulls = [null for null in NULLS if any(pc.any(pc.equal(column, null)).as_py() for column in texts)]
     columns = [_looked_at(name, column, ("", *nulls)) for name, column in read.items() if name]
     chosen = _label(columns, label, path)
     lines = [
@@ -121,10 +122,6 @@ def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], dict[str, Any], b
     schema = FileSchema((), (), tuple(Id(name) for name in names if name), text=Text(**layout))
     with closing(TextFile(path, schema, packed, HEAD)) as file:
         return dict(file.read(0).columns), layout, not file.has(1)
-
-
-def _has(column: Any, null: str) -> bool:
-    return is_text(column.type) and bool(pc.any(pc.equal(plain(column, ()), null)).as_py())
 
 
 def _looked_at(name: str, column: Any, nulls: tuple[str, ...]) -> Column:
