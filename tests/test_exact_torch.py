@@ -7,7 +7,7 @@ from torch import nn
 
 import skirl
 from skirl import SGD, Adagrad, Adam, KeyedJagged, Table
-from skirl.core.initial import first_rows
+from tests.models.plain import Bags
 from tests.streams import Stream, stored_rows
 
 TABLES = (
@@ -38,38 +38,13 @@ class Small(nn.Module):
         return self.top(torch.cat([out[name] for name in FEATURES], 1))
 
 
-class Plain(nn.Module):
-    """The same tables as nn.EmbeddingBag modules, starting from the same rows."""
-
-    def __init__(self, dtype: torch.dtype, seed: int) -> None:
-        super().__init__()
-        numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
-        self.bags = nn.ModuleList()
-        for t, table in enumerate(TABLES):
-            keys = np.arange(table.rows) | t << 48
-            rows = first_rows(keys, table.initial, table.dim, seed, numpy_dtype)
-            self.bags.append(
-                nn.EmbeddingBag.from_pretrained(torch.from_numpy(rows), freeze=False, mode=table.pooling, sparse=True)
-            )
-
-    def forward(self, sparse: KeyedJagged) -> dict[str, torch.Tensor]:
-        batch, keys, offsets = sparse.stride(), sparse.keys(), sparse.offsets()
-        out = {}
-        for name, t in FEATURES.items():
-            begin = keys.index(name) * batch
-            starts = offsets[begin : begin + batch + 1]
-            ids, offsets_in = sparse.values()[starts[0] : starts[-1]], starts[:-1] - starts[0]
-            out[name] = self.bags[t](ids, offsets_in)
-        return out
-
-
 def train_both(name: str, dtype: torch.dtype, steps: int):
     """Train `steps` steps of the model with our embeddings under a lookahead, and with EmbeddingBags."""
     rule, make = OPTIMIZERS[name]
     stream = Stream(TABLES, seed=7, sizes=(4, 4), universe=40)
     items = [stream.draw(i) for i in range(steps)]
     embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=rule, cache=60, seed=3, dtype=dtype)
-    ours, plain = Small(embeddings, dtype), Small(Plain(dtype, 3), dtype)
+    ours, plain = Small(embeddings, dtype), Small(Bags(embeddings, sparse=True), dtype)
     dense = [torch.optim.SGD(model.top.parameters(), lr=0.05) for model in (ours, plain)]
     sparse = make(plain.embeddings.parameters())
     losses = []
@@ -91,7 +66,10 @@ def train_both(name: str, dtype: torch.dtype, steps: int):
     rows = stored_rows(embeddings.engine)
     table_of = {key: key >> 48 for key in rows}
     mine = [rows[key][: TABLES[t].dim] for key, t in table_of.items()]
-    theirs = [plain.embeddings.bags[t].weight[key & (1 << 48) - 1].detach().numpy() for key, t in table_of.items()]
+    theirs = [
+        plain.embeddings.bags[TABLES[t].name].weight[key & (1 << 48) - 1].detach().numpy()
+        for key, t in table_of.items()
+    ]
     weights = [torch.cat([p.detach().flatten() for p in model.top.parameters()]).numpy() for model in (ours, plain)]
     return np.array(losses).T, np.concatenate(mine), np.concatenate(theirs), weights
 
