@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import skirl
-from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table
+from skirl import SGD, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table
 from skirl.core import once
 from skirl.core.find import find
 from skirl.nn import output
@@ -21,7 +21,7 @@ TABLES = (
 NAMES = [name for table in TABLES for name in table.features]
 
 
-def plain(seed: int, samples: int = 12, weights: bool = False) -> KeyedJagged:
+def plain(seed: int, samples: int = 12) -> KeyedJagged:
     """Return samples of sessions: `seen` and `liked` change together, `word` by itself, the rest in every sample."""
     rng = np.random.default_rng(seed)
     bags: dict[str, list[Any]] = {name: [] for name in NAMES}
@@ -36,13 +36,11 @@ def plain(seed: int, samples: int = 12, weights: bool = False) -> KeyedJagged:
         bags["liked"].append(liked)
         bags["word"].append(words)
         bags["friends"].append(rng.integers(0, 50, 3).tolist())
-    ids = KeyedJagged.of_bags(bags)
-    given = torch.from_numpy(np.repeat(rng.choice([0.5, 1.0, 2.0], 64), 64)[: len(ids.values())].astype(np.float32))
-    return KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=given) if weights else ids
+    return KeyedJagged.of_bags(bags)
 
 
-def shared(seed: int, **options: Any) -> KeyedJagged:
-    return find(plain(seed, **options), features=["seen", "liked", "word", "friends"])
+def shared(seed: int) -> KeyedJagged:
+    return find(plain(seed), features=["seen", "liked", "word", "friends"])
 
 
 def collection(optimizer: Any, kind: Any = EmbeddingBagCollection, cache: int = 120, **options: Any) -> Any:
@@ -69,10 +67,6 @@ def whole_numbers(out: Any) -> torch.Tensor:
         (out[name].round().detach() + torch.arange(len(out[name]))[:, None] % 7 - 3).mul(out[name]).sum()
         for name in NAMES
     )  # type: ignore[return-value]
-
-
-def bent(out: Any) -> torch.Tensor:
-    return sum(((i + 1) * out[name]).tanh().square().sum() for i, name in enumerate(NAMES))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
@@ -135,42 +129,3 @@ def test_a_frozen_feature_and_one_without_a_gradient_train_no_row():
     assert torch.equal(before[0], after[0]) and torch.equal(before[2], after[2])
     changed = (before[1] != after[1]).any(1).nonzero().flatten()
     assert set(changed.tolist()) == set(ids.select(["liked"]).values().tolist())
-
-
-def with_unused(seed: int, weights: bool) -> KeyedJagged:
-    """Return samples that use only the last two bags of a feature, so that nobody uses the others."""
-    ids, rng = shared(seed, weights=weights), np.random.default_rng(seed)
-    bags = dict(zip(ids.keys(), ids.stride_per_key(), strict=True))
-    groups = {
-        names: torch.from_numpy(max(0, bags[names[0]] - 2) + rng.integers(0, min(2, bags[names[0]]), len(of)))
-        for names, of in ids.groups.items()
-    }
-    return KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=ids.weights_or_none(),
-                       strides=ids.stride_per_key(), inverse=groups)  # fmt: skip
-
-
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
-def test_bags_that_no_sample_has_are_not_trained(kind, weights):
-    """Adam moves a row even without a gradient: rows of such bags must be left alone, as in the expanded batch."""
-    batches = [with_unused(seed, weights) for seed in range(5)]
-    assert len(batches[0].values()) > len(batches[0].samples(0, 12).values())
-    runs = []
-    for of in (batches, [ids.expanded() for ids in batches]):
-        embeddings = collection(Adam(lr=0.1), kind)
-        runs.append([*train(embeddings, of, whole_numbers), *rows_of(embeddings)])
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-@pytest.mark.parametrize("weights", [False, True])
-def test_triton_pools_copies_and_sums_shared_bags_to_the_bit(weights):
-    pytest.importorskip("triton")
-    batches, rows, outs = [shared(seed, weights=weights) for seed in (0, 1, 2)], [], []
-    for device in ("cpu", "interpret"):
-        embeddings = collection(Adagrad(lr=0.1), device=device)
-        outs.append(train(embeddings, batches, bent))
-        outs[-1] += [embeddings.eval()(batches[0])[name] for name in NAMES]
-        rows.append(rows_of(embeddings))
-        embeddings.close()
-    for of_cpu, of_gpu in zip([*outs[0], *rows[0]], [*outs[1], *rows[1]], strict=True):
-        assert torch.equal(of_cpu, of_gpu)
