@@ -19,6 +19,7 @@ import skirl
 from skirl import SGD, Adam
 from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.core.tree import block_of
+from skirl.engine.window import Window
 from skirl.peers.base import ON_DEVICE, Alone
 from skirl.peers.job import using
 from skirl.store import Record
@@ -192,6 +193,14 @@ RETURNING = [
 def test_rows_that_leave_and_return(case, monkeypatch):
     check(case, monkeypatch)
     assert any(case.fetched)
+
+
+@pytest.mark.parametrize("depth", [1, "auto"])
+def test_caches_that_are_split_anew(depth, monkeypatch):
+    anew, begin_anew = [], Window.begin_anew
+    monkeypatch.setattr(Window, "begin_anew", lambda window: (anew.append(window), begin_anew(window)))
+    check(Case(shards=2, universe=50, cache=30, steps=20, depth=depth, seed=3, optimizer=SGD(lr=0.1)), monkeypatch)
+    assert len(anew) > 1
 
 
 CUTS = {"a": {2: 2, 0: 2}, "b": {0: 2, 1: 2}}

@@ -74,23 +74,6 @@ def test_exported_rows_predict_the_same_in_plain_pytorch(tmp_path: Path, store: 
     assert list((tmp_path / "c").glob("reading-*")) == []
 
 
-def test_an_imported_model_predicts_the_same_and_trains_on(tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    plain = Model().eval()
-    model = Model(made())
-    model(batch(0, 3)).sum().backward()  # some rows are already resident
-    assert skirl.import_rows(model, plain.state_dict()) == {"user": 300, "item": 200}
-    model.top.load_state_dict(plain.top.state_dict())
-    with torch.no_grad():
-        assert torch.equal(plain(batch(99, 1)), model.eval()(batch(99, 1)))
-        torch.testing.assert_close(plain(batch(98, 5)), model(batch(98, 5)), rtol=1e-5, atol=1e-6)
-    model.train()(batch(1, 3)).sum().backward()
-    skirl.save(tmp_path / "c", model=model)
-    again = Model(made())
-    skirl.load(tmp_path / "c", model=again)
-    assert torch.equal(again.eval()(batch(7, 3)), model.eval()(batch(7, 3)))
-
-
 def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, as_json: Any) -> None:
     plain = Model().eval()
     torch.save(plain.state_dict(), tmp_path / "in.pt")

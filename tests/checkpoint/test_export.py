@@ -77,7 +77,11 @@ class Both:
 
 
 @pytest.mark.parametrize(("optimizer", "dtype"), [*((rule, torch.float32) for rule in ROWS), (ROWS[3], torch.float64)])
-def test_rows_are_the_references(optimizer: RowOptimizer, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_rows_are_the_references(
+    optimizer: RowOptimizer, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written in pieces of three rows."""
+    monkeypatch.setattr(sys.modules["skirl.checkpoint.export"], "_PIECE", 3)
     both = Both(optimizer, dtype)
     path = tmp_path / "rows.safetensors"
 
@@ -102,15 +106,6 @@ def test_rows_are_the_references(optimizer: RowOptimizer, dtype: torch.dtype, tm
     skirl.export(both.rows, path)
     both.check(path)
     assert [file.name for file in tmp_path.iterdir()] == ["rows.safetensors"]
-
-
-def test_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = Both(ROWS[1])
-    for i in range(5):
-        both.step(batch(i))
-    monkeypatch.setattr(sys.modules["skirl.checkpoint.export"], "_PIECE", 3)
-    skirl.export(both.rows, tmp_path / "rows.safetensors")
-    both.check(tmp_path / "rows.safetensors")
 
 
 def test_untouched_rows_too(tmp_path: Path) -> None:

@@ -490,17 +490,6 @@ def _at_header(newer: Callable[[], None], real: Callable[..., Any]) -> Callable[
     return call
 
 
-def test_a_start_goes_on_and_a_process_that_resumes_is_another(tmp_path: Path) -> None:
-    [one] = InProcess.job(1)
-    trainer = Trainer(one, "memory").train(0)
-    for _ in range(2):
-        trainer.train(1).save(tmp_path)
-        assert folders.read(folders.header(tmp_path, numbers(tmp_path)[-1]))["start"] == 1
-    Trainer(one, "memory").load(tmp_path).train(1).save(tmp_path)
-    assert folders.read(folders.header(tmp_path, numbers(tmp_path)[-1]))["start"] == 2
-    assert [path.name for path in tmp_path.glob("start-*")] == ["start-000002"]
-
-
 def test_a_listing_that_is_old_tells_nothing_of_a_newer_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Network file systems show stale listings. A folder that somebody has cleared still belongs to the start."""
     assert folders.claim(tmp_path) == 1 and folders.is_newest(tmp_path, 1)

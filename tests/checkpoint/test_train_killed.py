@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.loops import wait_for
 from tests.warm import COMMAND, PIPE, Python
 
 FLAGS = [
@@ -32,17 +33,12 @@ def test_killed_at_any_moment(python: Python, tmp_path: Path, store: str, kills:
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-def wait_for_a_checkpoint(saves, number: int) -> None:
-    while not (saves / f"checkpoint-{number:06}.json").exists():
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 0), (signal.SIGINT, "Ctrl-C", 130)])
 def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(python: Python, tmp_path, as_json, number, name, code):
     saves = tmp_path / "saves"
     flags = ["--steps", "100000", "--save", str(saves), "--save-every", "10"]
     with python.start(COMMAND, "train", *FLAGS, "--json", *flags, stdout=PIPE, stderr=PIPE) as run:
-        wait_for_a_checkpoint(saves, 2)
+        wait_for((saves / "checkpoint-000002.json").exists)
         run.send_signal(number)
         out, err = run.communicate(timeout=120)
     assert run.returncode == code, err
@@ -68,7 +64,7 @@ with behind_a_link("1kbit,100ms"):
     main()
 """
     with python.start(slowly, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
-        wait_for_a_checkpoint(saves, 1)
+        wait_for((saves / "checkpoint-000001.json").exists)
         run.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         run.send_signal(signal.SIGTERM)

@@ -345,8 +345,6 @@ MISTAKES = {
         ["--schema", "{late}", "--partition", "1d"],
         "row 2 of row group 1: time column late is 1700000000000, expected seconds since 1970, 1e11 at most (if it",
     ),
-    "gap alone": (["--gap", "30m"], "--gap is '30m', and no user is named: set --user to a column"),
-    "wrong gap": (["--user", "user", "--gap", "30"], "--gap is '30': set it to a length of time such as 30m or 1d"),
     "too little memory": (["--memory", "1MiB"], "--memory is '1MiB': set it to 256.0 MiB or more"),
     "out is there": (["--out", "{folder}/a"], "which already exists: name another folder, or add --force to replace"),
     "out is read": (["--out", "{folder}", "--force", ""], "the folder that {folder}/in.parquet is read from: name"),

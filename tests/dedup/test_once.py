@@ -97,15 +97,6 @@ def test_repeats_are_found_in_clustered_files_of_others(tmp_path: Path) -> None:
         DataFlags(whole, batch=50, repeats="find", vocab="open")
 
 
-def test_batches_have_each_list_once(tmp_path: Path) -> None:
-    some, whole = both(tmp_path, made(200, 10))
-    mine, theirs = (next(iter(DataFlags(data, batch=200).stream())) for data in (some, whole))
-    ids = mine.sparse.stride_per_key()
-    lists = pq.read_table(some.partition(":")[2]).column("seen")
-    assert ids[1] == len(lists) - lists.null_count and mine.sparse.stride() == 200
-    assert ids[0] == 200 and find(theirs).sparse.values().numel() <= mine.sparse.values().numel()
-
-
 def test_a_pass_goes_on_in_the_middle_and_by_shards(tmp_path: Path) -> None:
     some, whole = both(tmp_path, made(130, 6))
     source, reference = (DataFlags(data, batch=8, shuffle=16).stream() for data in (some, whole))

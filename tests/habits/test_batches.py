@@ -22,22 +22,11 @@ def looped(tower: Tower, data: list[KeyedJagged]) -> skirl.Lookahead:
     return skirl.lookahead(data, tower, sparse=lambda ids: ids)
 
 
-@pytest.mark.parametrize("how", ["data", "numpy"])
-def test_ids_dropped_in_place(tower, how):
+def test_ids_dropped_in_place(tower):
     with looped(tower, batches(1)) as ahead, pytest.raises(ValueError, match=OTHERS):
         for ids in ahead:
-            values = ids.values()
-            target = {"data": values.data, "numpy": values.numpy()}[how]
-            target[8:] = 0
+            ids.values().numpy()[8:] = 0
             tower(ids)
-
-
-def test_ids_in_another_order(tower):
-    """The same ids in other bags."""
-    ids = KeyedJagged(["user", "clicked", "bought"], torch.arange(6), lengths=torch.tensor([1, 1, 2, 0, 1, 1]))
-    with looped(tower, [ids]) as ahead, pytest.raises(ValueError, match=OTHERS):
-        for got in ahead:
-            tower(KeyedJagged(got.keys(), got.values(), lengths=torch.tensor([1, 1, 0, 2, 1, 1])))
 
 
 def test_ids_of_another_dtype_are_the_same_ids(tower):

@@ -279,8 +279,6 @@ def test_steps_after_each_other_in_a_dataset_give_a_batch_that_trains() -> None:
 def test_a_table_that_a_vocabulary_has_not_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"ids\.vocab: it has no table 'items': there are 'item', 'shop', 'price',"):
         skirl.InVocabulary(folder / "ids.vocab", "items")
-    with pytest.raises(ValueError, match=r"its ids of 'item' are texts, not numbers: make it again with this data"):
-        skirl.InVocabulary(folder / "ids.vocab", "item", type="int")
 
 
 def test_what_the_command_refuses_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -54,14 +54,12 @@ def collection(dim: int, pooled: bool = True) -> skirl.EmbeddingBagCollection | 
 class Bags(nn.Module):
     """The same tables as nn.EmbeddingBag modules, with the initial rows of a collection copied in."""
 
-    def __init__(self, rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection) -> None:
+    def __init__(self, rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection, **options: bool) -> None:
         super().__init__()
-        self.bags = nn.ModuleDict(
-            {
-                t.name: nn.EmbeddingBag.from_pretrained(rows.rows(t.name, range(t.rows)), freeze=False, mode=t.pooling)
-                for t in rows.tables
-            }
-        )
+        make = nn.EmbeddingBag.from_pretrained
+        first = {t.name: rows.rows(t.name, range(t.rows)) for t in rows.tables}
+        made = {t.name: make(first[t.name], freeze=False, mode=t.pooling, **options) for t in rows.tables}
+        self.bags = nn.ModuleDict(made)
         self.owner = {name: table.name for table in rows.tables for name in table.features}
 
     def forward(self, sparse: KeyedJagged) -> Rows:
@@ -69,7 +67,8 @@ class Bags(nn.Module):
         for f, name in enumerate(sparse.keys()):
             bounds = sparse.offsets()[f * samples : (f + 1) * samples + 1]
             values = sparse.values()[bounds[0] : bounds[-1]]
-            out[name] = self.bags[self.owner[name]](values, bounds[:-1] - bounds[0])
+            if name in self.owner:
+                out[name] = self.bags[self.owner[name]](values, bounds[:-1] - bounds[0])
         return out
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import skirl
-from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table
+from skirl import SGD, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table
 from skirl.core import once
 from skirl.core.find import find
 from skirl.nn import output
@@ -160,20 +160,6 @@ def test_bags_that_no_sample_has_are_not_trained(kind, weights):
         embeddings = collection(Adam(lr=0.1), kind)
         runs.append([*train(embeddings, of, whole_numbers), *rows_of(embeddings)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-@pytest.mark.parametrize("weights", [False, True])
-def test_triton_pools_copies_and_sums_shared_bags_to_the_bit(weights):
-    pytest.importorskip("triton")
-    batches, rows, outs = [shared(seed, weights=weights) for seed in (0, 1, 2)], [], []
-    for device in ("cpu", "interpret"):
-        embeddings = collection(Adagrad(lr=0.1), device=device)
-        outs.append(train(embeddings, batches, bent))
-        outs[-1] += [embeddings.eval()(batches[0])[name] for name in NAMES]
-        rows.append(rows_of(embeddings))
-        embeddings.close()
-    for of_cpu, of_gpu in zip([*outs[0], *rows[0]], [*outs[1], *rows[1]], strict=True):
-        assert torch.equal(of_cpu, of_gpu)
 
 
 @pytest.mark.parametrize("loss", [bent, lambda out: out["word"].sum()])

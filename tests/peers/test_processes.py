@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from skirl.peers import job, processes
 from skirl.peers.base import PeerError
 from skirl.peers.job import Launched, _meet, _own_gpu
 from skirl.peers.launch import _why
+from tests.loops import wait_for
 from tests.warm import COMMAND, PIPE, Python
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
@@ -167,10 +167,7 @@ def launched(python: Python, tmp_path: Path):
 
 
 def up(folder: Path) -> list[list[str]]:
-    until = time.monotonic() + 100
-    while not all((folder / name).is_file() for name in "01"):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: all((folder / name).is_file() for name in "01"))
     return [(folder / name).read_text().split() for name in "01"]
 
 
@@ -219,7 +216,4 @@ def test_trainers_end_with_the_launcher(launched, tmp_path, number, code):
         os.kill(process.pid, number)
         process.communicate(60)
         assert process.returncode == code
-        until = time.monotonic() + 100
-        while any(map(alive, pids)):
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_for(lambda: not any(map(alive, pids)))

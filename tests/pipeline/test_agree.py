@@ -5,11 +5,18 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 import skirl
+from skirl.core.ids import BadIds
+from skirl.core.placement import Placement
+from skirl.engine.capacity import DoesNotFit
+from skirl.oracle.route import FailedElsewhere
+from skirl.peers.base import PeerError
 from skirl.peers.job import using
 from tests.threads_as_trainers import InProcess
 
@@ -113,3 +120,56 @@ def test_an_error_that_all_raise_on_purpose_ends_the_job_and_says_what_to_do_ins
     for said in InProcess.run(2, work):
         assert "ended the job: StopIteration('enough') (in step 3)" in said
         assert "to end a loop on purpose, break where batches.ends_step is true, after the same step on all" in said
+
+
+def ended(peers, data, **options):
+    """Train on the batches of this trainer, and return the steps begun and the error, if there was one."""
+    with using(peers):
+        embeddings = skirl.EmbeddingBagCollection(
+            [skirl.Table("a", 40, 3), skirl.Table("b", 20, 5)],
+            optimizer=skirl.SGD(lr=0.1),
+            cache=options.pop("cache", 40),
+        )
+    batches = skirl.lookahead(data[peers.rank], embeddings, sparse=lambda ids: ids, **options)
+    try:
+        with batches as loop:
+            for ids in loop:
+                sum(out.sum() for out in embeddings(ids).values()).backward()
+    except Exception as error:
+        return batches.step, error
+    return batches.step, None
+
+
+def of_two(count):
+    """Return the batches of two trainers, of few ids of two tables."""
+    return [[skirl.KeyedJagged.of_bags({"a": [[n, 3 * n]], "b": [[n]]}) for n in range(count)] for _ in range(2)]
+
+
+def test_trainers_end_with_the_first_that_has_no_more():
+    data = of_two(12)
+    del data[1][9:]
+    assert InProcess.run(2, partial(ended, data=data, depth=4)) == [(9, None)] * 2
+
+
+def refused(found, kind, said):
+    """Check that rank 1 has an error of a kind, and that the others were told of it, by whoever told them first."""
+    for rank, (_, error) in enumerate(found):
+        with pytest.raises(kind if rank == 1 else (FailedElsewhere, PeerError), match=said):
+            raise error or AssertionError
+
+
+def test_an_id_out_of_range_ends_all():
+    data = of_two(12)
+    data[1][7] = skirl.KeyedJagged.of_bags({"a": [[40]], "b": [[1]]})
+    said = r"^rank 1: batch 7, feature 'a', sample 0: id 40 is outside table 'a'"
+    refused(InProcess.run(2, partial(ended, data=data)), BadIds, said)
+
+
+@pytest.mark.parametrize("depth", [1, 20])
+def test_a_batch_that_no_split_holds_ends_all(depth):
+    own = [row for row in range(40) if Placement.even(2).site_of(np.array([row]))[0] == 1]
+    data = of_two(14)
+    data[0][10] = skirl.KeyedJagged.of_bags({"a": [own], "b": [[]]})
+    found = InProcess.run(2, partial(ended, data=data, depth=depth, cache=len(own) - 1))
+    refused(found, DoesNotFit, r"^rank 1: cache \d+ is \d+ rows, batch 10 needs \d+")
+    assert max(steps for steps, _ in found) <= 10

@@ -55,14 +55,15 @@ class Model(nn.Module):
         generator = torch.Generator().manual_seed(3)
         self.first = nn.Parameter(torch.randn(14, 5, generator=generator, dtype=dtype))
         self.second = nn.Parameter(torch.randn(5, generator=generator, dtype=dtype))
-        self.rare = nn.Parameter(torch.zeros(1, dtype=dtype))
+        self.rare = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         self.dropout = nn.Dropout(dropout)
 
     def loss(self, batch, rare=True):
         out = self.embeddings(batch.sparse)
         x = torch.cat([out[f] for f in FEATURES], 1).to(self.first.device)
         scores = torch.mv(self.dropout(torch.relu(x @ self.first)), self.second)
-        return (scores - batch.labels.to(scores.dtype)).tanh().square().mean() + (self.rare.sum() if rare else 0)
+        loss = (scores - batch.labels.to(scores.dtype)).tanh().square().mean()
+        return loss + self.rare.sum().to(loss.dtype) if rare else loss
 
 
 class Plain(nn.Module):

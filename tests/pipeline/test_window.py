@@ -6,7 +6,7 @@ import torch
 
 from skirl import Batch, KeyedJagged
 from skirl.core.ids import capture
-from skirl.engine.window import FIRST_WINDOW, Window
+from skirl.engine.window import Window
 from skirl.oracle.options import Plan
 from tests.loops import collection, stream
 
@@ -14,35 +14,6 @@ from tests.loops import collection, stream
 def micros(embeddings, batches, nbytes=0):
     features = embeddings.engine.schema.features
     return [replace(capture(b.sparse, features), batch=b, nbytes=nbytes) for b in batches]
-
-
-def test_planning_starts_when_the_first_window_has_decided_the_split():
-    embeddings = collection(cache=40)
-    window = Window([embeddings.engine], Plan(depth=20, ramp=False))
-    for micro in micros(embeddings, stream(FIRST_WINDOW)[0]):
-        assert not embeddings.engine.caches
-        assert window.next() is None
-        window.enter([micro])
-    assert len(embeddings.engine.caches) == 2
-    assert window.next() is None  # not full yet
-    assert len(window) == FIRST_WINDOW
-    window.end()
-    assert [window.next()[0].number for _ in range(FIRST_WINDOW)] == list(range(FIRST_WINDOW))
-    assert window.next() is None
-    assert window.next_number == FIRST_WINDOW
-
-
-def test_a_short_depth_or_a_short_stream_starts_earlier():
-    for depth, count in ((2, 2), (20, 3)):
-        embeddings = collection()
-        window = Window([embeddings.engine], Plan(depth=depth))
-        for micro in micros(embeddings, stream(count)[0]):
-            assert window.next() is None
-            window.enter([micro])
-        if depth > count:
-            assert window.next() is None
-            window.end()
-        assert window.next()[0].number == 0
 
 
 def test_heavy_batches_end_the_first_window_and_every_other():

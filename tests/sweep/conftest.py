@@ -15,6 +15,8 @@ def no_pictures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Forms, "only", "loop")
+@pytest.fixture(scope="module", autouse=True)
+def form() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Forms, "only", "loop")
+        yield

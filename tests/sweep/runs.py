@@ -61,6 +61,8 @@ class Of:
     """The batch after which it is dropped."""
     warm: bool = False
     """Whether rows of table b begin from an array."""
+    init: Any = None
+    """How all other rows begin, if not as usual."""
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -69,7 +71,7 @@ class Of:
             for name in ("lr", "seed", "width", "dropout", "noise", "norm", "only", "nan", "dense_lr")
         }
         own |= {"optimizer": self.rule}
-        if self.warm:
+        if self.warm or self.init:
             return own | {"tables": tables_of(self)}
         return own | ({} if self.dim is None else {"dim": self.dim})
 
@@ -91,6 +93,8 @@ class Case:
     """Whether the loop trains each variant itself, rather than calling `sweep.step`."""
     kind: str = "memory"
     """Kind of store."""
+    device: str = "cpu"
+    """That of the sweep; each variant alone is on the CPU."""
     resumed: int | None = None
     """The batch after which it is saved, closed, and made again."""
     killed: str | None = None
@@ -194,7 +198,7 @@ class Kept(MemoryStore):
 
 
 def tables_of(of: Of) -> list[Table]:
-    tables = [table if of.dim is None else replace(table, dim=of.dim) for table in TABLES]
+    tables = [replace(table, dim=of.dim or table.dim, init=of.init or table.init) for table in TABLES]
     if of.warm:
         a, b, c = tables
         return [a, replace(b, init=np.arange(b.rows * b.dim, dtype=np.float32).reshape(b.rows, b.dim) / 99), c]
@@ -308,7 +312,7 @@ def _part(
     of = dict(zip(left, case.variants, strict=True))
     sweep = skirl.Sweep(
         made, [skirl.Variant(name, of[name].overrides | {"name": name}) for name in of], TABLES, cache=case.slots,
-        store=store_of(case), resume=resume,
+        store=store_of(case), resume=resume, device=case.device,
     )  # fmt: skip
     leave, begin = sweep._leave, 0
 

@@ -1,4 +1,4 @@
-"""`skirl sweep`: what it prints and leaves, compared with lone runs, and what it refuses."""
+"""`skirl sweep`: who leaves, what a disk that refuses a checkpoint costs, and what it refuses."""
 
 import errno
 import json
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from skirl.cli.sweep import SweepCommand
-from skirl.cli.train import Train
 from skirl.sweep import checkpoint
-from tests.sweep.folders import left_of, race_lines, rows_of
+from tests.sweep.folders import left_of, race_lines
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 40, "cache": "20%", "valid": "10%",
@@ -20,29 +19,10 @@ FLAGS: dict[str, Any] = {
 VARY = ("lr=0.02,0.5", "model=dlrm-tiny,dcnv2-tiny", "dense-lr=0.001,1e30")
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepCommand, dict[str, Any], Path]:
-    folder = tmp_path_factory.mktemp("sweep") / "s"
-    command = SweepCommand.of(**FLAGS, vary=VARY, rungs="25%,50%", keep=2, run=str(folder))
-    return command, command.run(), folder
-
-
-def test_a_survivor_has_the_losses_and_the_scores_of_its_lone_run(ran: tuple):
-    _, result, folder = ran
-    stayed = [name for name, of in result["by_variant"].items() if of["left"] is None]
-    assert len(stayed) == 2
-    own = json.loads((folder / stayed[0] / "config.json").read_text())["flags"]
-    assert own["threads"] == json.loads((folder / "sweep.json").read_text())["flags"]["threads"] == 1
-    alone = Train.of(**(own | {"run": "none", "quiet": True})).run()
-    found = json.loads((folder / stayed[0] / "result.json").read_text())
-    for name in ("loss", "auc", "logloss", "test_auc", "test_logloss", "samples", "steps"):
-        assert found[name] == alone[name]
-
-
-def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
-    _, result, folder = ran
+def test_what_diverges_leaves_and_so_do_those_below_the_rung(tmp_path: Path):
+    result = SweepCommand.of(**FLAGS, vary=VARY, rungs="25%,50%", keep=2, run=str(tmp_path)).run()
     assert result["failed"] is None
-    left = {name: (step, why) for step, name, why in left_of(folder)}
+    left = {name: (step, why) for step, name, why in left_of(tmp_path)}
     assert len(left) == 6
     for name, (step, why) in left.items():
         assert why.startswith("diverged") == ("1e+30" in name)
@@ -51,7 +31,10 @@ def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
         assert of["steps"] == step - why.startswith("diverged")
     assert result["variant_steps"] == sum(left[n][0] if n in left else 40 for n in result["by_variant"])
     assert result["plans"] == 40
-    assert [line["step"] for line in race_lines(folder)] == [10, 20, 30, 40]
+    assert [line["step"] for line in race_lines(tmp_path)] == [10, 20, 30, 40]
+    [stayed, _] = (name for name in result["by_variant"] if name not in left)
+    config = json.loads((tmp_path / stayed / "config.json").read_text())
+    assert config["flags"]["threads"] == json.loads((tmp_path / "sweep.json").read_text())["flags"]["threads"] == 1
 
 
 def test_rows_in_several_stores_are_those_of_one(tmp_path: Path):
@@ -66,20 +49,6 @@ def test_rows_in_several_stores_are_those_of_one(tmp_path: Path):
 
 def saved_step(folder: Path) -> int:
     return json.loads((folder / "sweep-checkpoint.json").read_bytes())["step"]
-
-
-def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(tmp_path: Path):
-    """Its rows are those of its lone run up to the step at which it left."""
-    save, flags = tmp_path / "saved", FLAGS | {"steps": 12, "valid": None, "run": "none", "threads": 1}
-    more = {"vary": ("lr=0.02,0.1,0.5", "dense-lr=0.001,1e30"), "rungs": "3,6"}
-    result = SweepCommand.of(**flags, **more, save=save).run()
-    left = {name: of["left"] for name, of in result["by_variant"].items() if of["left"] is not None}
-    [below] = [name for name, why in left.items() if why == "dropped at step 6 by loss"]
-    lr = float(below.split(",")[0].removeprefix("lr="))
-    alone = {**flags, "lr": lr, "dense_lr": 0.001, "steps": 6, "save": tmp_path / "alone"}
-    assert Train.of(**alone).run()["failed"] is None
-    tables = [rows_of(save / below), rows_of(tmp_path / "alone")]
-    assert tables[0].num_rows > 100 and tables[0] == tables[1]
 
 
 def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

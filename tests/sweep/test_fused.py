@@ -45,7 +45,7 @@ SIZES = [*zip(cycle(MODELS), (1, 2, 3, 4, 5, 3) * 3, (32,) * 6 + (128,) * 6 + (5
 
 @pytest.mark.parametrize(
     ("model", "count", "batch"),
-    [pytest.param(*case, marks=() if n in (3, 14, 17) else pytest.mark.slow) for n, case in enumerate(SIZES)],
+    [pytest.param(*case, marks=() if n in (3, 8, 17) else pytest.mark.slow) for n, case in enumerate(SIZES)],
 )
 def test_models_train_as_alone(model: str, count: int, batch: int):
     assert compare(model, count, batch) == (3 * count if count > 1 else 0)
@@ -112,7 +112,8 @@ def test_dropped_diverged_and_other_optimizers(tmp_path: Any):
 
 
 @pytest.mark.parametrize(
-    ("more", "other"), [({"resumed": 4, "killed": "saves"}, torch.optim.SGD), ({"accumulate": 2}, Noisy)]
+    ("more", "other"),
+    [({"resumed": 4, "killed": "saves", "steps": 8}, torch.optim.SGD), ({"accumulate": 2, "steps": 4}, Noisy)],
 )
 def test_resumed_and_accumulated(more: dict[str, Any], other: type[torch.optim.SGD], tmp_path: Any):
     case = Case((*MIXED[:3], *MIXED[4:]), folder=tmp_path, **more)
@@ -136,11 +137,6 @@ def test_optimizers_that_step_together_step_as_alone(kind: Any):
     assert all(map(torch.equal, *both)) and len(called) == 3 and all(weight.grad is None for weight in both[0])
     saved, wanted = ([tree_leaves(dense.state_dict()) for dense in each] for each in optimizers)
     assert all(map(same_bits, *map(tree_leaves, (saved, wanted))))
-
-
-class Twice(Tower):
-    def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) + self(batch.sparse).square().mean()
 
 
 class Decays(Tower):
@@ -191,12 +187,6 @@ class Counts(Tower):
         return super().forward(sparse)
 
 
-class Branches(Tower):
-    def forward(self, sparse: Any) -> Tensor:
-        out = super().forward(sparse)
-        return out if bool(out.detach().sum() > 0) else -out
-
-
 class Draws(Tower):
     def loss(self, batch: Any) -> Tensor:
         return super().loss(batch) * torch.rand(())
@@ -231,16 +221,13 @@ class Asks(Tower):
         return super().forward(sparse) * float(sparse.values().sum() % 7)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [*(pytest.param(kind, marks=pytest.mark.slow) for kind in (Branches, Reseeds)), Counts, Tosses, Wrapped, Asks],
-)
+@pytest.mark.parametrize("kind", [pytest.param(Reseeds, marks=pytest.mark.slow), Counts, Tosses, Wrapped, Asks])
 def test_what_does_not_fit_trains_in_turn(kind: type[Tower]):
     sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
     assert not sweep.forms.steps["fused"]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Twice, marks=pytest.mark.slow), Decays, Draws])
+@pytest.mark.parametrize("kind", [Decays, Draws])
 def test_gradients_and_random_numbers_come_in_their_order(kind: type[Tower]):
     sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
     assert sweep.forms.steps["fused"] > 12

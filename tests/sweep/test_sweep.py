@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
+from skirl import FTRL, SGD, Adagrad, Adam, Constant, Normal, RowwiseAdagrad
 from skirl.core import ids
 from skirl.oracle.bank import BankPlanner
 from skirl.pipeline.reader import Reader
@@ -32,6 +32,10 @@ MIXED = (
 
 def test_on_disk(tmp_path):
     check(Case(MIXED, steps=14, kind="disk", folder=tmp_path, slots=48))
+
+
+def test_with_the_kernels_of_a_gpu():
+    check(Case((MIXED[0], MIXED[2], MIXED[7]), steps=4, slots=34, device="interpret"), plain=False)
 
 
 @pytest.mark.parametrize(("when", "kind"), [("trains", "disk"), ("saves", "memory"), ("all", "disk")])
@@ -60,6 +64,7 @@ def variants(draw: st.DrawFn) -> Of:
         nan=draw(st.sampled_from([None, None, None, 3])),
         dropped=draw(st.sampled_from([None, None, 1, 3, 5])),
         warm=draw(st.sampled_from([False, False, True])),
+        init=draw(st.sampled_from([None, None, Normal(0.1), Constant(0.3)])),
     )
 
 
@@ -126,18 +131,6 @@ def test_variants_whose_rows_begin_otherwise(order, tmp_path):
     case = Case(each, slots=34, steps=8, resumed=3, folder=tmp_path, by_hand=12)
     for one in (replace(case, resumed=None), case):
         check(one, plain=False, made=made)
-
-
-@pytest.mark.parametrize(
-    ("at", "depth"),
-    [
-        pytest.param(at, depth, marks=[pytest.mark.slow] * (at - 3 != n))
-        for at in (3, 4, 5)
-        for n, depth in enumerate((1, "epoch", 4))
-    ],
-)
-def test_one_leaves_near_the_end_of_the_data(at, depth):
-    check(Case((Of(), Of(dropped=at), Of(dim=8)), steps=6, depth=depth, prefetch=0), plain=False)
 
 
 def test_one_reader_one_hash_one_plan(monkeypatch):

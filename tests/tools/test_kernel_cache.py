@@ -1,5 +1,6 @@
 """Kernels: compiled or not they have the same bits, and none outlives the sources that it was compiled from."""
 
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from skirl.tools.kernel_cache import KernelCache, cache_for, kernel_folder, sour
 from tests.processes import interpreter
 
 HOUSE = Path(skirl.__file__).parent
+GOLDEN = Path(__file__).parents[1] / "golden"
 compiled = pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
 
 SUMMING = """
@@ -123,51 +125,11 @@ def test_each_signature_has_its_file_and_one_that_was_cut_off_or_is_old_is_made_
     assert list(tmp_path.iterdir()) == [cut], "what is old goes when another one is compiled"
 
 
-SCRIPT = """
-import numpy as np
-from skirl.core.initial import Normal, Uniform
-from skirl.engine.kernels import cpu
-from skirl.engine.kernels.tree import Gradients
-from skirl.core.optim import FTRL, Adagrad, Adam, RowwiseAdagrad, SGD
-from skirl.tools.hash_index import HashIndex
-from skirl.core.initial import first_rows
-
-def everything():
-    index, keys = HashIndex(), np.arange(300) * 0x1234567890ABC % (1 << 62)
-    index.put(keys, np.arange(300, dtype=np.int32))
-    index.drop(keys[::3])
-    yield from (index.keys, index.values[index.keys >= 0])
-    yield first_rows([3, 1 << 48 | 5], Uniform(0.1), 5, seed=9)
-    yield first_rows([3, 1 << 48 | 5], Normal(0.1), 5, seed=9)
-    grads = first_rows(range(4), Uniform(1.0), 5, seed=1)
-    ids, none = np.array([0, 1, 1, 2], np.int32), np.empty(0, np.float32)
-    for optimizer in (SGD(), Adagrad(), RowwiseAdagrad(weight_decay=0.1, clip=0.1), Adam(), Adagrad(eps=0.0),
-                      SGD(momentum=0.5), FTRL(l1=0.1)):
-        cache = np.zeros((3, optimizer.width(5)), np.float32)
-        cache[:, :5] = first_rows(range(3), Uniform(1.0), 5, seed=2)
-        grads[3, 4] = 0.0  # eps 0: a division of 0 by 0
-        cpu.update_kernel(optimizer.rule)(
-                   cache, 5, np.arange(3, dtype=np.int32), np.arange(3),
-                   Gradients(np.array([0, 1, 3, 4], np.int32), np.arange(4, dtype=np.int32),
-                             np.arange(4, dtype=np.int32), none, grads, np.array([True])),
-                   optimizer.scalars(0.1, np.array([1])), 0, 3)
-        out = np.empty((2, 5), np.float32)
-        cpu.pool(cache, 5, ids, np.array([0, 3], np.int32), np.array([3, 4], np.int32), 1, none, out, 0, 2)
-        yield from (cache, out)
-
-print(b"".join(np.nan_to_num(x, nan=7.0).tobytes() for x in everything()).hex())
-"""
-
-
-def run_script(**environment: str) -> str:
-    strict = "import warnings; warnings.simplefilter('error')"
-    done = interpreter(strict + SCRIPT, env={**os.environ, **environment})
+def test_uncompiled_kernels_give_the_golden_rows():
+    code = "import json; from tests.test_golden_rows import trace; print(json.dumps(trace(plain=False)))"
+    done = interpreter(code, env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONWARNINGS": "error"})
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_uncompiled_kernels_give_the_same_bits():
-    assert run_script(NUMBA_DISABLE_JIT="1") == run_script(NUMBA_DISABLE_JIT="0")
+    assert json.loads(done.stdout) == json.loads((GOLDEN / "rows.json").read_text())["values"]
 
 
 @pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")

@@ -1,4 +1,4 @@
-"""Threads: every index runs once, errors and interrupts come after all parts have ended, and forks work."""
+"""Threads: errors and interrupts come after all parts have ended, and forks work."""
 
 import os
 import threading
@@ -7,28 +7,9 @@ import traceback
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skirl.tools import threads
 from skirl.tools.threads import run
-from tests.cases import cases
-
-
-@cases(100)
-@given(st.integers(0, 50), st.integers(1, 6), st.booleans(), st.data())
-def test_every_index_is_visited_once(n, count, weighted, data):
-    work = None
-    if weighted:
-        sizes = data.draw(st.lists(st.integers(0, 20), min_size=n, max_size=n))
-        work = np.concatenate([[3], 3 + np.cumsum(sizes)]).astype(np.int32)
-    visits = np.zeros(n, np.int64)
-
-    def visit(visits, lo, hi):
-        visits[lo:hi] += 1
-
-    run(visit, n, visits, threads=count, work=work)
-    assert (visits == 1).all()
 
 
 def test_an_error_surfaces_with_its_traceback_after_all_parts_ended():

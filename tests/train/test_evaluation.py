@@ -95,7 +95,9 @@ def test_the_scores_are_those_of_all_logits_at_once():
     assert found["test_samples"] == len(labels)
     assert found["test_auc"] == pytest.approx(plain_auc(logits.numpy(), labels.numpy()), abs=2e-4)  # bins
     assert found["test_logloss"] == pytest.approx(loss, rel=1e-12)
-    assert found["test_ne"] == pytest.approx(loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)))
+    assert found["test_ne"] == pytest.approx(
+        loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)), rel=1e-12
+    )
     assert found["test_calibration"] == pytest.approx(logits.sigmoid().mean().item() / rate, rel=1e-12)
 
 

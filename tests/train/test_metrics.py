@@ -52,21 +52,6 @@ def test_auc_is_exact_for_scores_of_few_bits(pairs: list[tuple[float, bool]]) ->
     assert auc == (pytest.approx(plain_auc(scores, labels), abs=1e-14) if both else None)
 
 
-def test_log_loss_and_its_companions_are_the_definitions() -> None:
-    logits, labels = sample(5000, seed=3, scale=8)
-    metrics = Metrics()
-    for x, y in zip(np.array_split(logits, 6), np.array_split(labels, 6)):
-        metrics.update(torch.tensor(x), torch.tensor(y))
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels))
-    rate = labels.mean()
-    constant = torch.full((5000,), math.log(rate / (1 - rate)), dtype=torch.float64)
-    base = torch.nn.functional.binary_cross_entropy_with_logits(constant, torch.tensor(labels))
-    found: Any = metrics.scores()
-    assert found.logloss == pytest.approx(float(expected), rel=1e-12)
-    assert found.ne == pytest.approx(float(expected / base), rel=1e-12)
-    assert found.calibration == pytest.approx(np.mean(1 / (1 + np.exp(-logits))) / rate, rel=1e-12)
-
-
 @cases(100)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=8), st.integers(0, 7), st.integers(0, 1000))
 def test_metrics_go_on_from_a_checkpoint_with_every_bit(sizes: list[int], saved: int, seed: int) -> None:

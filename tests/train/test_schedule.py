@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from skirl.train.loop import steps
-from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule
-
-TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 32, "cache": "400"}
 
 
 def test_factors_are_those_of_the_definitions():
@@ -22,21 +18,6 @@ def test_factors_are_those_of_the_definitions():
     assert factors("cosine") == pytest.approx([(1 + math.cos(math.pi * k / 8)) / 2 for k in range(9)])
     assert factors("step") == 4 * [1.0] + 2 * [0.1] + 3 * [0.01]
     assert factors("linear", 4)[:6] == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75]
-
-
-@pytest.mark.parametrize("kind", ["constant", "cosine"])
-def test_both_optimizers_have_the_rate_of_each_step(kind):
-    recipe = Recipe.of(**TINY, steps=12, schedule=kind, warmup=3, lr=0.5, dense_lr=0.01)
-    embeddings = recipe.embeddings(recipe.cache_size(0))
-    model, dense = recipe.model_over(embeddings)
-    rates = recipe.rates_of(embeddings, dense)
-    seen: list[tuple[float, float]] = [(embeddings.optimizer.lr, dense.param_groups[0]["lr"])]
-    with recipe.lookahead(model) as batches:
-        for _ in steps(model, dense, batches, rates):
-            assert rates.now == {"rows": embeddings.optimizer.lr, "dense": dense.param_groups[0]["lr"]}
-            seen.append((embeddings.optimizer.lr, dense.param_groups[0]["lr"]))
-    factors = [Schedule(kind, 3, 12).factor(step) for step in range(13)]
-    assert seen == [(0.5 * f, 0.01 * f) for f in factors]
 
 
 def test_another_schedule_than_the_saved_one_is_refused(tmp_path):

@@ -5,7 +5,6 @@ which table up for all.
 import json
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from skirl.train.loop import Done, TrainerShare, keys_of
 from skirl.train.metrics import Meter
 from skirl.train.placed import PlacedTable, Plan, count, dealt, evenly, placement_of, read
 from skirl.train.recipe import Recipe
+from tests.loops import wait_for
 from tests.resume import learned
 from tests.threads_as_trainers import InProcess
 from tests.warm import COMMAND, Python
@@ -198,10 +198,7 @@ def test_a_signal_to_one_process_ends_all_at_one_step(python: Python, tmp_path):
     words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not True]
     team = python.team(2, COMMAND, "train", *words, "--quiet", "--json", env={"GROUP_WORLD_SIZE": "2"})
     with team[0], team[1]:
-        until = time.monotonic() + 100
-        while not (tmp_path / "saved" / "checkpoint-000002.json").exists():
-            assert time.monotonic() < until and all(process.poll() is None for process in team)
-            time.sleep(0.02)
+        wait_for((tmp_path / "saved" / "checkpoint-000002.json").exists)
         team[1].send_signal(signal.SIGTERM)
         said = [process.communicate(60) for process in team]
     assert [process.returncode for process in team] == [BEGINS_AGAIN] * 2, said

@@ -28,7 +28,7 @@ FLAGS = "--data synthetic:tiny --dim 4 --batch 16 --steps 25 --quiet --threads 1
     "flags",
     [
         {"depth": 1, "prefetch": 0}, {"depth": "epoch", "prefetch": 4}, {"policy": "lru", "pooling_factor": 3},
-        {"model": "dlrm", "steps": 10}, {"batch": 1, "steps": 60},
+        {"model": "dlrm", "steps": 10},
     ],
     ids=str,
 )  # fmt: skip

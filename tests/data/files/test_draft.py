@@ -156,11 +156,6 @@ def schemas(draw: Any) -> FileSchema:
     return FileSchema((Label("y"),), (), tuple(ids))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_a_schema_survives_as_toml(name: str) -> None:
-    assert FileSchema.parse(BUILT_IN[name].toml()) == BUILT_IN[name]
-
-
 @given(schema=schemas(), general=st.none() | st.integers(2, 1 << 40))
 @cases(100)
 def test_each_table_has_the_rows_that_were_asked_for(schema: FileSchema, general: int | None) -> None:

@@ -108,13 +108,6 @@ def test_a_permutation_has_every_number_once(n: int, stream: int) -> None:
     assert sorted(permutation(n, np.uint64(stream)).tolist()) == list(range(n))
 
 
-def test_real_criteo(data_folder: Path) -> None:
-    rows = logs.read_tsv(data_folder / "criteo_first10k.tsv")
-    found = logs.samples_of(list(opened(data_folder / "criteo_first10k.tsv", 1 << 18, rows="100000")))
-    expected = [logs.criteo_sample(row, 100_000) for row in rows]
-    assert [(label, ids) for label, _, ids in found] == [(label, ids) for label, _, ids in expected]
-
-
 def test_real_avazu(data_folder: Path) -> None:
     rows = []
     for name in ("dev", "test", "train"):  # the files in natural order; only the last has a header

@@ -139,3 +139,22 @@ def test_the_command_trains_them():
     assert half["rows"]["touched"] == full["rows"]["touched"]
     assert half["rows"]["bytes_of_all"] == sum(rows * 3 * 4 for rows in (50_000, 20_000, 2_000, 300, 20, 7))
     assert 0 < abs(half["loss"]["last"] - full["loss"]["last"]) < 0.05
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rows_begin_from_an_array(dtype):
+    weight = torch.arange(40).view(10, 4) / 8
+    for array in (weight, weight.to(dtype)):
+        embeddings = skirl.EmbeddingBagCollection(
+            [Table("a", 10, 4, init=array)], optimizer=skirl.SGD(lr=0.5), cache=3, dtype=dtype, device="interpret"
+        )
+        assert torch.equal(embeddings.rows("a", range(10)), weight)
+        ids = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7], [2]]))
+        out = embeddings(ids)["a"]
+        assert torch.equal(out.float(), weight[[7, 2]])
+        out.sum().backward()
+        expected = weight.clone()
+        expected[[7, 2]] -= 0.5
+        embeddings.set_rows("a", [3], weight[:1].to(dtype))
+        expected[3] = weight[0]
+        assert torch.equal(embeddings.rows("a", range(10)), expected)
