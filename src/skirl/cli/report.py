@@ -297,6 +297,8 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         lines["winner" if sweep["winner"] else "leader"] = best_line(sweep)
     if sweep["cost"] is not None:
         lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
+    if (after := sweep.get("rungs_after")) and not (sweep["failed"] or sweep["stopped_by"]):
+        lines["rungs"] = f"none was dropped at step {', '.join(map(str, after))}, which the data does not reach"
     left = [at["state"].split()[0] for at in places if at["left"] is not None]
     if left:
         says = {"dropped": "dropped at a rung", "diverged": "diverged"}

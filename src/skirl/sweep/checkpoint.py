@@ -34,7 +34,7 @@ from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 6
+_VERSION = 7
 
 Parts = Callable[[Contender], Sequence[Any]]
 

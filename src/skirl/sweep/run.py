@@ -409,6 +409,7 @@ class SweepRun:
             "steps": race.step,
             "saved_step": keeper.step,
             "variant_steps": spent,
+            "rungs_after": [rung for rung in race.rules.rungs if rung > race.step],
             "cost": spent / max(1, (self.stream.steps or race.step) * len(race.names)),
             "seed_noise": race.seed_noise(),
             "seconds": seconds,
