@@ -10,7 +10,7 @@ from skirl.core.groups import Groups, Setting, TorchHandle
 from skirl.core.optim import COLUMNS, FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Table
 from skirl.engine.kernels import cpu
-from skirl.engine.kernels.tree import Gradients
+from skirl.engine.kernels.tree import ONE, Gradients
 from skirl.engine.packs import Pack
 
 ROWS, DIM = 12, 5
@@ -35,7 +35,7 @@ def update(optimizer: RowOptimizer, cache, rows, positions, grads, step):
     scalars = optimizer.scalars(optimizer.lr, np.array([step]), cache.dtype)
     cpu.update_kernel(optimizer.rule)(
         cache, DIM, rows.astype(np.int32), rows.astype(np.int64),
-        Gradients(start, flat, bag_of, np.empty(0, cache.dtype), grads, np.array([True])), scalars, 0, len(rows),
+        Gradients(start, flat, bag_of, np.empty(0, cache.dtype), grads, np.array([True])), ONE, scalars, 0, len(rows),
     )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def test_rowwise_adagrad_agrees_with_fbgemm():
         scalars = optimizer.scalars(optimizer.lr, np.array([step]))
         cpu.update_kernel(optimizer.rule)(
             cache, dim, rows.astype(np.int32), rows,
-            Gradients(start, positions, bag_of, none, grads, np.array([True])), scalars, 0, len(rows),
+            Gradients(start, positions, bag_of, none, grads, np.array([True])), ONE, scalars, 0, len(rows),
         )  # fmt: skip
     (weight,), ((momentum,),) = theirs.split_embedding_weights(), theirs.split_optimizer_states()
     np.testing.assert_allclose(cache[:, :dim], weight.numpy(), rtol=0, atol=1e-5)

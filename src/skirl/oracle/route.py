@@ -15,7 +15,7 @@ from skirl.core.placement import Owner, Placement, site_in, sites_of
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.options import Plan, Vote, due
-from skirl.tools.jit import kernel
+from skirl.tools.jit import kernel, read_only
 from skirl.tools.message import pack, unpack
 
 log = logging.getLogger("skirl")
@@ -96,10 +96,18 @@ def _narrow(numbers: np.ndarray) -> np.ndarray:
 
 def _wide(narrow: np.ndarray) -> np.ndarray:
     planes = narrow[1:].reshape(int(narrow[0]), -1)
-    found = np.zeros(planes.shape[1], np.int64)
-    for byte, plane in enumerate(planes):
-        found |= plane.astype(np.int64) << 8 * byte
-    return found
+    numbers = np.empty(planes.shape[1], np.int64)
+    _join(read_only(planes), numbers)
+    return numbers
+
+
+@kernel
+def _join(planes, numbers):
+    for i in range(len(numbers)):
+        numbers[i] = planes[0, i]
+    for byte in range(1, len(planes)):
+        for i in range(len(numbers)):
+            numbers[i] |= np.int64(planes[byte, i]) << 8 * byte
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
 from skirl.engine import kernels
 from skirl.engine.device.host import empty
-from skirl.engine.kernels.tree import Gradients
+from skirl.engine.kernels.tree import ONE, Gradients
 from skirl.placement.costs import Kernel
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.search import SearchResult
@@ -178,7 +178,7 @@ class Ready:
             start.astype(np.int32), pos.astype(np.int32), bags.astype(np.int32), self.none, grads, np.ones(1, np.bool_)
         )
         self.pool = kernels.pool_for(piece.dim, width, self.out.dtype, False)
-        self.update = kernels.update_for(piece.dim, self.cache.dtype, optimizer.rule)
+        self.update = kernels.update_for(piece.dim, self.cache.dtype, optimizer.rule, True)
 
     def forward(self) -> None:
         bags = self.offsets, self.offsets[1:]
@@ -186,7 +186,7 @@ class Ready:
 
     def backward(self) -> None:
         rows = self.rows, self.keys
-        self.update(self.cache, self.dim, *rows, self.gradients, self.scalars, 0, len(self.rows))
+        self.update(self.cache, self.dim, *rows, self.gradients, ONE, self.scalars, 0, len(self.rows))
 
 
 def missing(kernel: Kernel) -> str | None:

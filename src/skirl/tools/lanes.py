@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel, register_default
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic, lower_builtin, type_callable
 
 from skirl.tools.jit import kernel
 
@@ -212,23 +212,25 @@ def above(typingctx, a, b, then, other):
 def _operator(function: Any, operation: str) -> None:
     """Define an operator for lanes on both sides, or a number of their dtype on one."""
 
-    @_inlined
-    def apply(typingctx, a, b):
-        def codegen(context, builder, signature, args):
-            pairs = zip(_cut(builder, args[0]), _cut(builder, args[1]), strict=True)
-            return _joined(builder, [getattr(builder, operation)(x, y) for x, y in pairs])
+    @type_callable(function)
+    def typed(context):
+        def both(a, b):
+            lanes = a if isinstance(a, Lanes) else b
+            fits = isinstance(lanes, Lanes) and all(one is lanes or one is lanes.dtype for one in (a, b))
+            return lanes if fits else None
 
-        return a(a, b), codegen
+        return both
 
-    @overload(function)
-    def between(a, b):
-        if isinstance(a, Lanes) and a is b:
-            return lambda a, b: apply(a, b)
-        if isinstance(b, Lanes) and a is b.dtype:
-            return lambda a, b: apply(filled(b, a), b)
-        if isinstance(a, Lanes) and b is a.dtype:
-            return lambda a, b: apply(a, filled(a, b))
-        return None
+    def apply(context, builder, signature, args):
+        lanes = signature.return_type
+        a, b = (
+            _cut(builder, arg if kind is lanes else _filled(builder, lanes, arg))
+            for kind, arg in zip(signature.args, args, strict=True)
+        )
+        return _joined(builder, [getattr(builder, operation)(x, y) for x, y in zip(a, b, strict=True)])
+
+    for kinds in ((Lanes, Lanes), (Lanes, types.Float), (types.Float, Lanes)):
+        lower_builtin(function, *kinds)(apply)
 
 
 _operator(operator.add, "fadd")

@@ -12,7 +12,7 @@ from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdag
 from skirl.core.reference import Reference, tree_sum
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import leaves
-from skirl.engine.kernels import cpu, tree
+from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Gradients, Parts
 from skirl.tools.threads import run
 from tests.cases import cases
@@ -43,7 +43,7 @@ class World:
     dtype: type
     threads: int
     rng: np.random.Generator
-    sums: Any = tree.sums
+    update: Any = None
 
     def __post_init__(self):
         self.schema = Schema.of(self.tables)
@@ -111,20 +111,11 @@ class World:
         positions = np.argsort(group, kind="stable").astype(np.int32)
         rows = np.array([self.slot[k] for k in distinct.tolist()], np.int32)
         scalars = self.optimizer.scalars(self.optimizer.lr, self.steps, self.dtype)
-        if len(micro_batches) > 1:
-            counts = [sum(len(batch[f.name][0]) for f in features) for batch in micro_batches]
-            parts = Parts(np.cumsum(counts), np.array(leaves(len(micro_batches), shards)))
-            sums, counted = np.full((len(distinct), dim), np.nan, self.dtype), np.ones(len(distinct), np.bool_)
-            self.run(
-                self.sums, len(distinct), Gradients(start, positions, bag_of, scale, stacked, live), parts.ends,
-                parts.leaves, sums, counted, work=start,
-            )  # fmt: skip
-            start, stacked, live = np.arange(len(distinct) + 1, dtype=np.int32), sums, counted
-            positions = bag_of = start[:-1]
-            scale = np.full(len(distinct), 1 / shards, self.dtype)
+        counts = [sum(len(batch[f.name][0]) for f in features) for batch in micro_batches]
+        parts = Parts(np.cumsum(counts), np.array(leaves(len(micro_batches), shards)), 1 / shards)
         self.run(
-            cpu.update_kernel(self.optimizer.rule), len(distinct), self.cache, dim, rows, distinct,
-            Gradients(start, positions, bag_of, scale, stacked, live), scalars, work=start,
+            self.update or cpu.update_kernel(self.optimizer.rule), len(distinct), self.cache, dim, rows, distinct,
+            Gradients(start, positions, bag_of, scale, stacked, live), parts, scalars, work=start,
         )  # fmt: skip
         return outs
 

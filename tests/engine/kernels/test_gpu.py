@@ -20,7 +20,7 @@ from skirl.core.initial import fill as cpu_fill
 from skirl.core.optim import SGD, Adam, RowwiseAdagrad
 from skirl.engine.kernels import cpu, gpu
 from skirl.engine.kernels.gpu_math import INTERPRETED
-from skirl.engine.kernels.tree import STRETCH, Gradients, stretches_of
+from skirl.engine.kernels.tree import ONE, STRETCH, Gradients, stretches_of
 from tests.cases import cases
 from tests.engine.kernels.test_cpu import OPTIMIZERS
 from tests.nn.rounding import random_bits, rounded
@@ -128,7 +128,7 @@ class Grouped:
         self.scalars = optimizer.scalars(0.1, np.array([1, 2, 30]), dtype)
 
     def on_cpu(self, cache):
-        step = self.dim, self.rows, self.keys, self.given, self.scalars
+        step = self.dim, self.rows, self.keys, self.given, ONE, self.scalars
         cpu.update_kernel(self.optimizer.rule)(cache, *step, 0, len(self.rows))
 
     @property

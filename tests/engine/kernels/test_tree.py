@@ -10,8 +10,8 @@ from skirl.core.optim import SGD, Adam, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine import kernels
-from skirl.engine.kernels import cpu, tree
-from skirl.engine.kernels.tree import NOWHERE, STRETCH, Gradients, Parts, TreePlan, sums
+from skirl.engine.kernels import cpu
+from skirl.engine.kernels.tree import NOWHERE, ONE, STRETCH, Gradients, Parts, TreePlan
 from tests.cases import cases
 from tests.engine.kernels.test_cpu import OPTIMIZERS, World, assert_same_bits, draw_bags, draw_tables
 from tests.engine.kernels.test_gpu import Arena, on_devices
@@ -91,7 +91,8 @@ def steps(draw, dims, dtypes, **fixed):
 
 def check(step, kernel):
     out, counted = np.full_like(step.sums, np.nan), np.zeros(len(step.sums), np.bool_)
-    kernel(step.given, step.parts.ends, step.parts.leaves, out, counted, 0, len(out))
+    none = np.empty(0, np.int64)
+    kernel(out, out.shape[1], counted, none, step.given, step.parts, none, 0, len(out))
     assert_same_bits(out, step.sums, "sums")
     np.testing.assert_array_equal(counted, step.counted)
 
@@ -99,14 +100,14 @@ def check(step, kernel):
 @cases(60)
 @given(steps([1, 5, 16], [np.float32, np.float64]))
 def test_plain_loops(step):
-    check(step, sums)
+    check(step, cpu.update_kernel(None))
 
 
 @cases(40)
 @given(steps([12, 17, 40], [np.float32]))
 def test_rows_as_one_value(step):
-    kernel = kernels.sums_for(step.sums.shape[1], np.dtype(np.float32))
-    assert kernel is not tree.sums
+    kernel = kernels.update_for(step.sums.shape[1], np.dtype(np.float32), None, False)
+    assert kernel is not cpu.update_kernel(None)
     check(step, kernel)
 
 
@@ -115,8 +116,8 @@ def test_hot_rows(dim):
     """Several stretches in one part: each part starts its stretches afresh."""
     step = Step(0, dim, np.float32, [0, 1, 2, 5], scaled=True, dead=True, hot=True)
     assert np.diff(step.start).max() > 3 * STRETCH
-    check(step, sums)
-    check(step, kernels.sums_for(dim, np.dtype(np.float32)))
+    check(step, cpu.update_kernel(None))
+    check(step, kernels.update_for(dim, np.dtype(np.float32), None, False))
 
 
 def on_gpu(step, device):
@@ -155,7 +156,7 @@ def test_a_step_of_shards_equals_the_reference(data):
     dtype, dim = draw(st.sampled_from([np.float32, np.float64])), draw(st.sampled_from([2, 16]))
     optimizer, tables = draw(st.sampled_from(OPTIMIZERS)), draw_tables(draw, dim)
     world = World(tables, optimizer, dtype, draw(st.integers(1, 3)), rng)
-    world.sums = kernels.sums_for(dim, np.dtype(dtype))
+    world.update = kernels.update_for(dim, np.dtype(dtype), optimizer.rule, False)
     reference = Reference(tables, optimizer, seed=5, dtype=dtype)
     shards, accumulate = draw(st.sampled_from([(1, 5), (2, 1), (4, 1), (2, 3), (8, 1)]))
     for _ in range(draw(st.integers(1, 3))):
@@ -204,9 +205,13 @@ def test_sums(which, dim, dtype, scaled, dead):
     pos, scale = rng.permutation(n).astype(np.int32), rng.standard_normal(n if scaled else 0).astype(dtype)
     cache, rows = np.full((u, dim), -0.0, dtype), rng.permutation(u).astype(np.int32)
     bag_of = np.argsort(pos).astype(np.int32)  # index i in group_pos is in bag i
-    kernel = cpu.update_kernel(SGD().rule) if which == "plain" else kernels.update_for(dim, np.dtype(dtype), SGD().rule)
+    kernel = (
+        cpu.update_kernel(SGD().rule)
+        if which == "plain"
+        else kernels.update_for(dim, np.dtype(dtype), SGD().rule, True)
+    )
     kernel(
-        cache, dim, rows, np.zeros(u, np.int64), Gradients(start, pos, bag_of, scale, grads, live),
+        cache, dim, rows, np.zeros(u, np.int64), Gradients(start, pos, bag_of, scale, grads, live), ONE,
         np.array([[np.inf, 0, -1, 0, 0, 0, 0, 0]], dtype), 0, u,
     )  # fmt: skip
     for i, count in enumerate(COUNTS):

@@ -13,7 +13,7 @@ from numba import config, njit
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.engine import kernels
 from skirl.engine.kernels import cpu, wide
-from skirl.engine.kernels.tree import Gradients
+from skirl.engine.kernels.tree import ONE, Gradients
 from skirl.tools import lanes
 from tests.cases import cases
 from tests.processes import interpreter
@@ -98,11 +98,11 @@ def test_updated_bits_are_those_of_the_plain_loop(data, how):
     lo = data.draw(st.integers(0, len(distinct)))
     caches = []
     rule = optimizer.rule
-    for kernel in (cpu.update_kernel(rule), kernels.update_for(dim, np.dtype(np.float32), rule)):
+    for kernel in (cpu.update_kernel(rule), kernels.update_for(dim, np.dtype(np.float32), rule, True)):
         caches.append(drawn.cache.copy())
         kernel(
             caches[-1], dim, drawn.slot_of[distinct], distinct.astype(np.int64),
-            Gradients(start, positions, bag_of, drawn.scale, grads, live), scalars, lo, len(distinct),
+            Gradients(start, positions, bag_of, drawn.scale, grads, live), ONE, scalars, lo, len(distinct),
         )  # fmt: skip
     assert bits(caches[0]) == bits(caches[1])
 
@@ -112,7 +112,7 @@ def test_other_rows_take_the_plain_loops(monkeypatch):
     assert kernels.pool_for(16, 17, single, True) is not cpu.pool
     assert kernels.pool_for(16, 17, double, True) is cpu.pool
     for dim, dtype in ((1, single), (3, single), (11, single), (25, single), (272, single), (16, double)):
-        assert kernels.update_for(dim, dtype, SGD().rule) is cpu.update_kernel(SGD().rule)
+        assert kernels.update_for(dim, dtype, SGD().rule, True) is cpu.update_kernel(SGD().rule)
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
     assert kernels.pool_for(16, 17, single, True) is cpu.pool
 
@@ -121,12 +121,12 @@ UPDATE = """
 import numpy as np
 from skirl.engine import kernels
 from skirl.core.optim import SGD
-from skirl.engine.kernels.tree import Gradients
+from skirl.engine.kernels.tree import ONE, Gradients
 rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300, 301], np.int32)  # one row is hot
 place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
-kernels.update_for(16, cache.dtype, SGD().rule)(
+kernels.update_for(16, cache.dtype, SGD().rule, True)(
     cache, 16, rows, keys,
-    Gradients(start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_)),
+    Gradients(start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_)), ONE,
     np.array([[np.inf, 0, 1, 0, 0, 0, 0, 0]], np.float32), 0, 2)
 assert cache[:, 0].tolist() == [-299, 0]
 """
@@ -175,6 +175,6 @@ def test_where_vectors_cannot_be_built_rows_take_the_plain_loops(broken, monkeyp
     single = np.dtype(np.float32)
     for _ in range(2):
         assert kernels.pool_for(16, 17, single, True) is cpu.pool
-        assert kernels.update_for(16, single, SGD().rule) is cpu.update_kernel(SGD().rule)
+        assert kernels.update_for(16, single, SGD().rule, True) is cpu.update_kernel(SGD().rule)
     (record,) = caplog.records
     assert "rows take the plain loops" in record.message and record.levelname == "WARNING"

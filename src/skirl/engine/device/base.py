@@ -59,7 +59,7 @@ class BankFacts:
 
 def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
     """Return the factors of all micro-batches' positions, with ones where only some micro-batches have factors."""
-    if not any(len(i.scale) for i in ids):
+    if len(ids) == 1 or not any(len(i.scale) for i in ids):
         return ids[0].scale
     return np.concatenate([i.scale if len(i.scale) else np.ones(i.count, dtype) for i in ids])
 

@@ -25,8 +25,6 @@ KEPT = 2
 """Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps; or one
 for rows that come to the cache, and one for those that leave it."""
 SMALLEST = 1024
-SUMMED = 1 << 18
-"""Numbers that are summed at a time, for each thread."""
 
 
 def empty(size: int, dtype: DTypeLike) -> np.ndarray:
@@ -194,18 +192,14 @@ class HostRows(BankRows):
 
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         bank = self.facts.number
-        if len(work.micros) > 1:
-            self._apply(work, self._gradients(work), work.parts(bank), scalars)
-            return
-        ids, plan, grads = work.micros[0].banks[bank], work.steps[bank], work.gradient(bank).numpy()
-        groups = plan.group_start, plan.group_pos
-        self._update(work, Gradients(*groups, ids.bag_of, ids.scale, grads, work.live_rows(bank)), scalars)
+        self._update(work, self._gradients(work), work.parts(bank), scalars)
 
-    def _update(self, work: Work, gradients: Gradients, scalars: np.ndarray, some: slice = slice(None)) -> None:
+    def _update(self, work: Work, gradients: Gradients, parts: Parts, scalars: np.ndarray) -> None:
         pack, step = self.columns(work), work.steps[self.facts.number]
-        kernel, rows = kernels.update_for(pack.dim, self.facts.dtype, pack.rule), self._packs[work.pack]
-        slots, keys = step.rows[some], step.keys[some]
-        self._run(kernel, len(slots), rows, pack.dim, slots, keys, gradients, scalars, work=gradients.start)
+        kernel = kernels.update_for(pack.dim, self.facts.dtype, pack.rule, len(parts.ends) == 1)
+        rows, parts = self._packs[work.pack], parts._replace(times=1 / work.shards)
+        given = rows, pack.dim, step.rows, step.keys, gradients, parts, scalars
+        self._run(kernel, len(step.rows), *given, work=gradients.start)
 
     def values(self, work: Work) -> torch.Tensor:
         slots = work.steps[self.facts.number].slots
@@ -223,8 +217,8 @@ class HostRows(BankRows):
 
     def _gradients(self, work: Work) -> Gradients:
         bank = self.facts.number
-        ids = [m.banks[bank] for m in work.micros]
-        scale, grads = joined_scales(ids, self.facts.dtype), work.gradient(bank).numpy()
+        ids, grads = [m.banks[bank] for m in work.micros], work.gradient(bank).numpy()
+        scale = joined_scales(ids, self.facts.dtype)
         return Gradients(*work.groups(bank), joined_bags(ids), scale, grads, work.live_rows(bank))
 
     def apply(
@@ -233,26 +227,12 @@ class HostRows(BankRows):
     ) -> None:  # fmt: skip
         each, none = np.arange(len(values), dtype=np.int32), np.empty(0, self.facts.dtype)
         given = Gradients(plan.group_start, plan.group_pos, each, none, values.numpy(), counted.numpy())
-        self._apply(work, given, parts, scalars)
+        self._update(work, given, parts, scalars)
 
     def _sum(self, gradients: Gradients, parts: Parts, values: np.ndarray, counted: np.ndarray) -> None:
-        kernel, start = kernels.sums_for(values.shape[1], self.facts.dtype), gradients.start
-        self._run(kernel, len(values), gradients, parts.ends, parts.leaves, values, counted, work=start)
-
-    def _apply(self, work: Work, gradients: Gradients, parts: Parts, scalars: np.ndarray) -> None:
-        """Sum the gradients of rows and apply the sums as those of rows with one position each: some rows at a time, so that
-        sums stay in the processor's cache."""
-        rows, dim, times = len(gradients.start) - 1, gradients.grads.shape[1], 1 / work.shards
-        most = max(1, min(rows, torch.get_num_threads() * SUMMED // dim))
-        sums, counted = self._buffers.take(most, dim).numpy(), np.empty(most, np.bool_)
-        each = np.arange(most + 1, dtype=np.int32)
-        scale = np.full(0 if times == 1 else most, times, self.facts.dtype)
-        for lo in range(0, rows, most):
-            n = min(most, rows - lo)
-            given, found = gradients._replace(start=gradients.start[lo : lo + n + 1]), (sums[:n], counted[:n])
-            self._sum(given, parts, *found)
-            alone = Gradients(each[: n + 1], each[:n], each[:n], scale[:n], *found)
-            self._update(work, alone, scalars, slice(lo, lo + n))
+        kernel, none = kernels.update_for(values.shape[1], self.facts.dtype, None, False), np.empty(0, np.int64)
+        given = values, values.shape[1], counted, none, gradients, parts, none
+        self._run(kernel, len(values), *given, work=gradients.start)
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         bank = self.facts.number

@@ -8,7 +8,7 @@ import numpy as np
 from numba import config
 
 from skirl.core.optim import Rule
-from skirl.engine.kernels import cpu, tree
+from skirl.engine.kernels import cpu
 from skirl.tools.jit import Kernel
 from skirl.tools.lanes import counts_of
 
@@ -23,14 +23,10 @@ def pool_for(dim: int, width: int, dtype: np.dtype, one: bool) -> Kernel:
     return cpu.pool if wide is None else wide.pool_kernel(dim, width % 16 != 0, one)
 
 
-def update_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
+def update_for(dim: int, dtype: np.dtype, rule: Rule | None, whole: bool) -> Kernel:
+    """`whole`: all positions are of one part."""
     wide = _wide_for(dim, dtype)
-    return cpu.update_kernel(rule) if wide is None else wide.update_kernel(dim, rule)
-
-
-def sums_for(dim: int, dtype: np.dtype) -> Kernel:
-    wide = _wide_for(dim, dtype)
-    return tree.sums if wide is None else wide.sums_kernel(dim)
+    return cpu.update_kernel(rule) if wide is None else wide.update_kernel(dim, rule, whole)
 
 
 def _wide_for(dim: int, dtype: np.dtype) -> ModuleType | None:

@@ -2,6 +2,7 @@
 
 from functools import cache as remember
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -55,44 +56,79 @@ def pool_kernel(n: int, across: bool, one: bool) -> Kernel:
 
 
 @remember
-def update_kernel(n: int, rule: Rule) -> Kernel:
-    """Return a function that sums gradients and updates rows of `n` numbers by a rule."""
-    step, states, one = compiled(rule), rule.states, rule.one
+def update_kernel(n: int, rule: Rule | None, whole: bool) -> Kernel:
+    """Return a kernel for rows of `n` numbers that takes the arguments of the plain one. `whole`: all is of one part."""
+    step: Any = compiled(rule) if rule else None
+    updates, states, one = (True, rule.states, rule.one) if rule else (False, 0, False)
     width = n + 1 if one else n * (1 + states)
 
     @kernel
-    def update(cache, dim, rows, keys, gradients, scalars, lo, hi):
+    def update(cache, dim, rows, keys, gradients, parts, scalars, lo, hi):
         group_start, group_pos, bag_of, scale, grads, live = gradients
+        ends, leaves, times = parts
         number = cache.dtype.type
         nothing = zeros(cache, n)
-        scaled = scale.size > 0
-        all_live = live.all()
-        end = group_start[hi]
-        for u in range(lo, min(lo + ROWS_AHEAD, hi)):
-            written_soon(cache, rows[u], width)
+        stack, leaf_of = np.empty((DEEPEST, n), cache.dtype), np.empty(DEEPEST, np.int64)
+        scaled, all_live = scale.size > 0, live.all()
+        final = group_start[hi]
+        if updates:
+            for u in range(lo, min(lo + ROWS_AHEAD, hi)):
+                written_soon(cache, rows[u], width)
         for u in range(lo, hi):
-            if u + ROWS_AHEAD < hi:
+            if updates and u + ROWS_AHEAD < hi:
                 written_soon(cache, rows[u + ROWS_AHEAD], width)
-            count = 0
-            g = whole = nothing
-            first, last = group_start[u], group_start[u + 1]
-            for begin in range(first, last, STRETCH):
-                whole = whole + g
-                g = nothing
-                for i in range(begin, min(begin + STRETCH, last)):
-                    if i + AHEAD < end:
-                        later(grads, bag_of[group_pos[i + AHEAD]], n)
-                    pos = group_pos[i]
-                    bag = bag_of[pos]
-                    if all_live or live[bag % live.size]:
-                        count += 1
-                        if scaled:
-                            g = g + scale[pos] * load(grads, bag, 0, n)
-                        else:
-                            g = g + load(grads, bag, 0, n)
-            g = whole + g
-            if count == 0:
+            end, last = group_start[u], group_start[u + 1]
+            height = part = 0
+            top = nothing  # the newest of the partial sums; those before it are in the stack
+            while whole or end < last:
+                first = end
+                if whole:
+                    end = last
+                else:
+                    while group_pos[end] >= ends[part]:
+                        part += 1
+                    while end < last and group_pos[end] < ends[part]:
+                        end += 1
+                    if leaves[part] == NOWHERE:
+                        continue
+                count = 0
+                g = before = nothing
+                for begin in range(first, end, STRETCH):
+                    before = before + g
+                    g = nothing
+                    for i in range(begin, min(begin + STRETCH, end)):
+                        if i + AHEAD < final:
+                            later(grads, bag_of[group_pos[i + AHEAD]], n)
+                        pos = group_pos[i]
+                        bag = bag_of[pos]
+                        if all_live or live[bag % live.size]:
+                            count += 1
+                            if scaled:
+                                g = g + scale[pos] * load(grads, bag, 0, n)
+                            else:
+                                g = g + load(grads, bag, 0, n)
+                if whole:
+                    top = before + g
+                    height = count
+                    break
+                if count > 0:
+                    if height > 0:
+                        store(stack, height - 1, 0, top)
+                        height = settled(leaf_of, height, leaves[part], stack)
+                    top = before + g
+                    leaf_of[height] = leaves[part]
+                    height += 1
+            if not updates:
+                rows[u] = height > 0
+            elif height == 0:
                 continue
+            while not whole and height > 1:
+                height -= 1
+                top = load(stack, height - 1, 0, n) + top
+            if not updates:
+                store(cache, u, 0, top)
+                continue
+            g = top if whole else nothing + number(times) * top
             slot = rows[u]
             table = keys[u] >> ROW_BITS
             clip, decay = scalars[table, 0], scalars[table, 1]
@@ -118,60 +154,3 @@ def update_kernel(n: int, rule: Rule) -> Kernel:
             store(cache, slot, 0, w)
 
     return update
-
-
-@remember
-def sums_kernel(n: int) -> Kernel:
-    """Return a kernel that sums gradients of `n` numbers over micro-batches. It takes the arguments of `tree.sums`."""
-
-    @kernel
-    def sums(gradients, ends, leaves, out, counted, lo, hi):
-        group_start, group_pos, bag_of, scale, grads, live = gradients
-        nothing = zeros(out, n)
-        stack = np.empty((DEEPEST, n), out.dtype)
-        leaf_of = np.empty(DEEPEST, np.int64)
-        scaled = scale.size > 0
-        all_live = live.all()
-        final = group_start[hi]
-        for u in range(lo, hi):
-            i, last = group_start[u], group_start[u + 1]
-            height = part = 0
-            top = nothing  # the newest of the partial sums; those before it are in the stack
-            while i < last:
-                while group_pos[i] >= ends[part]:
-                    part += 1
-                counts = leaves[part] != NOWHERE
-                count = taken = 0
-                g = nothing
-                total = nothing
-                while i < last and group_pos[i] < ends[part]:
-                    if i + AHEAD < final:
-                        later(grads, bag_of[group_pos[i + AHEAD]], n)
-                    if taken == STRETCH:
-                        taken = 0
-                        total = total + g
-                        g = nothing
-                    taken += 1
-                    pos = group_pos[i]
-                    bag = bag_of[pos]
-                    i += 1
-                    if counts and (all_live or live[bag % live.size]):
-                        count += 1
-                        if scaled:
-                            g = g + scale[pos] * load(grads, bag, 0, n)
-                        else:
-                            g = g + load(grads, bag, 0, n)
-                if count > 0:
-                    if height > 0:
-                        store(stack, height - 1, 0, top)
-                        height = settled(leaf_of, height, leaves[part], stack)
-                    top = total + g
-                    leaf_of[height] = leaves[part]
-                    height += 1
-            counted[u] = height > 0
-            while height > 1:
-                height -= 1
-                top = load(stack, height - 1, 0, n) + top
-            store(out, u, 0, top)
-
-    return sums
