@@ -98,7 +98,7 @@ class Net(nn.Module):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()
-        tables = [replace(t, dim=16 if i % 2 else 4) for i, t in enumerate(setup.data.tables(4))]
+        tables = [replace(t, dim=16 if i % 2 else 3) for i, t in enumerate(setup.data.tables(3))]
         self.rows = skirl.EmbeddingBagCollection(
             tables, optimizer=setup.rows, cache=setup.cache, store=setup.store, seed=3, resume=setup.resume
         )

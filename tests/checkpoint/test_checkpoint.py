@@ -396,8 +396,8 @@ def test_other_tables_optimizers_and_parameters_are_refused(saved: Path) -> None
     load("lookahead over another model", data=Run(Setup()).batches)
     wider = Run(Setup())
     for layer, words in (
-        (nn.Linear(60, 6), r"top\.1\.weight is \[5, 60\] in the checkpoint, \[6, 60\] here"),
-        (nn.Linear(60, 5, bias=False), "the checkpoint has 'top.1.bias', which the other lacks: make the model"),
+        (nn.Linear(57, 6), r"top\.1\.weight is \[5, 57\] in the checkpoint, \[6, 57\] here"),
+        (nn.Linear(57, 5, bias=False), "the checkpoint has 'top.1.bias', which the other lacks: make the model"),
     ):
         wider.model.top[1] = layer
         load(words, model=wider.model, optimizers=(), data=None)
