@@ -210,9 +210,11 @@ class HostRows(BankRows):
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         parts, gradients = work.parts(self.facts.number), self._gradients(work)
-        rows = len(gradients.start) - 1
-        values, counted = self._buffers.take(rows, gradients.grads.shape[1]), np.empty(rows, np.bool_)
-        self._sum(gradients, parts if block is None else parts.within(block), values.numpy(), counted)
+        rows, dim, none = len(gradients.start) - 1, gradients.grads.shape[1], np.empty(0, np.int64)
+        values, counted = self._buffers.take(rows, dim), np.empty(rows, np.bool_)
+        given = values.numpy(), dim, counted, none, gradients, parts if block is None else parts.within(block), none
+        kernel = kernels.update_for(dim, self.facts.dtype, None, False)
+        self._run(kernel, rows, *given, work=gradients.start)
         return values, torch.from_numpy(counted)
 
     def _gradients(self, work: Work) -> Gradients:
@@ -228,11 +230,6 @@ class HostRows(BankRows):
         each, none = np.arange(len(values), dtype=np.int32), np.empty(0, self.facts.dtype)
         given = Gradients(plan.group_start, plan.group_pos, each, none, values.numpy(), counted.numpy())
         self._update(work, given, parts, scalars)
-
-    def _sum(self, gradients: Gradients, parts: Parts, values: np.ndarray, counted: np.ndarray) -> None:
-        kernel, none = kernels.update_for(values.shape[1], self.facts.dtype, None, False), np.empty(0, np.int64)
-        given = values, values.shape[1], counted, none, gradients, parts, none
-        self._run(kernel, len(values), *given, work=gradients.start)
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         bank = self.facts.number

@@ -208,7 +208,7 @@ def update(
     gradients: Gradients[torch.Tensor], scalars: torch.Tensor, clips: bool, stretches: torch.Tensor,
     partial: torch.Tensor, marks: torch.Tensor, *, rounding: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
-    """Sum the gradients of distinct rows and apply the row optimizer to each, as cpu.update does over all rows.
+    """Sum the gradients of distinct rows and apply the row optimizer to each, as the kernel of cpu.py does.
 
     - `stretches`: int32 [m, 3], from `stretches_of`.
     - `partial`: contiguous scratch [m or more, dim] in the dtype of `grads`; may be empty if m is 0.
@@ -456,8 +456,8 @@ def sums(
     gradients: Gradients[torch.Tensor], stretches: torch.Tensor, runs: torch.Tensor, rounds: Sequence[int],
     partial: torch.Tensor, marks: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Sum the gradients of distinct rows into the first rows of `partial`, [m, dim] for m stretches, as tree.sums does
-    over all rows. The first of `marks`, int32 [m + rows], receive how many positions of each row had a gradient."""
+    """Sum the gradients of distinct rows into the first rows of `partial`, [m, dim] for m stretches. The first
+    of `marks`, int32 [m + rows], receive how many positions of each row had a gradient."""
     dim = gradients.grads.shape[1]
     sum_stretches(gradients, stretches, partial, marks)
     for lo, hi in pairwise(rounds):

@@ -60,7 +60,7 @@ class Parts(NamedTuple):
     leaves: np.ndarray
     """int64 [parts], ascending: the leaf of each part, or its subtree's first. NOWHERE: its positions are left out."""
     times: float = 1.0
-    """What an update multiplies the sum of all parts by."""
+    """What an update on the CPU multiplies the sum of all parts by."""
 
     def within(self, block: range) -> "Parts":
         """Return the same, with only the leaves of a block."""

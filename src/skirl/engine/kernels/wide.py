@@ -128,7 +128,7 @@ def update_kernel(n: int, rule: Rule | None, whole: bool) -> Kernel:
             if not updates:
                 store(cache, u, 0, top)
                 continue
-            g = top if whole else nothing + number(times) * top
+            g = nothing + number(times) * top
             slot = rows[u]
             table = keys[u] >> ROW_BITS
             clip, decay = scalars[table, 0], scalars[table, 1]
