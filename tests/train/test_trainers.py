@@ -24,6 +24,7 @@ from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
 from skirl.tools.flags import flags_of
+from skirl.train.flags import StepFlags
 from skirl.train.loop import Done, TrainerShare, keys_of
 from skirl.train.metrics import Meter
 from skirl.train.placed import PlacedTable, Plan, count, dealt, evenly, placement_of, read
@@ -304,6 +305,11 @@ def test_another_plan_is_refused(tmp_path, change, said):
     path.write_text(json.dumps(json.loads(plan.text()) | change))
     with pytest.raises(ValueError, match=said):
         read(path, TABLES, 2)
+    path.write_bytes(path.read_bytes()[:-9] + b"\xff")
+    with pytest.raises(ValueError, match="it is no JSON, or not all of it: make the plan again"):
+        read(path, TABLES, 2)
+    with pytest.raises(ValueError, match="placement is 'colums': set it to auto, rows, whole, columns, mixed, or to a"):
+        StepFlags(placement="colums")
 
 
 def test_weights_made_in_the_loop_are_refused():

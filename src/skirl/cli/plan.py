@@ -225,7 +225,7 @@ class Place(Composed):
         }  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines, checked = facts(result, "tables", "cut"), result["check"]
+        lines, checked = facts(result, "tables", *["cut"] * (self.trainers is None)), result["check"]
         one = "rank" if self.trainers is None else "trainer"
         if result["ways"] is not None:
             cells = [("table", "way", "by rows", "each", "whole", "its trainer")]
@@ -244,8 +244,9 @@ class Place(Composed):
             lines[f"{one} {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
         if idle := [str(rank["rank"]) for rank in result["ranks"] if not rank["bytes"]]:
             lines["idle"] = f"{one} {', '.join(idle)}: no part of a table there would make the busiest {one} faster"
+        how = "predicted" if checked is None else "with its computing measured"
         lines["busiest"] = (
-            f"{one} {result['busiest']}, {result['busiest_ms']:.3f} ms {'predicted' if checked is None else 'measured'}, "
+            f"{one} {result['busiest']}, {result['busiest_ms']:.3f} ms {how}, "
             f"{result['balance'] - 1:.1%} above perfect balance"
         )
         if checked is not None:
@@ -254,7 +255,6 @@ class Place(Composed):
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
         lines["kernel"] = self.kernel + f", with costs {self.costs or 'as shipped'}" * self.no_measure
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
-        lines |= facts(result, "seconds")
         if (out := result["out"]) is not None:
             trains = f"skirl launch -n {self.trainers} -- train --placement {out} takes it"
             lines["out"] = (

@@ -13,6 +13,7 @@ from skirl.store.remote.meeting import hush
 
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where to make run folders if no flag does; "none" for nowhere."""
+WAYS = ("auto", "rows", "whole", "columns", "mixed")
 _HIGHEST = 1e37
 """Highest learning rate: Adam divides it by 0.1 at its first step, and float32 ends at 3.4e38."""
 
@@ -53,14 +54,17 @@ class StepFlags:
     shards: int = 1
     """Parts of each batch with a forward and backward of their own, a power of two. The bits depend on this number."""
     placement: str = "auto"
-    """With several trainers, the tables that one of them looks up for all: auto (where that moves under half the bytes), a
-    file of `skirl place --trainers`, which may cut some by columns, or rows (none: all are spread by hash). No bit depends
-    on it."""
+    """The way of tables with several trainers: auto (one looks a table up for all where that moves under half the bytes),
+    rows (all spread by hash), whole, columns or mixed for all, or a plan of `skirl place --trainers`. Bits stay the same."""
     peer_timeout: float | None = None
     """Seconds to wait for another trainer before the job ends with its name; $SKIRL_TIMEOUT or 600 if not given."""
 
     def __post_init__(self) -> None:
         check_shards(self.shards)
+        if self.placement not in WAYS and not self.placement.endswith(".json"):
+            raise ValueError(
+                f"placement is {self.placement!r}: set it to {', '.join(WAYS)}, or to a plan in a .json file"
+            )
         if self.peer_timeout is not None and not self.peer_timeout > 0:
             raise ValueError(f"peer_timeout is {self.peer_timeout}: set it to seconds above 0")
 

@@ -15,6 +15,7 @@ from skirl.core.tables import Schema, Table
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit, put_whole
+from skirl.train.flags import WAYS
 
 if TYPE_CHECKING:
     from skirl.train.recipe import Recipe
@@ -50,7 +51,7 @@ Place = int | dict[int, int]
 def placement_of(recipe: "Recipe", trainers: int) -> Mapping[str, Place]:
     """Return the place of each table whose rows are not spread; the same on every trainer."""
     how, tables = recipe.step.placement, recipe.tables()
-    if how not in ("rows", "auto", "whole", "columns", "mixed"):
+    if how not in WAYS:
         return read(Path(how), tables, trainers)
     if trainers == 1 or how == "rows" or not recipe.pooled:
         return {}
@@ -159,6 +160,8 @@ class Plan:
             return cls.parsed(path.read_text())
         except (OSError, RecursionError) as error:
             raise ValueError(f"{path}: it cannot be read ({error}): name a file that `skirl place` wrote") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise ValueError(f"{path}: it is no JSON, or not all of it: make the plan again") from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}: make the plan again") from None
 
