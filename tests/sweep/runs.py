@@ -293,9 +293,9 @@ def _save_and_kill(case: Case, sweep: skirl.Sweep, told: Any) -> None:
     (case.folder / f"told-{sweep.lookahead.step}").write_bytes(pickle.dumps(told))
     if case.killed == "all":
         checkpoint.write_sealed = kill  # type: ignore[assignment]
-        sweep.save(case.folder / "saved")
-    sweep.begin_saving(case.folder / "saved", checkpoint.optimizers_of)
-    kill()
+    else:
+        sweep.racing[-1].drawing = kill  # type: ignore[method-assign]
+    sweep.save(case.folder / "saved")
 
 
 def _part(

@@ -2,7 +2,6 @@
 
 import errno
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch
 import skirl
 from skirl import Adam
 from skirl.checkpoint.rows import FrozenCollection
-from skirl.engine import engine
 from skirl.engine.engine import Damaged
 from skirl.sweep import checkpoint
-from skirl.sweep.checkpoint import PackedRows
 from skirl.tools.sealed_json import CheckpointError
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make, rows_of
 
@@ -90,34 +87,6 @@ def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep
     assert [path.name for path in (tmp_path / "v1").glob("checkpoint-*")] == [
         checkpoint.header_at(tmp_path)["variants"]["v1"]
     ]
-
-
-def test_a_checkpoint_has_the_columns_of_its_step(tmp_path, monkeypatch):
-    """Those of a variant that has left go some steps later, maybe before the thread that writes the last one."""
-    moved, write, place = threading.Event(), PackedRows._write, engine.placed
-
-    def placed(*args: Any, **more: Any) -> Any:
-        schema = place(*args, **more)
-        moved.set()
-        return schema
-
-    def late(*args: Any) -> Any:
-        if args[-1].name == "v3":
-            moved.wait()
-        return write(*args)
-
-    losses = []
-    with made() as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:
-        monkeypatch.setattr(PackedRows, "_write", late)
-        monkeypatch.setattr(engine, "placed", placed)
-        for batch in batches:
-            losses.append(sweep.step(batch)["v3"])
-            if batches.step == 3:
-                sweep.drop("v0")
-                saving = sweep.begin_saving(tmp_path, checkpoint.optimizers_of)
-        assert moved.is_set()
-        saving.wait()
-    assert goes_on_alone(tmp_path / "v3", 1) == losses[3:4]
 
 
 def test_rows_that_could_not_be_written_are_in_no_checkpoint(tmp_path, monkeypatch):

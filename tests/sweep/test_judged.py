@@ -129,7 +129,6 @@ def test_killed_and_gone_on_with(whole: tuple, first: Path, tmp_path: Path):
 
 
 def test_the_last_state_of_a_variant_that_is_dropped_outlives_the_save_before(first: Path, tmp_path: Path):
-    """Which is written while it leaves, and removes what is not needed any more when it counts."""
     result = command(tmp_path, first, keep_best=False, save_every=1, steps=10, rungs="4,8").run()
     for name, of in result["by_variant"].items():
         assert of["best"] is None

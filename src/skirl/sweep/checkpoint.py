@@ -2,10 +2,7 @@
 
 import logging
 import math
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +14,7 @@ from skirl.checkpoint import folder
 from skirl.checkpoint.folder import OF_SWEEP as HEADER
 from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.rows import FrozenCollection
-from skirl.checkpoint.saving import Saving
+from skirl.checkpoint.saving import Saving, refused
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.store.base import Frozen
@@ -43,39 +40,18 @@ def optimizers_of(contender: Contender) -> list[Any]:
     return [] if contender.dense is None else [contender.dense]
 
 
-class SweepSaving(Saving):
-    """Checkpoints of variants that are being written in parallel, until a header that names them makes them count."""
+def names_of(savings: Mapping[str, Saving]) -> dict[str, str]:
+    """Return the checkpoint of each variant, as the header names it."""
+    return {name: saving.path.name for name, saving in savings.items()}
 
-    def __init__(self, path: Path, rows: "PackedRows", savings: Mapping[str, Saving]) -> None:
-        super().__init__(path, 0)
-        self._rows, self._savings = rows, savings
-        self.names = {name: saving.path.name for name, saving in savings.items()}
-        """The checkpoint of each variant, as the header names it."""
-        self.run(self._write)
 
-    def ended(self) -> None:
-        """Wait until it is on disk or has failed."""
-        while not self.done:
-            time.sleep(0.01)  # in short waits, so that Ctrl-C gets through
-
-    def _write(self) -> None:
-        failures = list[BaseException]()
-        for saving in self._savings.values():
-            try:
-                saving.wait()
-            except BaseException as error:
-                failures.append(error)
-        self._rows.release()
-        if failures:
-            raise failures[0]
-
-    def confirmed(self) -> None:
-        """Remove what the header, which is on disk, no longer names."""
-        for saving in self._savings.values():
-            try:
-                folder.retain(saving.folder, saving.number, 1, saving.number, saving.start)
-            except OSError as error:  # the checkpoint is whole without this
-                log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
+def confirm(savings: Mapping[str, Saving]) -> None:
+    """Remove what the header, which is on disk, no longer names."""
+    for saving in savings.values():
+        try:
+            folder.retain(saving.folder, saving.number, 1, saving.number, saving.start)
+        except OSError as error:  # the checkpoint is whole without this
+            log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
 def header_of(step: int, left: Mapping[str, tuple[str, int]], also: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,48 +77,43 @@ def write_header(path: Path, header: Mapping[str, Any]) -> None:
         ) from error
 
 
-class PackedRows:
-    """The rows of all variants, frozen once and written to the folder of one of them, from which the others link them."""
-
-    def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
-        """`before`: what the last checkpoint has of the rows, by folder. It becomes what this one has."""
-        (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
-        known = before.get(str(path), {})
-        before.clear()
+def write_rows(engine: Engine, path: Path, before: dict[str, Any]) -> Callable[[Pack], Callable[..., Frozen]]:
+    """Write the rows of all variants to the folder of one of them. Return what links them, as those of one variant, for a
+    checkpoint of its own. `before`: what the last checkpoint has of the rows, by folder. It becomes what this one has."""
+    rows = path / folder.ROWS
+    known = before.get(str(path), {})
+    before.clear()
+    try:
+        rows.mkdir(parents=True, exist_ok=True)
         try:
             for of in ("store", "cache") if known else ():
-                check_files(path / folder.ROWS, known[of])
+                check_files(rows, known[of])
         except CheckpointError:  # a checkpoint failed meanwhile
             known = {}
-        self._path, self._now, self._lock = path, before, threading.Lock()
-        self._facts: Future[dict[str, Any]] = Future()
-        self._frozen = FrozenCollection(engine, path, known)
-        self.release = self._frozen.release
+        frozen = FrozenCollection(engine, path, known)
+        try:
+            facts = before[str(path)] = frozen.write()
+        finally:
+            frozen.release()
+    except Exception as error:
+        if (named := refused(path, error)) is error:
+            raise
+        raise named from error
 
-    def _written(self) -> dict[str, Any]:
-        with self._lock:
-            if not self._facts.done():  # even if it fails: what it has written counts, a second try would lack that
-                try:
-                    self._facts.set_result(self._frozen.write())
-                    self._now[str(self._path)] = self._facts.result()
-                except BaseException as error:
-                    self._facts.set_exception(error)
-        return self._facts.result()
-
-    def of(self, pack: Pack) -> Callable[..., Any]:
-        """Return what freezes the rows of one variant for a checkpoint of its own."""
-        # The columns of now: those of variants that have left may go before the rows are on disk.
-        columns = [[t, pack.begins[b], pack.held[b]] for b, bank in enumerate(pack.schema.banks) for t in bank.tables]
-        return lambda engine, path, before: Frozen(partial(self._write, columns, path), lambda: None)
-
-    def _write(self, columns: list[list[int]], path: Path) -> dict[str, Any]:
-        facts, files = self._written(), OsFiles()
+    def link(columns: list[list[int]], path: Path) -> dict[str, Any]:
+        files = OsFiles()
         for of in ("store", "cache"):
             manifest = Manifest.from_facts(facts[of])
             for entries in (manifest.segments, manifest.resident or []):
-                take_over(files, entries, self._path / folder.ROWS, path / folder.ROWS, [])
+                take_over(files, entries, rows, path / folder.ROWS, [])
         files.sync_folder(path / folder.ROWS)
         return {of: facts[of] | {"columns": columns} for of in ("store", "cache")}
+
+    def rows_of(pack: Pack) -> Callable[..., Frozen]:
+        columns = [[t, pack.begins[b], pack.held[b]] for b, bank in enumerate(pack.schema.banks) for t in bank.tables]
+        return lambda engine, path, before: Frozen(partial(link, columns, path), lambda: None)
+
+    return rows_of
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:

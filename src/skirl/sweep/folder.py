@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import folder
-from skirl.sweep.checkpoint import Parts, SweepSaving, write_header
+from skirl.checkpoint.saving import Saving
+from skirl.sweep.checkpoint import Parts, confirm, names_of, write_header
 from skirl.sweep.race import Judged, Race
 from skirl.sweep.ranks import Ranks
 from skirl.sweep.sweep import Sweep
@@ -107,7 +108,7 @@ log = logging.getLogger("skirl")
 
 
 class SweepKeeper:
-    """Saves a sweep on all ranks, one checkpoint at a time: its header, which the first rank writes, makes it count.
+    """Saves a sweep on all ranks: its header, which the first rank writes, makes a checkpoint count.
 
     If one cannot be written, a warning says so, the one before still counts, and the next one is tried all the same.
     """
@@ -117,8 +118,6 @@ class SweepKeeper:
         self.step: int | None = None
         """Of the checkpoint that counts."""
         self.failed: str | None = None
-        self._last: tuple[SweepSaving | None, dict[str, Any]] | None = None
-        """The checkpoint that is being written: of this rank, and its header."""
         self._names = [variant.name for variant in sweep.variants] if keeping.keep_best else []
         self._best_at: dict[str, int] = {}
         """By variant: the step of the best checkpoint, which is kept."""
@@ -128,53 +127,30 @@ class SweepKeeper:
             elif there := folder.headers_with_steps(self._folder(name)):
                 self._best_at[name] = there[0][0]
 
-    @property
-    def busy(self) -> bool:
-        return self._sweep.saving is not None and not self._sweep.saving.done
-
     def save(self, header: dict[str, Any]) -> None:
-        """Begin to save."""
-        self.settle()
-        try:
-            names = self._ranks.written(self._begin, "a checkpoint")
-        except NotWritten as error:
-            with suppress(NotWritten):  # of other ranks, lest they tell of it at the next one
-                self._sweep.settle()
-            self._fail(header, error)
-            return
-        header = header | {"variants": {name: of for one in names for name, of in one.items()}}
-        self._last = self._sweep.saving, header
-
-    def _begin(self) -> dict[str, str]:
-        assert self._path is not None
-        return self._sweep.begin_saving(self._path, self._parts).names if self._sweep.racing else {}
-
-    def settle(self) -> None:
-        """Return when the checkpoint that is being written is on disk and counts."""
-        last, self._last = self._last, None
-        if last is None:
-            return
-        (saving, header), path = last, self._path
+        path, savings = self._path, dict[str, Saving]()
         assert path is not None
+
+        def write() -> dict[str, str]:
+            savings.update(self._sweep.saved(path, self._parts) if self._sweep.racing else {})
+            return names_of(savings)
+
         try:
-            self._ranks.written(lambda: saving and saving.wait() and None, "a checkpoint is on disk")
+            names = self._ranks.written(write, "a checkpoint is on disk")
+            header = header | {"variants": {name: of for one in names for name, of in one.items()}}
             self._ranks.written(lambda: write_header(path, header) if self._ranks.first else None, "its header")
         except NotWritten as error:
-            self._fail(header, error)
+            self.failed = f"step {header['step']:,} is not saved: {error}"
+            log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.failed)
             return
         self.failed = None
         self.counts(header)
-        if saving is not None:
-            saving.confirmed()
+        confirm(savings)
 
     def counts(self, header: Mapping[str, Any]) -> None:
         """Take note that this checkpoint counts, and keep the best: after a kill, that may not have been done."""
         self.step = header["step"]
         self.keep_best(header)
-
-    def _fail(self, header: Mapping[str, Any], error: NotWritten) -> None:
-        self.failed = f"step {header['step']:,} is not saved: {error}"
-        log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.failed)
 
     # The best of each variant.
 

@@ -16,7 +16,7 @@ from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import begun, check_same, forget, header_of, plain, read_header
+from skirl.sweep.checkpoint import begun, check_same, forget, header_of, names_of, plain, read_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder, SweepKeeper
@@ -64,8 +64,6 @@ class Told(NamedTuple):
     samples: list[int]
     last: bool
     """Whether the stream ends with them, which only who reads the stream knows."""
-    saving: bool
-    """Whether it was still writing a checkpoint."""
     signal: str | None
     now: float
 
@@ -140,8 +138,8 @@ class SweepRun:
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
         self.samples = 0
-        self._saving = self._last = False
-        """Whether a checkpoint was still being written when all met; whether the stream ended then."""
+        self._last = False
+        """Whether the stream ended when all met."""
         self._apart = 1
         """Most steps until all meet again."""
         self._began = self._now = self._saved_at = ranks.told(time.monotonic(), "the time")[0]
@@ -175,7 +173,7 @@ class SweepRun:
             raise
 
     def begin(self) -> None:
-        """Resume from the checkpoint, or write a first one and wait for it, so that the sweep can be resumed from now on."""
+        """Resume from the checkpoint, or write a first one, so that the sweep can be resumed from now on."""
         save = self.keeping.save
         if self.header is not None:
             assert save is not None
@@ -196,7 +194,6 @@ class SweepRun:
             self.keeper.counts(self.header)
         elif save is not None:
             self._save()
-            self.keeper.settle()
         self._coming = iter(self.batches)
 
     @property
@@ -253,7 +250,7 @@ class SweepRun:
         told = [Told(*one) for one in self.ranks.told(own, "losses")]
         self._now = told[0].now
         self.stopped_by = self.stopped_by or next(filter(None, (one.signal for one in told)), None)
-        self._saving, self._last = any(one.saving for one in told), any(one.last for one in told)
+        self._last = any(one.last for one in told)
         longest = max(told, key=lambda one: len(one.losses))
         count = len(longest.losses)
         if any(one.trains and len(one.losses) < count and not one.diverged for one in told):
@@ -266,7 +263,7 @@ class SweepRun:
         ]
 
     def _train(self, end: int) -> Told:
-        saving, losses, samples, last = self.keeper.busy, list[dict[str, float]](), list[int](), False
+        losses, samples, last = list[dict[str, float]](), list[int](), False
         live, trains = self.here, bool(self.here)
         while live and not last and self.race.step + len(losses) < end:
             if losses:  # the last step before all meet is written down then
@@ -285,7 +282,7 @@ class SweepRun:
             samples.append(len(batch.labels))
             last = self.batches.step == self.stream.steps
             live = [one for one in live if isfinite(one.loss)]
-        return Told(trains, losses, samples, last, saving, self._signals.came, time.monotonic())
+        return Told(trains, losses, samples, last, self._signals.came, time.monotonic())
 
     def facts(self) -> Facts:
         """Return the standing for one line."""
@@ -315,8 +312,6 @@ class SweepRun:
         if not left:
             return
         save = [one.variant for one in left if one.kind != "diverged" and self.keeping.save is not None]
-        if save or self.keeping.keep_best:  # results name the best; what counts later would remove the last
-            self.keeper.settle()
         results = {}
         for one in left:
             if (name := one.variant) not in self.entrants:
@@ -335,8 +330,8 @@ class SweepRun:
         assert self.keeping.save is not None
         entrant.after_step(self.batches, last=True)
         try:
-            saving = self.sweep.begin_saving(self.keeping.save, self._parts, some=[entrant.contender]).wait()
-            self.keeper.keep_best(self._header() | {"variants": saving.names})
+            savings = self.sweep.saved(self.keeping.save, self._parts, some=[entrant.contender])
+            self.keeper.keep_best(self._header() | {"variants": names_of(savings)})
         except NotWritten as error:
             of = f"the last checkpoint of variant {entrant.name}, of step {self.batches.step:,}"
             log.warning("%s, is missing: %s", of, error)
@@ -344,9 +339,6 @@ class SweepRun:
         return []
 
     def _let_go(self) -> None:
-        if self.sweep.saving is not None:
-            self.sweep.saving.ended()
-            self.sweep.saving = None  # a failed write is reported when somebody waits for it
         self._open.close()
         self.sweep.forms.forget()
         for contender in self.sweep.racing:
@@ -357,14 +349,10 @@ class SweepRun:
         """Save if it is time to. Return whether a signal ends the sweep."""
         stop = self.stopped_by is not None
         if self.keeping.save is not None:
-            if not self._saving:
-                self.keeper.settle()
             step = self.race.step
             best = self.keeping.keep_best and any(one.is_best_at(step) for one in self.race.judged.values())
             if stop or self._last or best or self.keeping.due(step, self._now - self._saved_at):
                 self._save()
-            if stop:
-                self.keeper.settle()
         return stop
 
     def _save(self) -> None:
@@ -388,7 +376,6 @@ class SweepRun:
 
     def end(self) -> dict[str, Any]:
         race, results, keeper = self.race, self.results, self.keeper
-        keeper.settle()
         if self.failed is None:
             own = {one.name: one.finish(self.batches, None, self._best(one.name)) for one in self.here}
             results |= self.ranks.joined(own, "results")

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -22,13 +21,14 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.checkpoint import (
-    PackedRows,
     Parts,
-    SweepSaving,
+    confirm,
     header_of,
+    names_of,
     optimizers_of,
     read_header,
     write_header,
+    write_rows,
 )
 from skirl.sweep.contender import (
     Contender,
@@ -172,7 +172,6 @@ class Sweep:
         except BaseException:
             self.engine.store.close()
             raise
-        self.saving: SweepSaving | None = None
         self.rows_saved: dict[str, Any] = {}
         """What the last checkpoint has of the rows, for the next one to build on."""
 
@@ -265,8 +264,6 @@ class Sweep:
 
     def _leave(self, contender: Contender, why: str, step: int | None = None) -> None:
         embeddings = contender.embeddings
-        if self.saving is not None:
-            self.saving.ended()
         with uninterrupted():
             if self.lookahead is not None:
                 self.lookahead.drain()
@@ -301,8 +298,6 @@ class Sweep:
     ) -> None:
         """Save all variants in the race after the batch in the loop, each as `skirl.save` does in a folder of its name.
 
-        It returns when all is on disk.
-
         **Arguments**
 
         - `path`: the folder. Until all variants are on disk, the previous checkpoint counts for all of them.
@@ -317,40 +312,25 @@ class Sweep:
             )
         left = {one.name: (one.left, one.left_at or 0) for one in self.variants if one.left is not None}
         header = header_of(self._now, left, also or {})
-        saving = self.begin_saving(Path(path), parts).wait()
-        write_header(Path(path), header | {"variants": saving.names})
-        saving.confirmed()
+        savings = self.saved(Path(path), parts)
+        write_header(Path(path), header | {"variants": names_of(savings)})
+        confirm(savings)
 
-    def begin_saving(self, path: Path, parts: Parts, some: Sequence[Contender] | None = None) -> SweepSaving:
-        """Save some of the variants in the race, by default all. When this returns, rows are frozen and all else is copied.
+    def saved(self, path: Path, parts: Parts, some: Sequence[Contender] | None = None) -> dict[str, Saving]:
+        """Save some of the variants in the race, by default all.
 
         The header names them later, if at all: until then, the checkpoints that it names stay.
         """
-        self.settle()
         racing, savings = self.racing, dict[str, Saving]()
         with uninterrupted():
             racing[0].embeddings.current.settle()
-            rows = PackedRows(self.engine, path / racing[0].name, self.rows_saved)
-            try:
-                for one in racing if some is None else some:
-                    one.embeddings.frozen_rows = rows.of(one.embeddings.pack)
-                    with one.drawing():
-                        own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
-                        savings[one.name] = save(path / one.name, **own, wait=False)
-            except BaseException:
-                for saving in savings.values():
-                    with suppress(Exception):
-                        saving.wait()
-                rows.release()
-                raise
-            self.saving = SweepSaving(path, rows, savings)
-        return self.saving
-
-    def settle(self) -> None:
-        """Wait until the checkpoint is on disk. If it could not be written, raise its error once."""
-        saving, self.saving = self.saving, None
-        if saving is not None:
-            saving.wait()
+            rows_of = write_rows(self.engine, path / racing[0].name, self.rows_saved)
+            for one in racing if some is None else some:
+                one.embeddings.frozen_rows = rows_of(one.embeddings.pack)
+                with one.drawing():
+                    own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
+                    savings[one.name] = save(path / one.name, **own)
+        return savings
 
     def load(self, path: str | Path, *, parts: Parts = optimizers_of) -> dict[str, Any]:
         """Resume from a checkpoint. Make the same sweep and lookahead first. Return what `also` was.
@@ -477,9 +457,6 @@ class Sweep:
         """Write all rows to their stores and close these."""
         if self.lookahead is not None:
             raise RuntimeError("a lookahead over this sweep is open: leave its with-block first")
-        try:
-            self.settle()
-        finally:
-            if not self.engine.store.closed:
-                self.engine.flush()
-                self.engine.store.close()
+        if not self.engine.store.closed:
+            self.engine.flush()
+            self.engine.store.close()
