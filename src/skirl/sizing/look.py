@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections import Counter
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,8 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
     if (path / NAME).is_file():
         return describe_store(path)
     if any((path / name).is_file() for name in (SWEEP, "config.json", "metrics.jsonl")):
-        return {**_of_run(path), "shown_by": f"skirl report {path}", "bytes": _bytes(path)}
+        kind = "sweep" if (path / SWEEP).is_file() else "run"
+        return {"kind": f"folder of a {kind}", "shown_by": f"skirl report {path}", "bytes": _bytes(path)}
     if stores := [one.parent for name in ("rank-*", "rank-*/rows-*", "rows-*") for one in path.glob(f"{name}/{NAME}")]:
         return {"kind": "rows of trainers", **_of_stores(stores), "bytes": _bytes(path)}
     data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
@@ -78,22 +78,6 @@ def _of_stores(paths: list[Path]) -> dict[str, Any]:
     tables = {table["name"]: {**table, "held": held[table["name"]]} for of in each for table in of["tables"]}
     failed = next((of["failed"] for of in each if of["failed"]), None)
     return {"stores": len(each), "tables": [*tables.values()], "failed": failed}
-
-
-def _of_run(path: Path) -> dict[str, Any]:
-    kind = "sweep" if (path / SWEEP).is_file() else "run"
-    found: dict[str, Any] = {}
-    for name in (SWEEP if kind == "sweep" else "config.json", "result.json"):
-        with suppress(OSError, ValueError):
-            found |= json.loads((path / name).read_bytes())
-    stopped = found.get("stopped_by") or found.get("checkpoints", {}).get("stopped_by")
-    state = "failed" if found.get("failed") else f"stopped by {stopped}" if stopped else "ended"
-    state = state if "steps" in found else "going on, killed or failed"
-    facts = {name: found.get(name) for name in ("steps", "samples", "test_auc", "test_logloss", "winner")}
-    flags = {name: found.get("flags", {}).get(name) for name in ("model", "data", "save")}
-    if any(str(axis).startswith("model=") for axis in found.get("flags", {}).get("vary") or ()):
-        flags["model"] = None  # that which --model names may be none of the variants'
-    return {"kind": f"folder of a {kind}", "state": state, **flags, **facts}
 
 
 def _of_file(path: Path, check: bool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 7
+_VERSION = 8
 
 Parts = Callable[[Contender], Sequence[Any]]
 

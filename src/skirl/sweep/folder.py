@@ -91,7 +91,7 @@ class SweepFolder:
         when = {"step": race.step, "seconds": seconds, "begun_at": self._begun_at}
         if self._race is not None and self.path is not None:
             with self._missing.tried(RACE, self.path, race.step):
-                self._race.write({**when, "measure": race.measure, "places": at})
+                self._race.write({**when, "places": at})
 
     @property
     def missing(self) -> list[str]:

@@ -28,12 +28,6 @@ class Rules:
         if self.keep < 1:
             raise ValueError(f"keep is {self.keep}: set it to 1 or more")
 
-    def going_on(self, was: "Rules", step: int) -> "Rules":
-        """Return these rules for a race that ran by `was` up to a step: the rungs that it passed stay."""
-        passed = [rung for rung in was.rungs if rung <= step]
-        coming = {max(rung, step + 1) for rung in self.rungs[len(passed) :]}
-        return replace(self, rungs=(*passed, *sorted(coming)))
-
     def most(self, configurations: int, step: int) -> int:
         """Return how many configurations may go on after a step."""
         passed = sum(1 for rung in self.rungs if rung <= step)
@@ -130,12 +124,6 @@ class Race:
     def left(self) -> list[VariantPlace]:
         return [*self._gone.values()]
 
-    @property
-    def measure(self) -> str:
-        """What ranks are by: "held out", "unseen", losses on samples that nobody had trained on, or, if these come again and
-        until the first evaluation, "training"."""
-        return "held out" if self._judged else "training" if self.rules.again else "unseen"
-
     def see(self, losses: Sequence[float]) -> list[VariantPlace]:
         """Take the losses on one more batch, and return those that leave after it."""
         self.step += 1
@@ -194,7 +182,7 @@ class Race:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rules": asdict(self.rules),
+            "rungs": self.rules.rungs,
             "step": self.step,
             "racing": self._racing.tolist(),
             "gone": {str(k): asdict(place) for k, place in self._gone.items()},
@@ -205,9 +193,8 @@ class Race:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        was = Rules(**state["rules"] | {"rungs": tuple(state["rules"]["rungs"])})
+        self.rules = replace(self.rules, rungs=tuple(state["rungs"]))  # also if the run is to be longer now
         self.step = state["step"]
-        self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
         self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
         self.judged = {name: Judged(*one) for name, one in state["judged"].items()}

@@ -392,7 +392,6 @@ class SweepRun:
             "command": "sweep",
             **self.flags,
             "winner": winner,
-            "measure": race.measure,
             "steps": race.step,
             "saved_step": keeper.step,
             "variant_steps": spent,
