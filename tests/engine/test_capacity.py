@@ -123,16 +123,6 @@ def test_of_one_trainer_among_several(cache: Any, sites: int, near: int, rows: i
     capacity = Capacity.of(cache, Schema.of(TWO), [WIDTH], lambda: 2000 * WIDTH, sites, near)
     split = capacity.decide([[1]], [1], in_flight=10, number=0)
     assert split.slots == [rows] and split.staging_rows == [10]
-    saved = {"cache": capacity.cache, "slots": [rows], "staging_rows": [10]}
-    assert capacity.saved_split(saved) == split and capacity.allows(saved)
-
-
-@pytest.mark.parametrize("cache", [500, "10%", f"{500 * WIDTH}B", "auto"])
-def test_a_split_in_a_file_is_one_that_this_cache_could_have(cache: Any) -> None:
-    capacity = Capacity.of(cache, Schema.of(TWO), [WIDTH], lambda: 2000 * WIDTH, 1, 1)
-    for slots in ([1 << 40], [-1], [0], ["9"], [1, 1], []):
-        assert not capacity.allows({"cache": cache, "slots": slots, "staging_rows": [1]}), slots
-    assert cache == "auto" or not capacity.allows({"cache": cache, "slots": [900], "staging_rows": [1]})
 
 
 def test_trainers_of_one_machine_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

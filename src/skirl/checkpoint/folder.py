@@ -25,7 +25,7 @@ BEST = "best"
 OF_SWEEP = "sweep-checkpoint.json"
 """The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 ROWS = "rows"
 _FORM = {
     "definition": {},
@@ -35,7 +35,6 @@ _FORM = {
         {
             "rows": {...: {"store": {}, "cache": {}}},
             "counters": {...: {...: COUNT}},
-            "split": {},
             "whole": {...: [[COUNT]]},
         }
     ],
@@ -94,9 +93,7 @@ def read(path: Path) -> dict[str, Any]:
     if not body["parts"]:
         raise CheckpointError(f"{path} has the rows of no trainer: use another checkpoint")
     if any(
-        part[of].keys() != body["definition"].keys()
-        for part in body["parts"]
-        for of in ("rows", "counters", "split", "whole")
+        part[of].keys() != body["definition"].keys() for part in body["parts"] for of in ("rows", "counters", "whole")
     ):
         raise CheckpointError(f"{path} has rows of other collections than it defines: use another checkpoint")
     return body

@@ -21,7 +21,6 @@ from skirl.checkpoint.definition import (
 from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.saving import Saving, remember, settled
 from skirl.checkpoint.votes import Mismatch, Votes, digest_of, take_newest, trainers_of
-from skirl.core.placement import Placement
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
@@ -158,14 +157,9 @@ def _read(header: Path, digest: str, here: _Here, votes: Votes) -> _Found:
             raise Mismatch(str(error)) from None
         except ValueError as error:  # from the loader or the lookahead, which cannot name the file
             raise Mismatch(f"{header} does not fit: {error}") from None
-        for name, collection in here.collections.items():
+        for name in here.collections:
             rows = run["rows"][name]
             rows["counters"] = _counters(body["parts"], name, votes)
-            owners = Placement.even(votes.size, whole=collection.engine.rows.whole.items())
-            same = Placement.even(len(body["parts"]), whole=body["parts"][0]["whole"][name]) == owners
-            rows["split"] = body["parts"][votes.rank]["split"][name] if same else None  # else the cache is split anew
-            if not collection.engine.capacity.allows(rows["split"]):
-                raise CheckpointError(f"{header} has an impossible split of the cache: use another checkpoint")
             _ = rows_of[name]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{header} is incomplete or damaged ({error!r}): use another checkpoint") from error
@@ -188,7 +182,6 @@ def _take_rows(header: Path, found: _Found, collections: Mapping[str, Collection
                 rows,
                 header.parent / folder.ROWS,
                 table_steps=run["table_steps"],
-                split=run["split"],
                 counters=Counters(**run["counters"]),
             )
         except CheckpointError:

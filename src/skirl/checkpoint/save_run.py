@@ -118,7 +118,6 @@ def _save(
         saving.start, saving.after, saving.files = before.start, before.number or None, before.files
     part = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
-        "split": {name: engine.capacity.saved for name, engine in engines.items()},
         "whole": {name: flat(engine.rows.whole.items()) for name, engine in engines.items()},
     }
     writing = partial(write, saving, votes, keep, part)

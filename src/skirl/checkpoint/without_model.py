@@ -83,7 +83,7 @@ def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any
     with using(Alone()):  # only this process reads the rows of these embeddings
         collection = kind(**about, cache=1, store="checkpoint")
     engine = collection.engine
-    engine.restore(lambda: rows.thaw(engine, files), table_steps=steps, counters=Counters(), split=None)
+    engine.restore(lambda: rows.thaw(engine, files), table_steps=steps, counters=Counters())
     return collection
 
 

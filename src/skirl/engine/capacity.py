@@ -3,9 +3,8 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -194,34 +193,6 @@ class Capacity:
 
     def forget(self) -> None:
         self.split, self.by_one = None, False
-
-    @property
-    def saved(self) -> dict[str, Any] | None:
-        """The split, to save for a resumed run; None if it is not decided."""
-        if self.split is None:
-            return None
-        return {"cache": self.cache, "slots": self.split.slots, "staging_rows": self.split.staging_rows}
-
-    def saved_split(self, saved: dict[str, Any] | None) -> CacheSplit | None:
-        """Return the split that a run was saved with. None if its cache had another size, or this machine no room for it."""
-        if saved is None or saved["cache"] != self.cache:
-            return None
-        split = CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
-        return split if self.cache != "auto" or sum(map(self._bytes_of, split)) <= self.free() else None
-
-    def allows(self, saved: Any) -> bool:
-        """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""
-        if saved is None or saved["cache"] != self.cache:
-            return True
-        counts = [*saved["slots"], *saved["staging_rows"]]
-        if len(counts) != 2 * len(self.rows) or not all(type(n) is int and 0 < n < MAX_ROWS for n in counts):
-            return False
-        kind, amount = parse_cache(self.cache)
-        weights = self.record_bytes if kind == "bytes" else [1 for _ in self.rows]
-        most = inf if kind == "auto" else amount * (sum(self.rows) if kind == "share" else 1)
-        most = max(1, most) + sum(weights[1:])  # a bank that no batch had a row of still has one slot
-        taken = sum(n * weight for n, weight in zip(saved["slots"], weights, strict=True))
-        return all(n <= rows for n, rows in zip(saved["slots"], self.rows, strict=True)) and taken <= most
 
 
 def _share(

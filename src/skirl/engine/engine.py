@@ -351,17 +351,13 @@ class Engine:
                     cache.written(part)
         self.store.flush()
 
-    def restore(
-        self, thaw: Callable[[], None], *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
-    ) -> None:
+    def restore(self, thaw: Callable[[], None], *, table_steps: Sequence[int], counters: Counters) -> None:
         """Replace all rows with those that `thaw` gives the store. No lookahead may be iterating."""
         self.check_process()
         thaw()  # all or nothing; from here on nothing is expected to fail
         self._goes_on = False
         self.damage = "an error came while rows were being restored: load the checkpoint again"
         self._open_anew()
-        if (saved := self.capacity.saved_split(split)) is not None:
-            self.allocate(saved)
         self.first_values.begin(self.seen, self.store.held())
         self.packs[0].steps[:] = table_steps
         self.counters = counters

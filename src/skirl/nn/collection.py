@@ -281,12 +281,10 @@ class Collection(nn.Module):
             self.flush()
             self.engine.store.close()
 
-    def restore(
-        self, rows: Any, files: Path, *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
-    ) -> None:
+    def restore(self, rows: Any, files: Path, *, table_steps: Sequence[int], counters: Counters) -> None:
         """Replace all rows with those of a checkpoint, an `OwnRows`."""
         thaw = lambda: rows.thaw(self.engine, files)  # noqa: E731
-        self.engine.restore(thaw, table_steps=table_steps, counters=counters, split=split)
+        self.engine.restore(thaw, table_steps=table_steps, counters=counters)
 
     def forget(self) -> None:
         """Drop the current step and the plan, since rows have been replaced."""

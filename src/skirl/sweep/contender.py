@@ -142,9 +142,7 @@ class OfVariant(Collection):
         finally:
             self.in_turn = before
 
-    def restore(
-        self, rows: OwnRows, files: Path, *, table_steps: Sequence[int], counters: Counters, split: Any
-    ) -> None:
+    def restore(self, rows: OwnRows, files: Path, *, table_steps: Sequence[int], counters: Counters) -> None:
         """Take this variant's columns of all rows. The sweep has dropped the rows from before."""
         engine, pack = self.engine, self.pack
         widths = {t: pack.held[b] for b, bank in enumerate(pack.schema.banks) for t in bank.tables}

@@ -90,7 +90,6 @@ def compile_all(dim: int, dtype: torch.dtype, optimizers: list[str]) -> None:
             gpu.pool(cache, dim, index, index[:0], 16, none, out)
         if name == "sgd":
             gpu.pool(cache, dim, index, index, 16, numbers, out)
-            gpu.weight_grad(cache, dim, index, index, out, live, numbers)
         if name == "adam":
             gpu.move(cache, index, cache, index)
             gpu.fill(keys, index, cache, dim, optimizer.width(dim), 5, index, numbers, torch.zeros(65536), 0.1)

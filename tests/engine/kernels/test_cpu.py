@@ -1,9 +1,11 @@
 """The CPU kernels have the bits of the plain reference, however a step is split among threads."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from hypothesis import given, target
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdag
 from skirl.core.reference import Reference, tree_sum
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import leaves
+from skirl.engine.device.base import BankRows
 from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Gradients, Parts
 from skirl.tools.threads import run
@@ -185,8 +188,12 @@ def test_the_gradient_of_a_weight_is_a_tree_sum_and_0_for_a_feature_without_grad
     rng = np.random.default_rng(0)
     cache, grads = rng.standard_normal((30, 9), np.float32), rng.standard_normal((20, 8), np.float32)
     slots, bag_of = rng.integers(0, 30, 50).astype(np.int32), np.sort(rng.integers(0, 20, 50)).astype(np.int32)
-    got = np.full(50, np.nan, np.float32)
-    run(cpu.weight_grad, 50, cache, 8, slots, bag_of, grads, np.array([True, False]), got, threads=3)
+    bank: Any = SimpleNamespace(
+        facts=SimpleNamespace(number=0), reading=lambda _: map(torch.from_numpy, (cache, slots))
+    )
+    of_bank = SimpleNamespace(banks=[SimpleNamespace(bag_of=bag_of)])
+    work: Any = SimpleNamespace(positions=lambda *_: slice(None), micros=[of_bank])
+    got = BankRows.weight_grad(bank, work, 0, torch.from_numpy(grads), np.array([True, False]))
     sums = [0 if bag % 2 else tree_sum(grads[bag] * cache[slot, :8]) for bag, slot in zip(bag_of, slots)]
     assert got.tolist() == sums and 0 in sums
 

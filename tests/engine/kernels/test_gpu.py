@@ -188,26 +188,6 @@ def test_a_hot_row_counts_if_any_of_its_stretches_does(device, alive):
 
 
 @on_devices
-def test_weight_grad(device):
-    for seed, (dim, dtype) in enumerate([(1, np.float32), (100, np.float64), (256, np.float32), (1000, np.float32)]):
-        rng, arena = np.random.default_rng(seed), Arena(device)
-        n, rows = 13, 7
-        cache = draw_records(rng, rows, dim, dim + 1, dtype)
-        cache[0] = -0.0
-        slots, bag_of = rng.integers(0, rows, n).astype(np.int32), rng.integers(0, 6, n).astype(np.int32)
-        grads, live = numbers(rng, (6, dim), dtype), np.array([True, False])
-        for mask in (live, ~live, live | True):
-            expected = np.full(n, np.nan, dtype)
-            cpu.weight_grad(cache, dim, slots, bag_of, grads, mask, expected, 0, n)
-            out = arena.put(np.full(n, np.nan, dtype))
-            passed = arena.put(mask[:0] if mask.all() else mask, False)
-            given = arena.put(cache), dim, arena.put(slots, rows), arena.put(bag_of), arena.put(grads)
-            gpu.weight_grad(*given, passed, out)
-            same_bits(out, expected)
-        arena.check()
-
-
-@on_devices
 @cases(15)
 @given(SEEDS, st.sampled_from([1, 17, 65, 192, 3000]), st.integers(0, 9), st.sampled_from(["f4", "f8", "f2"]))
 def test_moves(device, seed, width, n, dtype):
@@ -273,14 +253,12 @@ def test_slots_whose_first_number_is_past_two_to_the_31(device):
         arena, init = Arena(device), InitialTable.of([Uniform(0.5)] * 3)
         slot, drawn.rows = arena.put(at), at
         pooled, taken = (arena.put(np.full(shape, np.nan, np.float32)) for shape in ((2, dim), (1, width)))
-        empty, first, bag = arena.put(np.empty(0, np.float32)), arena.put(np.zeros(1, np.int32)), arena.put(at_first)
+        empty, first = arena.put(np.empty(0, np.float32)), arena.put(np.zeros(1, np.int32))
         gpu.move(arena.put(small), None, array, slot)
         gpu.pool(array, dim, slot, first[:0], 1, empty, pooled[:1])
         drawn.on_gpu(arena, array)
         gpu.move(array, slot, taken, None)
-        weight = arena.put(np.full(1, np.nan, np.float32))
-        gpu.weight_grad(array, dim, slot, bag, arena.put(drawn.grads), arena.put(drawn.live), weight)
-        results.append([x.cpu().clone() for x in (pooled, taken, weight)])
+        results.append([x.cpu().clone() for x in (pooled, taken)])
         gpu.fill(
             arena.put(drawn.keys), slot, array, dim, array.shape[1], 5, arena.put(init.kind),
             arena.put(init.scale), arena.put(init.quantiles), 0.1,

@@ -251,7 +251,7 @@ class GpuRows(BankRows):
             sent = ids.scale is arrival.scales[micro]
             scale = views["scale"][at] if sent else self._streams.compute.now(lambda: self._gpu.up(ids.scale))
         out = self._gpu.empty(ids.bags, self.columns(work).dim)
-        rows, places = self._read_from(work, views)
+        rows, places = self.reading(work)
         self._streams.compute.now(lambda: self._pool(rows, places[at], ids, of_micro(views, micro), scale, out))
         return out
 
@@ -293,23 +293,11 @@ class GpuRows(BankRows):
         self._kernels.move(out[ids.samples :], laid["copy"], out[: ids.samples], laid["copy_to"])
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
-        arrival, number = self._current(work), self.facts.number
-        at = work.positions(number, micro)
-        rows, places = self._read_from(work, arrival.views)
-        places = places[at]
-        bag_of = work.micros[micro].banks[number].bag_of
-
-        def dots() -> np.ndarray:
-            out = torch.empty(places.numel(), dtype=self._gpu.dtype, device=self._gpu.at)
-            arguments = rows, grad.shape[1], places, self._gpu.up(bag_of), grad, self._gpu.up(live), out
-            self._kernels.weight_grad(*arguments)
-            return out.cpu().numpy()
-
         self._streams.begin()
-        return self._streams.compute.now(dots)
+        return self._streams.compute.now(lambda: super(GpuRows, self).weight_grad(work, micro, grad, live))
 
-    def _read_from(self, work: Work, views: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a step's positions read, and their places in it: the cache, or the values that owners sent."""
+    def reading(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+        views = self._current(work).views
         if work.reads:
             return work.values[self.facts.number], views["place"]
         return self.rows[work.pack], views["slots"]

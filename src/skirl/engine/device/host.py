@@ -231,12 +231,8 @@ class HostRows(BankRows):
         given = Gradients(plan.group_start, plan.group_pos, each, none, values.numpy(), counted.numpy())
         self._update(work, given, parts, scalars)
 
-    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
-        bank = self.facts.number
-        place, bag_of = work.place(bank)[work.positions(bank, micro)], work.micros[micro].banks[bank].bag_of
-        dots, rows = np.empty(len(place), self.facts.dtype), self._rows(work)
-        run(cpu.weight_grad, len(place), rows, grad.shape[1], place, bag_of, grad.numpy(), live, dots, threads=1)
-        return dots
+    def reading(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.from_numpy(self._rows(work)), torch.from_numpy(work.place(self.facts.number))
 
     def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray:
         of = columns or slice(0, self.facts.width)

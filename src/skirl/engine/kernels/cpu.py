@@ -214,22 +214,6 @@ def update_kernel(rule: Rule | None) -> Kernel:
 
 
 @kernel
-def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
-    """Compute each position's weight gradient: out[pos] = dot(grads[bag], row), 0 for a feature without gradient. For a
-    mean the caller divides by the bag's count."""
-    work = np.empty(dim, cache.dtype)
-    zero = cache.dtype.type(0)
-    for pos in range(lo, hi):
-        bag, slot = bag_of[pos], slots[pos]
-        if not live[bag % live.size]:
-            out[pos] = 0
-            continue
-        for d in range(dim):
-            work[d] = grads[bag, d] * cache[slot, d]
-        out[pos] = zero + tree_sum(work, dim)  # from 0, like every sum: never -0.0
-
-
-@kernel
 def take(cache, slots, out, lo, hi):
     width = out.shape[1]
     for i in range(lo, hi):

@@ -63,19 +63,6 @@ def pool(
     )  # fmt: skip
 
 
-def weight_grad(
-    cache: torch.Tensor, dim: int, slots: torch.Tensor, bag_of: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
-    out: torch.Tensor,
-) -> None:  # fmt: skip
-    """Compute the gradient of each position's weight, as cpu.weight_grad does over all. `live` may be empty if all
-    features have one."""
-    n = slots.numel()
-    launch(
-        _weight_grad, n, cache, slots, bag_of, grads, as_bytes(live), out, n, live.numel(),
-        stride=cache.stride(0), grad_stride=grads.stride(0), dim=dim, LIVE=live.numel() > 0, **block(dim),
-    )  # fmt: skip
-
-
 def fill(
     keys: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, dim: int, width: int, seed: int, kind: torch.Tensor,
     scale: torch.Tensor, quantiles: torch.Tensor, state_value: float,
@@ -135,25 +122,6 @@ def _pool(
             acc = acc + x
     to = out + row.to(tl.int64)[:, None] * out_stride + column
     tl.store(to, acc, mask=inside[:, None] & across)
-
-
-@triton.jit(do_not_specialize=["n", "lives"], do_not_specialize_on_alignment=["slots", "bag_of", "live", "out"])
-def _weight_grad(
-    cache, slots, bag_of, grads, live, out, n, lives, stride: tl.constexpr, grad_stride: tl.constexpr, dim:
-    tl.constexpr, LIVE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    pos = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = pos < n
-    column = tl.arange(0, D)[None, :]
-    bag = tl.load(bag_of + pos, mask=inside, other=0)
-    slot = tl.load(slots + pos, mask=inside, other=0)
-    counts = inside
-    if LIVE:
-        counts = counts & (tl.load(live + bag % lives, mask=inside, other=0) != 0)
-    mask = counts[:, None] & (column < dim)
-    grad = rows_at(grads, bag, grad_stride, column, mask, out.dtype.element_ty)
-    product = grad * rows_at(cache, slot, stride, column, mask, out.dtype.element_ty)
-    tl.store(out + pos[:, None], 0.0 + fold(product, ROWS, D), mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["source_index", "target_index"])
