@@ -244,9 +244,9 @@ class Place(Composed):
             lines[f"{one} {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
         if idle := [str(rank["rank"]) for rank in result["ranks"] if not rank["bytes"]]:
             lines["idle"] = f"{one} {', '.join(idle)}: no part of a table there would make the busiest {one} faster"
-        how = "predicted" if checked is None else "with its computing measured"
+        how = "predicted" if checked is None else "computing measured, exchange predicted"
         lines["busiest"] = (
-            f"{one} {result['busiest']}, {result['busiest_ms']:.3f} ms {how}, "
+            f"{one} {result['busiest']}, {result['busiest_ms']:.3f} ms ({how}), "
             f"{result['balance'] - 1:.1%} above perfect balance"
         )
         if checked is not None:

@@ -396,16 +396,16 @@ class Lookahead:
         if error is not None:
             said = f"{said_of(error)} (in step {self.step:,})" if self.iterating and self.step else error
             self._peers.fail(said)  # others wait for this trainer, and its stages wait for them
-        stages = self._pipeline.stages if self._pipeline else None
+        pipeline = self._pipeline
         try:
             self.close(apply=error is None)
         except Exception as late:
             if error is None or late is error:
                 raise
             error.add_note(f"and while closing the lookahead: {late}")
-        own = stages.failure if stages is not None else None
-        if isinstance(error, PeerError) and own is not None and not isinstance(own, PeerError):
-            raise own from error  # another trainer heard of this one's failure first, and ended all
+        own = pipeline and pipeline.stages.failure
+        if own and isinstance(error, PeerError) and not isinstance(own, PeerError):
+            raise own from error  # another trainer heard of this one's failure first, and ended the job
 
     def close(self, apply: bool = True) -> None:
         """End the pass and release the embeddings; the with-block does this.

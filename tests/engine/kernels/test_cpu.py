@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, target
 from hypothesis import strategies as st
@@ -184,18 +185,21 @@ def assert_same_bits(got, expected, what):
     )
 
 
-def test_the_gradient_of_a_weight_is_a_tree_sum_and_0_for_a_feature_without_gradient():
+@pytest.mark.parametrize(("dim", "dtype"), [(1, np.float32), (3, np.float32), (8, np.float32), (100, np.float64)])
+def test_the_gradient_of_a_weight_is_a_tree_sum_and_0_for_a_feature_without_gradient(dim, dtype):
     rng = np.random.default_rng(0)
-    cache, grads = rng.standard_normal((30, 9), np.float32), rng.standard_normal((20, 8), np.float32)
+    cache, grads = rng.standard_normal((30, dim + 1)).astype(dtype), rng.standard_normal((20, dim)).astype(dtype)
+    cache[0], grads[1::2] = -0.0, np.nan
     slots, bag_of = rng.integers(0, 30, 50).astype(np.int32), np.sort(rng.integers(0, 20, 50)).astype(np.int32)
+    slots[np.flatnonzero(bag_of % 2 == 0)[0]] = 0
     bank: Any = SimpleNamespace(
         facts=SimpleNamespace(number=0), reading=lambda _: map(torch.from_numpy, (cache, slots))
     )
     of_bank = SimpleNamespace(banks=[SimpleNamespace(bag_of=bag_of)])
     work: Any = SimpleNamespace(positions=lambda *_: slice(None), micros=[of_bank])
     got = BankRows.weight_grad(bank, work, 0, torch.from_numpy(grads), np.array([True, False]))
-    sums = [0 if bag % 2 else tree_sum(grads[bag] * cache[slot, :8]) for bag, slot in zip(bag_of, slots)]
-    assert got.tolist() == sums and 0 in sums
+    sums = [0 if bag % 2 else tree_sum(grads[bag] * cache[slot, :dim]) + 0 for bag, slot in zip(bag_of, slots)]
+    assert_same_bits(got, np.array(sums, dtype), dim)
 
 
 def test_nan_and_infinite_gradients_stay_in_their_row():
