@@ -50,6 +50,7 @@ class Trainer:
         self.rows = skirl.EmbeddingBagCollection(
             TABLES, optimizer=skirl.Adagrad(lr=0.1), cache=cache, store=store, seed=4
         )
+        self.rows.engine.rows.peers = peers
         self.model = nn.ModuleDict({"rows": self.rows, "top": nn.Linear(1, 1)})
         self.parts = [torch.optim.Adam(self.model["top"].parameters())]
 
@@ -65,10 +66,10 @@ class Trainer:
         return self
 
     def save(self, folder: Path, **options: Any) -> skirl.Saving:
-        return skirl.save(folder, model=self.model, optimizers=self.parts, peers=self.peers, **options)
+        return skirl.save(folder, model=self.model, optimizers=self.parts, **options)
 
     def load(self, folder: Path) -> "Trainer":
-        skirl.load(folder, model=self.model, optimizers=self.parts, peers=self.peers)
+        skirl.load(folder, model=self.model, optimizers=self.parts)
         return self
 
     def state(self) -> State:

@@ -92,7 +92,7 @@ class Keeper:
         """Claim the folder before looking for checkpoints, so that no older start changes it afterwards. Then resume."""
         model = self._whole["model"]
         collections = collections_of(model)
-        votes = Votes(trainers_of(model, self._whole.get("peers")))
+        votes = Votes(trainers_of(model))
         self._start = votes.agreed(lambda: None if votes.rank else _claim(folder), "a start of the run begins")
         if any(folder.glob("checkpoint*.json")):  # also those that an older skirl wrote: they are refused
             load(folder, **self._whole)

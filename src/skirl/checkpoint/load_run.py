@@ -23,7 +23,6 @@ from skirl.checkpoint.saving import Saving, remember, settled
 from skirl.checkpoint.votes import Mismatch, Votes, digest_of, take_newest, trainers_of
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, collections_of
-from skirl.peers.base import Peers
 from skirl.tools import rng_state
 from skirl.tools.sealed_json import COUNT, NUMBER, CheckpointError, Kind, misfit
 
@@ -42,14 +41,13 @@ def load(
     model: nn.Module,
     optimizers: Sequence[Any] = (),
     data: Any = None,
-    peers: Peers | None = None,
 ) -> None:
     """Resume from a checkpoint: make model, optimizers and lookahead as in the run that saved it, then load into them.
 
     Load before the loop: `with skirl.lookahead(...) as batches: skirl.load(..., data=batches)`, then iterate. A run
     over several passes continues with `range(batches.epochs, n)`. The cache starts empty. Its size, depth and prefetch
-    may differ from the run that saved without changing a bit, and so may the number of trainers. See `skirl.save` for
-    an example.
+    may differ from the run that saved without changing a bit, and so may the number of trainers, which must all load at
+    once. See `skirl.save` for an example.
 
     **Arguments**
 
@@ -59,8 +57,6 @@ def load(
     - `model`: the model to load into.
     - `optimizers`: as given to `skirl.save`, in the same order; may be left out to evaluate.
     - `data`: as given to `skirl.save`; may be left out to evaluate.
-    - `peers`: the trainers of the job. All must load at once, and each loads its own rows. By default those that share
-      the model's rows.
     """
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
@@ -73,7 +69,7 @@ def load(
             )
     here = _Here(model, collections, listed(optimizers), data)
     settled(engines)
-    votes, changed = Votes(trainers_of(model, peers)), list[Path]()
+    votes, changed = Votes(trainers_of(model)), list[Path]()
 
     def take(header: Path, digest: str) -> _Found:
         found = votes.agreed(lambda: _read(header, digest, here, votes), "checkpoint offered")

@@ -19,7 +19,6 @@ from skirl.checkpoint.saving import Saving, refused, remember, settled, write
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.core.placement import flat
 from skirl.nn.collection import Collection, collections_of
-from skirl.peers.base import Peers
 from skirl.store.base import Frozen
 from skirl.tools import __version__, rng_state
 from skirl.tools.interrupts import uninterrupted
@@ -34,13 +33,12 @@ def save(
     data: Any = None,
     keep_last: int = 1,
     wait: bool = True,
-    peers: Peers | None = None,
 ) -> Saving:
     """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and position in the data.
 
     Call it after `dense.step()`, or outside the loop. In a step of several shards, call it when `batches.ends_step` is
-    true. Only one run at a time may save to a folder. If the disk is full or cannot be written to, an OSError says so, the
-    previous checkpoint stays whole, and the next save works.
+    true. Only one run at a time may save to a folder; all its trainers save at once, after the same step. If the disk is
+    full or cannot be written to, an OSError says so, the previous checkpoint stays whole, and the next save works.
 
     **Arguments**
 
@@ -53,8 +51,6 @@ def save(
     - `keep_last`: how many checkpoints stay in the folder, the newest ones; 1 takes the least space.
     - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
       save. False returns as soon as training may go on. `Saving.wait` waits for the checkpoint, and so does the next save.
-    - `peers`: the trainers of the job. All must save at once, after the same step and to the same folder. Each saves its
-      own rows, and the first one also everything else. By default those that share the model's rows.
 
     >>> import tempfile, skirl
     >>> def made():
@@ -85,7 +81,7 @@ def save(
     if keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}: set it to 1 or more checkpoints")
     try:
-        return _save(Path(path), model, optimizers, data, keep_last, wait, trainers_of(model, peers))
+        return _save(Path(path), model, optimizers, data, keep_last, wait)
     except Exception as error:
         if (named := refused(Path(path), error)) is error:
             raise
@@ -99,10 +95,9 @@ def _save(
     data: Any,
     keep: int,
     wait: bool,
-    peers: Peers,
 ) -> Saving:
     began = time.perf_counter()
-    collections = collections_of(model)
+    collections, peers = collections_of(model), trainers_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
     for engine in engines.values():
         engine.check()

@@ -59,9 +59,9 @@ class Votes:
         raise PeerError(failed(rank, text))
 
 
-def trainers_of(model: nn.Module, peers: Peers | None) -> Peers:
-    """Return the trainers that save or load a model together: as given, or those that share its rows."""
-    return peers or next(iter(collections_of(model).values())).engine.rows.peers
+def trainers_of(model: nn.Module) -> Peers:
+    """Return the trainers that save or load a model together: those that share its rows."""
+    return next(iter(collections_of(model).values())).engine.rows.peers
 
 
 def digest_of(header: Path) -> str:
