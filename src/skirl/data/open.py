@@ -1,6 +1,5 @@
 """Opens files as a source: finds the files, their schema, and the rows to hold out."""
 
-import logging
 import re
 from collections.abc import Mapping
 from contextlib import closing
@@ -19,8 +18,6 @@ from skirl.data.files.stream import Files
 from skirl.data.files.text import PART, TextFile
 from skirl.data.flags import share_of
 from skirl.data.vocabulary.vocabulary import Vocabulary, load
-
-log = logging.getLogger("skirl")
 
 if TYPE_CHECKING:
     from skirl.data.flags import DataFlags
@@ -121,10 +118,6 @@ def _split(files: Files, valid: str) -> Files:
         stats = [Path(path).stat() for path in data.paths]
         stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
         total, first, place = _last(tuple(data.paths), data.schema, stamps, share, data.part_bytes)
-        written = data.schema.session is not None and Path(data.paths[0]).name == "part-00000.parquet"
-        if written and len(data.paths) == 1:  # by convert --by session; with --partition, it writes a file a period
-            _warn(f"--valid is {valid}, and {data.paths[0]} is by session: it holds out some sessions, not the last in "
-                  "time; for these, set --valid to time>=...")  # fmt: skip
         held = replace(files, begin=place, rows_of_epoch=total - first)
         files = replace(files, end=place, rows_of_epoch=first)
     else:
@@ -142,12 +135,6 @@ def _split(files: Files, valid: str) -> Files:
         held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated, valid)))
         files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated, valid)))
     return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, by_session=False))
-
-
-@lru_cache(1)
-def _warn(text: str) -> None:
-    """Say it once, since a command opens its data several times."""
-    log.warning("%s", text)
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:
