@@ -132,9 +132,9 @@ CASES = [
     Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + TEXT), ("line 1: the line begins with a byte order mark",), skipped=1),
     # Files.
     Case("only-bom", raw(b"\xef\xbb\xbf"), ("there are no rows left to read",)),
-    Case("utf-16", raw(TEXT.decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
-    Case("xz", raw(b"\xfd7zXZ\0" + bytes(100)), ("is packed with xz",)),
-    Case("arrow", arrow, ("is an Arrow file", "write it as Parquet")),
+    Case("utf-16", raw(TEXT.decode().encode("utf-16")), ("is not text", "text in UTF-8")),
+    Case("xz", raw(b"\xfd7zXZ\0" + bytes(100)), ("is not text", "packed with gzip")),
+    Case("arrow", arrow, ("is not text", "Parquet files")),
     Case("folder-of-others", lambda path: (path.mkdir(), (path / "README.md").write_text("x")), ("holds no data files",)),
     # gzip.
     Case("gzip-checksum", raw(packed(MANY)[:-8] + bytes(8)), ("is damaged", "incorrect data check")),
