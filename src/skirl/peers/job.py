@@ -164,13 +164,6 @@ def join(device: "torch.device | str" = "cpu", *, timeout: float | None = None) 
         return ProcessGroups(dist.distributed_c10d._get_default_store(), device=device, timeout=timeout)
     if launched.one_machine and not any(os.environ.get(name) for name in INTERFACES):
         os.environ.update(dict.fromkeys(INTERFACES, "lo"))
-    elif launched.rank == 0:
-        over = next(
-            (f"{name}={value}" for name in INTERFACES if (value := os.environ.get(name))), "the host's own name"
-        )
-        log.warning(
-            "%d trainers talk by %s, without passwords or encryption: use networks that you trust", launched.size, over
-        )
     began, waits = time.monotonic(), timedelta(seconds=min(max(timeout, BEGINNING), 1e8))
     try:
         store = _store(launched, waits)

@@ -54,10 +54,6 @@ class Connection:
         self.closed = False
         meeting = Meeting(address, seconds=timeout)
         self.run = meeting.number()
-        if address.owner == 0 and not address.loopback:
-            log.warning(
-                "rows go to %s by PyTorch RPC, without passwords or encryption: use networks that you trust", address
-            )
         try:
             if _group is None:
                 rpc.join(meeting.group(self.run), address, part.owner_name(address.owner, self.run), 0, timeout)
