@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skirl.store.disk.os_files import NAME as LOCK
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, put_whole, read_sealed, sync_folder
@@ -216,19 +215,6 @@ def _age(path: Path) -> float:
     with suppress(OSError):
         return time.time() - path.stat().st_mtime
     return 0.0
-
-
-def take_back(folder: Path, number: int, start: int | None) -> None:
-    """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty."""
-    if is_newest(folder, start):
-        _remove(header(folder, number))
-        sweep(folder, start)
-        if start is not None:
-            _start_file(folder, start).unlink(missing_ok=True)
-        (folder / LOCK).unlink(missing_ok=True)
-        for empty in (folder / ROWS, folder):
-            with suppress(OSError):
-                empty.rmdir()
 
 
 def files(body: dict[str, Any]) -> set[str]:
