@@ -63,7 +63,6 @@ class ChannelTraffic:
     """Traffic of a channel, by rank. What a rank sends to itself is not counted, because it enters no network."""
 
     bytes_sent: list[int]
-    bytes_received: list[int]
     calls: int = 0
     seconds: float = 0.0
 
@@ -92,7 +91,7 @@ class Channel:
 
     def __init__(self, name: str, peers: "Peers") -> None:
         self.name, self.peers, self.rank, self.size = name, peers, peers.rank, peers.size
-        self.counters = ChannelTraffic([0] * self.size, [0] * self.size)
+        self.counters = ChannelTraffic([0] * self.size)
         self.step: int | None = None
         """The step that calls are for, as named in errors. None: no step."""
         self._sequence = 0
@@ -149,7 +148,6 @@ class Channel:
         for rank, (part, out) in enumerate(zip(parts, outs, strict=True)):
             if rank != self.rank:
                 self.counters.bytes_sent[rank] += part.nbytes
-                self.counters.bytes_received[rank] += out.nbytes
             elif part.data_ptr() != out.data_ptr():
                 out.copy_(part)
         return self._move(outs, parts, doing)

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,8 +19,6 @@ SETTINGS = {
 }
 """Environment variables of trainers, unless the user has set them."""
 LOOPBACK = "127.0.0.1"
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that torchrun's launcher takes for itself and does not give back."""
 
 
 def launch(words: Sequence[str], trainers: int, restarts: int) -> tuple[int, str | None, bool]:
@@ -60,7 +57,6 @@ def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
             logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder) / "logs")),
         )
         os.environ[NOTES] = folder
-        before = {name: signal.getsignal(name) for name in CAUGHT}
         try:
             elastic_launch(config, sys.executable)(*arguments)
         except ChildFailedError as failed:
@@ -69,10 +65,6 @@ def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
             if Path(folder, STOPPED).exists():
                 return 130 if told.sigval is signal.SIGINT else 0, None, False
             return 128 + told.sigval, f"stopped by {told.sigval.name}, and all trainers with it", False
-        finally:
-            if threading.current_thread() is threading.main_thread():  # in others the launcher takes no signal
-                for name, handler in before.items():
-                    signal.signal(name, handler)
     return 0, None, False
 
 

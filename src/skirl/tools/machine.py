@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,8 @@ def machine() -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has held, in bytes.
-
-    getrusage is asked only if nothing else tells, because its figure starts at the peak of the parent process.
-    """
-    if (text := _found("/proc/self/status", "VmHWM:")) is not None:
-        return int(text.split()[0]) << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    """Return the most memory that this process has held, in bytes."""
+    return int((_found("/proc/self/status", "VmHWM:") or "0").split()[0]) << 10
 
 
 def free_bytes() -> int:

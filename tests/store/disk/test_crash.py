@@ -10,7 +10,17 @@ from skirl.tools.sealed_json import CheckpointError
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
 from tests.store.crash import Recorder, Unsynced
-from tests.store.disk.crashing import KINDS, SCRIPTS, Copying, crash_all, crash_everywhere, finish, make_small, try_thaw
+from tests.store.disk.crashing import (
+    KINDS,
+    SCRIPTS,
+    Copying,
+    check,
+    crash_all,
+    crash_everywhere,
+    finish,
+    make_small,
+    try_thaw,
+)
 
 
 def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
@@ -93,11 +103,11 @@ def test_what_a_failed_sync_forgot_is_written_again(file, rewritten, tmp_path, m
     files.disk(len(files.ops)).power_off(np.random.default_rng(0)).write_to(tmp_path / "found")
     if rewritten:
         with DiskStore(tmp_path / "found" / "store", LAYOUT) as found:
-            found.check()
+            check(found)
             assert contents(found) == held
     else:
         with pytest.raises(DiskError), DiskStore(tmp_path / "found" / "store", LAYOUT) as found:
-            found.check()
+            check(found)
 
 
 class Forgetful(Unsynced):
@@ -213,7 +223,7 @@ def test_a_short_file_is_replaced_at_one_moment(direction, damaged, tmp_path):
     elif damaged:
         with pytest.raises(CheckpointError, match=r"record 19.* is damaged"):
             frozen.load(store, long)
-        store.check()
+        check(store)
         assert contents(store) == point
     else:
         frozen.load(store, long)
@@ -225,7 +235,7 @@ def test_a_short_file_is_replaced_at_one_moment(direction, damaged, tmp_path):
             disk.write_to(tmp_path / "found")
             if direction == "thaw":
                 with DiskStore(tmp_path / "found" / "store", LAYOUT, files=Unsynced()) as found:
-                    found.check()
+                    check(found)
                     assert contents(found) in (point, whole)
             else:
                 thawed = try_thaw(tmp_path / "found", tmp_path / "found" / "frozen0")

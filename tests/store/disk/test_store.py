@@ -21,7 +21,7 @@ from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import conformance, frozen
 from tests.store.conformance import LAYOUT, TABLES, blank, contents, filled, random_rows, table_keys
 from tests.store.crash import NoLinks
-from tests.store.disk.crashing import make_small
+from tests.store.disk.crashing import check, make_small
 from tests.warm import PIPE
 
 _FSYNC = os.fsync
@@ -260,7 +260,7 @@ def test_every_flipped_bit_is_found_and_named(tmp_path):
                 continue
             assert path.suffix == ".rows"
             with pytest.raises(DiskError, match=rf"{path.name}: record \d+, row \d+ of table \d+, is damaged"):
-                again.check()
+                check(again)
             for k, row in held.items():
                 out = blank(k >> 48, 1)
                 try:
@@ -321,7 +321,7 @@ def test_files_cut_short_or_missing_are_refused_by_name(tmp_path):
         with pytest.raises(DiskError, match=rf"{path.name}: record \d+, row \d+ of table \d, is missing: .*cut"):
             contents(again)
         with pytest.raises(DiskError, match="cut short"):
-            again.check()
+            check(again)
 
 
 def test_cleaning_does_not_hide_damage(tmp_path, monkeypatch):
@@ -388,7 +388,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
             assert store.generation >= generation
             if store.generation == generation:
                 assert contents(store) == point
-            store.check()
+            check(store)
         if not unsure:
             continue
         store = DiskStore(path, LAYOUT, files=files)
@@ -429,7 +429,7 @@ def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch)
     """At every call, whatever is overwritten, and with durable points in between."""
     monkeypatch.setattr(log, "SLACK", 1 << 18)
     rows, batch, width, rng = 60_000, 2000, 16, np.random.default_rng(0)
-    store = DiskStore(tmp_path / "store", {0: Record(width)}, room=1.5, files=Quick())
+    store = DiskStore(tmp_path / "store", {0: Record(width)}, files=Quick())
     most = 0.0
     for i in range(200):
         first = min(i * batch, rows - batch)
@@ -441,7 +441,7 @@ def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch)
             store.flush()
     assert 1.2 < most <= 1.5
     assert len(store) == rows
-    store.check()
+    check(store)
     store.close()
 
 
@@ -514,7 +514,7 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
         if again:
             store.close()
             store = DiskStore(tmp_path, store.layout)
-        store.check()
+        check(store)
         held = [store.read(np.arange(20 * n), out := np.full((20 * n, 8), -1, np.float32)).tolist(), out.tolist()]
         assert before in (None, held)
         before = held

@@ -36,8 +36,6 @@ class DiskStore(Store):
     - `path`: the folder: new, empty, or made by a disk store.
     - `layout`: the records of each table; a mapping will do.
     - `rows`: number of rows of each table. The index in memory then takes 7 bytes per row held; with None it takes 14.
-    - `room`: most bytes on disk per byte of rows held. When rows are overwritten at random, each is written 2.1 times
-      with 1.5, and 1.1 times with 3.
     - `files`: the calls to the operating system, which tests replace; None makes them.
 
     >>> import tempfile
@@ -51,6 +49,8 @@ class DiskStore(Store):
     """
 
     durable = True
+    share = 1.5
+    """Most bytes on disk per byte of rows held. With less, rows are written again more often."""
 
     def __init__(
         self,
@@ -58,16 +58,12 @@ class DiskStore(Store):
         layout: Layout | Mapping[int, Record],
         *,
         rows: Mapping[int, int] | None = None,
-        room: float = 1.5,
         files: OsFiles | None = None,
     ) -> None:
         super().__init__(layout)
         self._rows = rows
-        if room < 1.3:
-            raise ValueError(f"room is {room}: set it to 1.3 or more; the less, the more often rows are written again")
         self.path = Path(path)
         self._files = files or OsFiles()
-        self._share = room
         self._gate = Gate()
         self._writing = threading.RLock()
         self._pid = os.getpid()
@@ -122,7 +118,7 @@ class DiskStore(Store):
         return [Log(self.path, record, self._files, self._gate, layout, self._rows) for record in layout.kinds]
 
     def _set_logs(self, logs: list[Log]) -> None:
-        self._logs, self._cleaner = logs, Cleaner(logs, self._share, self._point)
+        self._logs, self._cleaner = logs, Cleaner(logs, self.share, self._point)
 
     def _load(self, manifest: Manifest) -> None:
         if manifest.layout != self.layout:
@@ -284,15 +280,6 @@ class DiskStore(Store):
                 for log in old:
                     log.close()
             self._remove_strangers()
-
-    def check(self) -> int:
-        """Read every record and verify its checksum. Return how many rows are held. A `DiskError` names what is damaged."""
-        self._check_open()
-        with self._writing, explained(self.path):
-            for log in self._logs:
-                for segment in log.segments.values():
-                    log.check(segment)
-        return len(self)
 
     # Closing
 
