@@ -19,7 +19,7 @@ from skirl.store import DiskStore, MemoryStore
 from skirl.store.base import Frozen
 from skirl.store.disk import log
 from skirl.store.disk import manifest as manifests
-from skirl.store.disk.os_files import OsFiles
+from skirl.store.disk.os_files import OsFiles, explained
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, contents, random_rows, table_keys
@@ -225,9 +225,10 @@ def part_of(found: Any, folder: str) -> object:
 
 def check(store: DiskStore) -> None:
     """Read every record and verify its checksum."""
-    for of in store._logs:
-        for segment in of.segments.values():
-            of.check(segment)
+    with explained(store.path):
+        for each in store._logs:
+            for segment in each.segments.values():
+                each.check(segment)
 
 
 def found_on(disk: Disk, root: Path, known: Known) -> tuple[Held, list[Held | None]]:
