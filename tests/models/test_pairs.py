@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from numba import config
 from torch import Tensor
 
-from skirl.models import base
 from skirl.models import pairs as module
 from skirl.models.pairs import by_torch, pairs, places
 from tests.cases import cases
@@ -95,16 +94,3 @@ def test_other_numbers_and_captured_graphs_take_torchs_operations(monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(f"torch.{what}", lambda: True)
             assert torch.equal(pairs(x, vectors, places(4)), by_torch(x, vectors, places(4)))
-
-
-def test_lanes_that_cannot_be_built_leave_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise RuntimeError("no vectors here")
-
-    monkeypatch.setattr(base, "check", broken)
-    base._lanes.cache_clear()
-    try:
-        x, vectors, _ = (part.detach() for part in drawn(7, 4, 3, 8, torch.float32))
-        assert torch.equal(pairs(x, vectors, places(4)), by_torch(x, vectors, places(4)))
-    finally:
-        base._lanes.cache_clear()

@@ -3,8 +3,6 @@ of our own fit."""
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache as remember
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol, Self
 
@@ -15,7 +13,6 @@ from torch.nn import functional
 
 from skirl.core.batch import Batch, moved
 from skirl.core.tables import Table
-from skirl.tools.lanes import check
 
 
 class Embeddings(Protocol):
@@ -163,14 +160,5 @@ def fit(*tensors: Tensor, captured: bool = False) -> bool:
         )
         and dtype in (torch.float32, torch.float64)
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"))
-        and _lanes()
+        and not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
     )
-
-
-@remember
-def _lanes() -> bool:
-    """Return whether kernels can use lanes here. If not, the engine logs why."""
-    with suppress(Exception):
-        check()
-        return not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
-    return False

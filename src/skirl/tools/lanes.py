@@ -8,14 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import cache as remember
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel, register_default
 from numba.extending import intrinsic, lower_builtin, type_callable
-
-from skirl.tools.jit import kernel
 
 BYTES = 64
 """Bytes of a piece: a cache line, and the widest vector of any processor. Narrower ones take 2 or 4 instructions."""
@@ -265,27 +262,3 @@ later = _inlined(_hinting(_INTO_L2, 0))
 
 written_soon = _inlined(_hinting(_INTO_L1, 1))
 """Like `soon`, for a row that will also be written."""
-
-
-@kernel
-def _every_operation(rows):
-    a = load(rows, 0, 0, 17)
-    soon(rows, 1, 17)
-    later(rows, 2, 17)
-    written_soon(rows, 3, 17)
-    a = zeros(rows, 17) + (rows[0, 1] * a - a / root(a * a))
-    a = above(a, zeros(rows, 17), a, filled(a, rows[0, 1]))
-    store(rows, 1, 0, a)
-    rows[3, 0] = total(a)
-
-
-def check() -> None:
-    """Raise an error if lanes cannot be compiled, or compute something other than plain loops."""
-    memory = np.zeros(5 * 32, np.float32)
-    first = -memory.ctypes.data % BYTES // 4
-    rows = memory[first : first + 4 * 32].reshape(4, 32)
-    rows[0, :17] = np.arange(1, 18)
-    _every_operation(rows)
-    expected = rows[0, 1] * rows[0, :17] - np.float32(1)  # x / sqrt(x * x) is 1 for whole numbers
-    if not (rows[1, :17] == expected).all() or rows[1, 17:].any() or rows[3, 0] != expected.sum():
-        raise ArithmeticError("vectors of a row give wrong numbers")

@@ -1,20 +1,18 @@
 """The loops compiled for one dim have the bits of the plain loops, which test_cpu.py compares with the reference."""
 
 import os
-import sys
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import config, njit
+from numba import config
 
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.engine import kernels
 from skirl.engine.kernels import cpu, wide
 from skirl.engine.kernels.tree import ONE, Gradients
-from skirl.tools import lanes
 from tests.cases import cases
 from tests.processes import interpreter
 
@@ -119,8 +117,8 @@ def test_other_rows_take_the_plain_loops(monkeypatch):
 
 UPDATE = """
 import numpy as np
-from skirl.engine import kernels
 from skirl.core.optim import SGD
+from skirl.engine import kernels
 from skirl.engine.kernels.tree import ONE, Gradients
 rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300, 301], np.int32)  # one row is hot
 place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
@@ -141,40 +139,3 @@ def test_the_next_process_compiles_nothing(tmp_path):
         assert done.returncode == 0, done.stderr
         found.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()})
     assert found[0] and found[0] == found[1]
-
-
-@pytest.fixture
-def asked_anew():
-    kernels._wide.cache_clear()
-    yield
-    kernels._wide.cache_clear()
-
-
-@pytest.mark.parametrize(
-    "broken", ["a vector that LLVM does not take", "a name that Numba has no more", "wrong numbers"]
-)
-def test_where_vectors_cannot_be_built_rows_take_the_plain_loops(broken, monkeypatch, caplog, asked_anew):
-    """There is one warning, and the bits are those of `cpu`."""
-    if broken.startswith("a vector"):
-
-        def load(context, builder, *args):
-            raise RuntimeError("LLVM IR parsing error")
-
-        @lanes._inlined
-        def failing(typingctx, array, row, column, n):
-            return lanes.Lanes(array.dtype, 16)(array, row, column, n), load
-
-        anew = njit(lanes._every_operation.py_func)  # not from disk
-        monkeypatch.setattr(lanes, "load", failing)
-        monkeypatch.setattr(lanes, "_every_operation", anew)
-    elif broken.startswith("a name"):
-        monkeypatch.setitem(sys.modules, "skirl.engine.kernels.wide", None)
-        monkeypatch.delattr("skirl.engine.kernels.wide")
-    else:
-        monkeypatch.setattr(lanes, "_every_operation", lambda rows: None)
-    single = np.dtype(np.float32)
-    for _ in range(2):
-        assert kernels.pool_for(16, 17, single, True) is cpu.pool
-        assert kernels.update_for(16, single, SGD().rule, True) is cpu.update_kernel(SGD().rule)
-    (record,) = caplog.records
-    assert "rows take the plain loops" in record.message and record.levelname == "WARNING"
