@@ -17,7 +17,6 @@ from torch import nn
 
 import skirl
 from skirl.checkpoint.folder import header, numbers
-from skirl.checkpoint.without_model import opened
 from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.cases import cases, some
@@ -315,45 +314,13 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
         refused(tmp_path, "is damaged, or not a checkpoint of skirl", run)
     body = json.loads((saved / HEADER).read_text())
     del body["~sha256"]
-    [part] = body["parts"]
-    cache = part["rows"]["rows"]["cache"]
-    outside = cache | {"segments": ["../x" + cache["segments"][0][16:]]}
-    cases = [
-        ({"format_version": 99, "skirl": "9.9"}, "written by skirl 9.9 in format 99"),
-        ({"dense": body["dense"] | {"file": "../secret/x"}}, "outside its folder"),
-        ({"parts": [part | {"rows": {"rows": part["rows"]["rows"] | {"cache": outside}}}]}, "is not a segment"),
-        ({"parts": []}, "has the rows of no trainer"),
-        ({"run": {"~else": 1}}, "structure is damaged"),
-        ({"dense": {"file": 3, "bytes": "x", "sha256": None}}, "is incomplete or damaged"),
-        ({"model": 3}, "000001.json"),
-    ]
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)
-    for changes, words in cases:
-        (copy / HEADER).write_bytes(seal(body | changes))
-        refused(copy, words, run)
+    (copy / HEADER).write_bytes(seal(body | {"format_version": 99, "skirl": "9.9"}))
+    refused(copy, "written by skirl 9.9 in format 99", run)
     (copy / HEADER).write_bytes(seal(body))
     run.batches = run.lookahead()
     run.load(copy)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda d: d["tables"][0].update(pooling=3), r"describes impossible embeddings \(table .*pooling is 3"),
-        (lambda d: d.update(dtype="int8"), "is incomplete or damaged"),
-        (lambda d: d["tables"].pop(), "counts the steps of other tables than it has"),
-    ],
-)
-def test_rows_without_their_model_are_refused_by_file(saved: Path, tmp_path: Path, change: Any, words: str) -> None:
-    shutil.copytree(saved, tmp_path / "copy")
-    body = json.loads((saved / HEADER).read_text())
-    del body["~sha256"]
-    change(body["definition"]["rows"])
-    (tmp_path / "copy" / HEADER).write_bytes(seal(body))
-    with pytest.raises(CheckpointError, match=words) as refused, opened(tmp_path / "copy"):
-        pass
-    assert str(tmp_path / "copy" / HEADER) in str(refused.value)
 
 
 def collection(kind: Any = skirl.EmbeddingBagCollection, optimizer: Any = None, **of_table: Any) -> nn.Module:

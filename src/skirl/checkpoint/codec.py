@@ -90,22 +90,15 @@ def _put(tensor: "Tensor", where: str, tensors: dict[str, "Tensor"]) -> str:
 
 
 def decode(coded: Any, tensors: Mapping[str, Any]) -> Any:
-    try:
-        return _decode(coded, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint's structure is damaged ({error!r}): use another checkpoint") from None
-
-
-def _decode(coded: Any, tensors: Mapping[str, Any]) -> Any:
     if isinstance(coded, list):
-        return [_decode(item, tensors) for item in coded]
+        return [decode(item, tensors) for item in coded]
     if not isinstance(coded, dict):
         return coded
     if len(coded) == 1:
         [(tag, content)] = coded.items()
         if tag.startswith("~"):
             return _decode_tagged(tag, content, tensors)
-    return {key: _decode(item, tensors) for key, item in coded.items()}
+    return {key: decode(item, tensors) for key, item in coded.items()}
 
 
 def _decode_tagged(tag: str, content: Any, tensors: Mapping[str, Any]) -> Any:
@@ -119,13 +112,13 @@ def _decode_tagged(tag: str, content: Any, tensors: Mapping[str, Any]) -> Any:
             array = np.frombuffer(tensors[name].numpy().tobytes(), np.dtype(dtype)).reshape(shape).copy()
             return array[()] if scalar else array
         case "~tuple":
-            return tuple(_decode(item, tensors) for item in content)
+            return tuple(decode(item, tensors) for item in content)
         case "~dict" | "~counter":
-            pairs = {_decode(key, tensors): _decode(item, tensors) for key, item in content}
+            pairs = {decode(key, tensors): decode(item, tensors) for key, item in content}
             return pairs if tag == "~dict" else Counter(pairs)
         case "~bytes":
             return bytes.fromhex(content)
-    raise ValueError(f"unknown word {tag}")
+    raise ValueError(tag)
 
 
 def loader_state(state: Any) -> Any:
@@ -157,17 +150,11 @@ def write_dense(folder: Path, mark: str, tensors: dict[str, "Tensor"]) -> dict[s
 
 
 def read_dense(folder: Path, entry: dict[str, Any]) -> dict[str, "Tensor"]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = folder / entry["file"]
-    if path.parent.parent != folder or ".." in path.parts[-2:]:
-        raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")
     check_sizes(folder, {entry["file"]: entry["bytes"]})
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
             raise CheckpointError(f"{path} is damaged, its checksum differs: use another checkpoint")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a safetensors file ({error}): use another checkpoint") from None
+    return load_file(path)

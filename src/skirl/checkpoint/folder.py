@@ -15,7 +15,7 @@ from typing import Any
 
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import why
-from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, put_whole, read_sealed, sync_folder
+from skirl.tools.sealed_json import CheckpointError, put_whole, read_sealed, sync_folder
 
 log = logging.getLogger("skirl")
 
@@ -26,18 +26,6 @@ OF_SWEEP = "sweep-checkpoint.json"
 FORMAT = "skirl-checkpoint"
 FORMAT_VERSION = 12
 ROWS = "rows"
-_FORM = {
-    "definition": {},
-    "dense": {"file": TEXT, "bytes": COUNT, "sha256": TEXT},
-    "shards": COUNT,
-    "parts": [
-        {
-            "rows": {...: {"store": {}, "cache": {}}},
-            "counters": {...: {...: COUNT}},
-            "whole": {...: [[COUNT]]},
-        }
-    ],
-}
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _DRAFT = re.compile(r"checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
 _OURS = re.compile(rf"dense-[0-9a-f]{{16}}|{_DRAFT.pattern}")
@@ -86,16 +74,7 @@ def headers(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    body = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="checkpoint")
-    if (wrong := misfit(body, _FORM)) is not None:
-        raise CheckpointError(f"{path} is incomplete or damaged ({wrong}): use another checkpoint")
-    if not body["parts"]:
-        raise CheckpointError(f"{path} has the rows of no trainer: use another checkpoint")
-    if any(
-        part[of].keys() != body["definition"].keys() for part in body["parts"] for of in ("rows", "counters", "whole")
-    ):
-        raise CheckpointError(f"{path} has rows of other collections than it defines: use another checkpoint")
-    return body
+    return read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="checkpoint")
 
 
 def readable(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -24,15 +24,9 @@ from skirl.checkpoint.votes import Mismatch, Votes, digest_of, take_newest, trai
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, collections_of
 from skirl.tools import rng_state
-from skirl.tools.sealed_json import COUNT, NUMBER, CheckpointError, Kind, misfit
+from skirl.tools.sealed_json import CheckpointError
 
 log = logging.getLogger("skirl")
-
-_RATE = Kind("a number", lambda v: NUMBER.fits(v) or (isinstance(v, torch.Tensor) and v.numel() == 1))
-_ROWS = {
-    "handle": {"param_groups": [{"lr": _RATE}]},
-    "table_steps": [COUNT],
-}
 
 
 def load(
@@ -84,13 +78,7 @@ def load(
         raise
     for collection in collections.values():
         collection.forget()
-    try:
-        _apply(found.run, found.saved, here)
-    except Exception as error:  # other software wrote this header, with a correct checksum
-        wrong = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
-        for engine in engines.values():
-            engine.damage = wrong
-        raise CheckpointError(wrong) from error
+    _apply(found.run, found.saved, here)
     last = Saving(header.parent, folder.number_of(header))
     last.files = {name: written for name, rows in found.rows.items() if (written := rows.written)}
     remember(engines, last)
@@ -133,32 +121,23 @@ def _read(header: Path, digest: str, here: _Here, votes: Votes) -> _Found:
     body = folder.read(header)
     if votes.rank and digest_of(header) != digest:
         raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
+    engines = {name: collection.engine for name, collection in here.collections.items()}
+    rows_of = rows_for(body, votes, engines)
+    for rows in rows_of.values():
+        rows.check(header.parent / folder.ROWS)
+    tensors = codec.read_dense(header.parent, body["dense"])
+    run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
     try:
-        engines = {name: collection.engine for name, collection in here.collections.items()}
-        rows_of = rows_for(body, votes, engines)
-        for rows in rows_of.values():
-            rows.check(header.parent / folder.ROWS)
-        tensors = codec.read_dense(header.parent, body["dense"])
-        run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
-        _ = body["torch"], [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
-        for rows in run["rows"].values():
-            if (wrong := misfit(rows, _ROWS)) is not None:
-                raise CheckpointError(f"{header} is wrong about its run: {wrong}; use another checkpoint")
-        try:
-            check_definitions(body["definition"], {n: definition(c) for n, c in here.collections.items()}, header)
-            check_optimizers(run["optimizers"], here.parts, here.model)
-            check_model(saved["state"], here.model)
-            check_data(run["data"], here.data, [*engines.values()])
-        except CheckpointError as error:
-            raise Mismatch(str(error)) from None
-        except ValueError as error:  # from the loader or the lookahead, which cannot name the file
-            raise Mismatch(f"{header} does not fit: {error}") from None
-        for name in here.collections:
-            rows = run["rows"][name]
-            rows["counters"] = _counters(body["parts"], name, votes)
-            _ = rows_of[name]
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{header} is incomplete or damaged ({error!r}): use another checkpoint") from error
+        check_definitions(body["definition"], {n: definition(c) for n, c in here.collections.items()}, header)
+        check_optimizers(run["optimizers"], here.parts, here.model)
+        check_model(saved["state"], here.model)
+        check_data(run["data"], here.data, [*engines.values()])
+    except CheckpointError as error:
+        raise Mismatch(str(error)) from None
+    except ValueError as error:  # from the loader or the lookahead, which cannot name the file
+        raise Mismatch(f"{header} does not fit: {error}") from None
+    for name in here.collections:
+        run["rows"][name]["counters"] = _counters(body["parts"], name, votes)
     return _Found(run, saved, rows_of, body["torch"])
 
 
@@ -172,16 +151,11 @@ def _counters(parts: list[dict[str, Any]], name: str, votes: Votes) -> dict[str,
 def _take_rows(header: Path, found: _Found, collections: Mapping[str, Collection], changed: list[Path]) -> None:
     """Have all collections take their rows. `changed` gets the header once one of them has."""
     for name, collection in collections.items():
-        rows, run = found.rows[name], found.run["rows"][name]
-        try:
-            collection.restore(
-                rows,
-                header.parent / folder.ROWS,
-                table_steps=run["table_steps"],
-                counters=Counters(**run["counters"]),
-            )
-        except CheckpointError:
-            raise
-        except (ValueError, TypeError) as error:  # keys of no table, with a correct checksum
-            raise CheckpointError(f"{header} does not fit the tables ({error}): use another checkpoint") from error
+        run = found.run["rows"][name]
+        collection.restore(
+            found.rows[name],
+            header.parent / folder.ROWS,
+            table_steps=run["table_steps"],
+            counters=Counters(**run["counters"]),
+        )
         changed.append(header)

@@ -32,7 +32,7 @@ from skirl.store.disk.frozen import (
 )
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
-from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
+from skirl.tools.sealed_json import CheckpointError
 
 log = logging.getLogger("skirl")
 
@@ -121,8 +121,6 @@ class OwnRows(NamedTuple):
             yield from rows_of(part, files, layout)
 
     def thaw(self, engine: Engine, files: Path) -> None:
-        if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
-            raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
         store, parts, there = engine.store, self.taken, files
         with ExitStack() as read:
             if self.moved or not parts:  # in a folder of their own, from which a save of the run itself removes nothing

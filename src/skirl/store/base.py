@@ -173,9 +173,6 @@ class Layout:
             raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
         return {t: MAX_ROWS if rows is None else rows[t] for t, of in self.records.items() if of == record}
 
-    def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
-        return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
-
 
 def _shown(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

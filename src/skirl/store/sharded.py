@@ -225,14 +225,11 @@ def joined(parts: Sequence[Facts], placement: str) -> Facts:
 
 def own_parts(facts: Facts, placement: str) -> list[Facts] | None:
     """Return the parts that `joined` put together, or None if rows were split among the stores differently then."""
-    try:
-        if facts["nodes"]["placement"] != placement:
-            return None
-        found, start, common = [], 0, {name: value for name, value in facts.items() if name != "nodes"}
-        for point in facts["nodes"]["points"]:
-            end = start + point["segments"]
-            found.append(common | point | {"segments": facts["segments"][start:end]})
-            start = end
-    except (KeyError, TypeError, ValueError):
+    if "nodes" not in facts or facts["nodes"]["placement"] != placement:
         return None
-    return found if start == len(facts["segments"]) else None
+    found, start, common = [], 0, {name: value for name, value in facts.items() if name != "nodes"}
+    for point in facts["nodes"]["points"]:
+        end = start + point["segments"]
+        found.append(common | point | {"segments": facts["segments"][start:end]})
+        start = end
+    return found

@@ -23,7 +23,7 @@ from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import INDEX_BITS
 from skirl.store.disk.segment import SegmentEntry, read_keys, write_segments
 from skirl.store.gate import Gate
-from skirl.tools.sealed_json import COUNT, CheckpointError, misfit
+from skirl.tools.sealed_json import CheckpointError
 
 _WORTH = 2
 """Most bytes of frozen files per byte of rows held in memory. Beyond that, all rows are written again."""
@@ -108,17 +108,6 @@ def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Man
     return manifest
 
 
-Columns = list[list[int]]
-"""What the records of a variant of a sweep are, in records of all variants: table, first number, how many."""
-
-
-def columns_of(facts: Facts) -> Columns | None:
-    columns = facts.get("columns")
-    if columns is not None and (misfit(columns, [[COUNT]]) is not None or any(len(of) != 3 for of in columns)):
-        raise CheckpointError("columns of a checkpoint's rows are not three numbers a table: use another checkpoint")
-    return columns
-
-
 def _without(layout: Layout, facts: Facts) -> Layout:
     """Leave out tables whose rows are not taken from here, since trainers have cut them by columns."""
     cut = facts.get("without", ())
@@ -126,16 +115,12 @@ def _without(layout: Layout, facts: Facts) -> Layout:
 
 
 def _narrowed(layout: Layout, facts: Facts) -> Layout:
+    """Keep what a variant of a sweep has in the records of all: `columns` are table, first number, how many."""
     layout = _without(layout, facts)
-    if (columns := columns_of(facts)) is None:
+    if (columns := facts.get("columns")) is None:
         return layout
-    columns = [of for of in columns if of[0] not in facts.get("without", ())]
-    records, narrow = layout.records, dict[int, Record]()
-    for table, begin, width in columns:
-        if table not in records or not 0 < begin + width <= records[table].width or not width:
-            raise CheckpointError(f"table {table} has no columns {begin} to {begin + width}: use another checkpoint")
-        narrow[table] = Record(width, records[table].dtype)
-    return Layout(narrow)
+    own = [(table, width) for table, _, width in columns if table in layout.records]
+    return Layout({table: Record(width, layout.records[table].dtype) for table, width in own})
 
 
 def check_files(folder: Path, facts: Facts) -> None:
@@ -165,7 +150,7 @@ def take(
     laid: list[Pairs] = []
     for part in parts:  # shared segments first: what is appended must come after them
         manifest = manifest_of(folder, part.facts, layout)
-        if part.shard is None and not manifest.resident and columns_of(part.facts) is None:
+        if part.shard is None and not manifest.resident and "columns" not in part.facts:
             _share(files, manifest, folder, logs, added)
         else:
             laid.append(rows_of(part, folder, layout))
@@ -182,15 +167,11 @@ def take(
 
 def rows_of(part: FrozenPart, folder: Path, layout: Layout | None = None) -> Pairs:
     """Yield the rows of a part that are to be taken, in the order in which later ones replace earlier ones."""
-    manifest, columns = manifest_of(folder, part.facts, layout), columns_of(part.facts)
+    manifest, columns = manifest_of(folder, part.facts, layout), part.facts.get("columns")
     resident = [keys for entry in manifest.resident or [] for keys, _ in _scan(manifest, folder, entry)]
     known = np.sort(np.concatenate([*resident, [-1]])) if resident else None
     for entry in manifest.segments:
         for keys, words in _scan(manifest, folder, entry):
-            if (at := manifest.layout.stranger(keys, entry.record)) >= 0:
-                raise CheckpointError(
-                    f"{folder / entry.name}.keys: key {keys[at]} does not fit: use another checkpoint"
-                )
             rows = words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
             here = np.ones(keys.size, np.bool_) if part.shard is None else part.shard(keys)
             if known is not None:

@@ -40,7 +40,6 @@ class Log:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
         self.index = KeyIndex(layout.rows_of(record, rows))
-        self._layout = layout
         self.stride = stride(record)
         self._words = self.stride // 4 - 1
         self.segments: dict[int, Segment] = {}  # by slot, in order of the log
@@ -287,8 +286,6 @@ class Log:
         """Load a segment that an earlier process wrote. Call it in the order of the log."""
         segment = self._registered(entry)
         keys = self._all_keys(segment, entry.count, entry.keys_hash)
-        if (at := self._layout.stranger(keys, self.record)) >= 0:
-            raise Unusable(f"{segment.keys_path} is damaged: {named(keys[at])} has no such records")
         if (beyond := self.index.beyond(keys)) is not None:
             raise Unusable(f"{segment.keys_path} is damaged, or {beyond}", "give the table as many rows as it had")
         for start in range(0, entry.count, MOST_PLACED):

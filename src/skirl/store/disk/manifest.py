@@ -14,7 +14,7 @@ from skirl.store.base import Layout
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry
 from skirl.tools import __version__
-from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, seal
+from skirl.tools.sealed_json import CheckpointError, read_sealed, seal
 
 NAME = "store.json"
 FORMAT = "skirl-disk-store"
@@ -49,22 +49,17 @@ class Manifest:
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Manifest":
-        try:
-            if facts["segment_format"] != FORMAT_VERSION:
-                raise Unusable(f"has rows in format {facts['segment_format']}")
-            layout = Layout.from_facts(facts["layout"])
-            segments = [SegmentEntry.from_text(entry) for entry in facts["segments"]]
-            if not isinstance(facts["identity"], str) or not isinstance(facts["generation"], int):
-                raise TypeError("identity and generation")
-            if {entry.record for entry in segments} - set(layout.kinds):
-                raise ValueError("a segment of no table")
-            if misfit(about := facts.get("begun", {}), {...: TEXT}):
-                raise TypeError("begun")
-            if (resident := facts.get("resident")) is not None:
-                resident = [SegmentEntry.from_text(entry) for entry in resident]
-            return cls(facts["identity"], facts["generation"], layout, segments, about, resident)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Unusable(f"does not describe rows ({error!r})") from None
+        if facts["segment_format"] != FORMAT_VERSION:
+            raise Unusable(f"has rows in format {facts['segment_format']}")
+        segments, resident = ([*map(SegmentEntry.from_text, facts.get(of, ()))] for of in ("segments", "resident"))
+        return cls(
+            facts["identity"],
+            facts["generation"],
+            Layout.from_facts(facts["layout"]),
+            segments,
+            facts.get("begun", {}),
+            resident if "resident" in facts else None,
+        )
 
     def sealed(self) -> bytes:
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "skirl": __version__}
@@ -77,10 +72,7 @@ class Manifest:
         except CheckpointError as error:
             text, _, advice = str(error).rpartition(": ")
             raise Unusable(text, advice if "version" in advice else "") from None
-        try:
-            return cls.from_facts(body.get("facts", {}))
-        except Unusable as error:
-            raise Unusable(f"{path} {error}") from None
+        return cls.from_facts(body["facts"])
 
 
 def replace(files: OsFiles, folder: Path, name: str, content: bytes) -> None:
