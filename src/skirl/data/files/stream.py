@@ -22,7 +22,6 @@ from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, chun
 from skirl.data.files.encode import Encoder
 from skirl.data.files.hashing import named
 from skirl.data.share import WHOLE, Shards, Share, Turn, of_batch
-from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit
 from skirl.tools.units import malformed
 
 logger = logging.getLogger("skirl")
@@ -259,9 +258,6 @@ class Files:
             grown = isinstance(state, Mapping) and "tables" in state
             then = "set vocab to open" if grown else "set data to what it was when the state was saved"
             raise ValueError(f"the state is of {'an open vocabulary' if grown else 'no files'}: {then}")
-        stream = dict.fromkeys(self._identity, ANY) | {"files": [TEXT], "schema": TEXT}
-        if (wrong := misfit(state, dict.fromkeys(self._start(), COUNT) | {"stream": stream})) is not None:
-            raise ValueError(f"the state is not one of a stream over files ({wrong}): give what state_dict() returned")
         for name, now in self._identity.items():
             if (was := state["stream"][name]) != now:
                 was, now = _first_difference(was, now)
@@ -269,8 +265,6 @@ class Files:
                 raise ValueError(
                     f"the state is of a stream whose {name} has {was}, not {now}: set {flags} to what it was"
                 )
-        if state["file"] > len(self.dataset.paths):
-            raise ValueError(f"the state is in file {state['file']}, of {len(self.dataset.paths)}: use another")
 
     @cached_property
     def _identity(self) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from skirl.data.share import WHOLE, Shards, Share, of_batch
 from skirl.data.vocabulary.vocabulary import FIRST, keyed
 from skirl.tools.hash_index import EMPTY, HashIndex, ask, probe
 from skirl.tools.jit import AHEAD, kernel
-from skirl.tools.sealed_json import ANY, COUNT, misfit
 
 NUMBERS = ("rows", "counts", "last")
 SNAPSHOT = 64  # batches between two snapshots of the vocabulary
@@ -228,11 +227,6 @@ class Growing:
     def check_state(self, state: dict[str, Any]) -> None:
         grown = isinstance(state, Mapping) and "tables" in state
         self.inner.check_state(state.get("files", {}) if grown else state)
-        table = {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}
-        tables, admitted = dict.fromkeys(self.growths, table), dict.fromkeys(self.growths, ANY)
-        expected = {"files": ANY, "tables": tables, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
-        if (wrong := misfit(state, expected)) is not None:
-            raise ValueError(f"the state is not of an open vocabulary ({wrong}): pass what state_dict() returned")
         for name in ("admit", "stale"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set it to that")
