@@ -102,14 +102,10 @@ def shards(spec: str) -> list[tuple[str, int]]:
 
             Address.parse(store)
         elif store != "memory" and not re.fullmatch("disk:.+", store):
-            if "," in spec:
-                raise ValueError(
-                    f"store is {spec!r}, a list in which {store!r} is no store: set each to memory, disk:FOLDER or "
-                    "rpc://HOST:PORT, and name folders without a comma"
-                )
+            where = f", a list in which {store!r} is no store" if "," in spec else ""
             raise ValueError(
-                f"store is {spec!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT, or a list of these with weights, such "
-                "as disk:a,disk:b*2"
+                f"store is {spec!r}{where}: set it to memory, disk:FOLDER, rpc://HOST:PORT, or a list of these with "
+                "weights, such as disk:a,disk:b*2"
             )
         if not re.fullmatch(r"(\*[1-9][0-9]*)?", weight):
             raise ValueError(
