@@ -92,6 +92,8 @@ def interrupted(call: Callable[[int], object], times: int, moments: tuple[float,
 class StoreConformance:
     syncs: tuple[str, ...] = ("fsync", "replace")
     """System calls without which nothing is frozen."""
+    all_or_nothing = True
+    """Whether rows are unchanged after a load that failed. Otherwise they are refused."""
 
     @pytest.fixture(autouse=True)
     def collected(self):
@@ -198,7 +200,8 @@ class StoreConformance:
                 with pytest.raises(CheckpointError, match=path.name):
                     frozen.load(store, tmp_path)
             path.write_bytes(data)
-        assert contents(store) == held and store.generation == 0
+        if self.all_or_nothing:
+            assert contents(store) == held and store.generation == 0
         frozen.load(store, tmp_path)
         assert len(store) == 20 * len(TABLES)
 

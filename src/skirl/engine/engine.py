@@ -354,7 +354,7 @@ class Engine:
     def restore(self, thaw: Callable[[], None], *, table_steps: Sequence[int], counters: Counters) -> None:
         """Replace all rows with those that `thaw` gives the store. No lookahead may be iterating."""
         self.check_process()
-        thaw()  # all or nothing; from here on nothing is expected to fail
+        thaw()  # from here on nothing is expected to fail
         self._goes_on = False
         self.damage = "an error came while rows were being restored: load the checkpoint again"
         self._open_anew()

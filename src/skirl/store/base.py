@@ -265,12 +265,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
+    def thaw(self, saved: SavedRows) -> None:
         """Replace the store's rows, identity and generation.
 
-        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged. `ready` is
-        called once everything is read (and on disk, in a store on disk), before anything changes. If it raises, nothing
-        changes.
+        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged, or refuses all
+        calls until it has thawed rows.
         """
 
     @abstractmethod

@@ -43,14 +43,14 @@ class CheckpointRows(Store):
     def ready(self) -> bool:
         return self._disk is not None
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
+    def thaw(self, saved: SavedRows) -> None:
         """The files must not change while the store is open, but may be unlinked."""
         self._check_open()
         beside = folder_beside(saved.folder.parent)
         with ExitStack() as given_up:
             given_up.callback(shutil.rmtree, beside, ignore_errors=True)
             disk = given_up.enter_context(DiskStore(beside / "rows", self.layout, rows=self._table_rows))
-            disk.thaw(saved, ready)
+            disk.thaw(saved)
             given_up.pop_all()
         self._let_go()
         self._disk, self._remove = disk, weakref.finalize(self, _remove, beside, os.getpid())

@@ -1,6 +1,6 @@
 """Rows in this machine's memory. A checkpoint of them is new segments, after those of earlier checkpoints."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ class MemoryStore(Store):
                 kind.changes.forget(kind.flags.array)
             self._frozen = generation
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
+    def thaw(self, saved: SavedRows) -> None:
         """Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
@@ -172,7 +172,6 @@ class MemoryStore(Store):
                     _scatter(kind.rows.array, positions, read_only(rows))
                     if number:  # the first part's files do not have it
                         kind.changing(positions)
-        ready()
         first, *others = saved.parts
         of_caches = all("resident" in part.facts for part in others)
         whole = first.shard is None and "columns" not in first.facts and of_caches

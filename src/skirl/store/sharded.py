@@ -1,14 +1,12 @@
 """Several stores as one: each row is in one of them, by a hash of its key and their weights."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import BrokenBarrierError
 from typing import Any, TypeVar
 
 import numpy as np
@@ -130,42 +128,19 @@ class ShardedStore(Store):
             release = frozen.pop_all().close
         return Frozen(lambda: joined(all_at_once(self._pool, writes), self.placement.digest), release)
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
-        """If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds."""
+    def thaw(self, saved: SavedRows) -> None:
+        """If a store fails or the process ends meanwhile, calls are refused until a load succeeds."""
         self._check_open()
         for part in saved.parts:
             manifest_of(saved.folder, part.facts, self.layout)
         taken = self._divided(saved.parts)
-        # Each store reads all its rows and then waits for the others, so if one fails before that, none has changed.
-        changing, before = threading.Event(), [dict(store.about) for store in self.stores]
-
-        def all_ready() -> None:
-            ready()
-            changing.set()
-
-        meeting = threading.Barrier(len(self.stores), action=all_ready)
-
-        def take(number: int) -> None:
-            try:
-                self.stores[number].thaw(replace(saved, parts=taken[number]), meeting.wait)
-            except BaseException:
-                meeting.abort()
-                raise
-
-        try:
-            for store in self.stores:
-                self._tell(store, store.about | {MARK: _MOVING})
-            all_at_once(self._pool, [partial(take, number) for number in range(len(self.stores))])
-            for number, store in enumerate(self.stores):
-                self._tell(store, self.about | store.about | {MARK: self._mark(number)})
-        except BaseException:
-            if changing.is_set():
-                self._misplaced = f"{self!r} {_OTHERS}"
-            else:
-                for store, about in zip(self.stores, before):
-                    with suppress(Exception):  # the first error is the one to raise
-                        self._tell(store, about)
-            raise
+        self._misplaced = f"{self!r} {_OTHERS}"
+        for store in self.stores:
+            self._tell(store, store.about | {MARK: _MOVING})
+        each = zip(self.stores, taken, strict=True)
+        all_at_once(self._pool, [partial(store.thaw, replace(saved, parts=parts)) for store, parts in each])
+        for number, store in enumerate(self.stores):
+            self._tell(store, self.about | store.about | {MARK: self._mark(number)})
         self._misplaced = None
         self._take_point()
         self._read_about()
@@ -207,8 +182,8 @@ def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> l
     finally:
         wait(futures)
     errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:  # one that waited for another call says nothing
-        raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
+    if errors:
+        raise errors[0]
     return [future.result() for future in futures]
 
 

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +255,7 @@ class DiskStore(Store):
             log.sync()
             log.seal()
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
+    def thaw(self, saved: SavedRows) -> None:
         """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
         self._check_open()
         with self._writing, explained(self.path), frozen.named(saved.folder, self.path):
@@ -264,7 +264,6 @@ class DiskStore(Store):
             try:
                 frozen.take(self._files, saved.parts, self.layout, saved.folder, logs, added)
                 all_logs.sync(logs, self._files)
-                ready()  # everything but the manifest is on disk
                 self._write_manifest(saved.identity, saved.generation, logs)
             except BaseException:
                 for log in logs:

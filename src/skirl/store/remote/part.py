@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import Shard
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, SavedRows, Store
-from skirl.store.disk.frozen import check_rows
 from skirl.store.disk.store import DiskStore
 from skirl.store.memory import MemoryStore
 from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.store.remote.rpc import said
 
-VERSION = 7
+VERSION = 8
 """Version of the protocol between nodes and owners."""
 LOOK = 5.0
 """Seconds between two checks that the owner is alive."""
@@ -151,12 +150,6 @@ class Part:
         if frozen is not None:
             frozen.release()
 
-    def check(self, number: int, folder: str, parts: list[Facts]) -> None:
-        """Read all rows that `thaw` will read, and raise a CheckpointError if one is damaged."""
-        layout = self._of(number).store.layout
-        for facts in parts:
-            check_rows(Path(folder), facts, layout)
-
     def thaw(self, number: int, folder: str, parts: list[tuple[Facts, Any]], identity: str, generation: int) -> Facts:
         """Each part comes with what `Shard.of` takes, which says which of its rows to take."""
         held = self._of(number)
@@ -204,9 +197,7 @@ def _point(store: Store) -> Facts:
     return {"identity": store.identity, "generation": store.generation}
 
 
-METHODS = (
-    "open", "close", "get", "put", "describe", "held", "freeze", "write", "release", "check", "thaw", "bye"
-)  # fmt: skip
+METHODS = ("open", "close", "get", "put", "describe", "held", "freeze", "write", "release", "thaw", "bye")
 _part: Part | None = None
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,12 +248,9 @@ class RemoteStore(Store):
             raise
         return Frozen(lambda: self._node.job("write", self._number), release)
 
-    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = lambda: None) -> None:
-        """The node reads the files twice: it changes its rows only once `ready` has returned."""
+    def thaw(self, saved: SavedRows) -> None:
         self._check_open()
         where = str(saved.folder.absolute())
-        self._node.job("check", self._number, where, [each.facts for each in saved.parts])
-        ready()
         parts = [(each.facts, [] if each.shard is None else each.shard.facts) for each in saved.parts]
         self._take_point(self._node.job("thaw", self._number, where, parts, saved.identity, saved.generation))
 
