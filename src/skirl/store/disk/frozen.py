@@ -97,10 +97,7 @@ def write_frozen(
 
 def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Manifest:
     """Return the manifest of frozen rows. Raise a CheckpointError if they do not fit the layout."""
-    try:
-        manifest = Manifest.from_facts(facts)
-    except Unusable as error:
-        raise CheckpointError(f"{folder} {error}: use another checkpoint") from None
+    manifest = Manifest.from_facts(facts)
     there = _narrowed(manifest.layout, facts)
     if layout is not None and there != _without(layout, facts):
         has, need = there.against(_without(layout, facts))
