@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from skirl.core.batch import KeyedJagged
-from skirl.core.ids import capture
+from skirl.core.ids import capture, mixed
 from skirl.core.inverse import grouped, pays
 from skirl.tools.jit import kernel
 
@@ -70,7 +70,10 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
     for sample in range(len(starts) - 1):
         begin, end = np.uint64(starts[sample]), np.uint64(starts[sample + 1])  # no index has to be checked for its sign
         bag = -1
-        h = _hash(values, weights, weighted, begin, end) & mask
+        h = mixed(values[begin:end], np.uint64(0))
+        if weighted:
+            h += mixed(weights[begin:end], end - begin)
+        h &= mask
         place = np.int64(h >> np.uint64(20)) & last
         while table[place] >= 0:
             other = table[place]
@@ -101,19 +104,3 @@ def _same(values, weights, weighted, begin, end, low, high):
             if weights[begin + i] != weights[low + i]:
                 return False
     return True
-
-
-@kernel
-def _hash(values, weights, weighted, begin, end):
-    step, mix, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
-    total, place = np.uint64(end - begin), np.uint64(0)
-    for i in range(begin, end):
-        place += step
-        z = (np.uint64(values[i]) + place) * mix
-        total += z ^ (z >> half)
-    if weighted:
-        for i in range(begin, end):
-            place += step
-            z = (np.uint64(weights[i]) + place) * mix
-            total += z ^ (z >> half)
-    return (total ^ (total >> half)) * mix
