@@ -242,7 +242,6 @@ class Engine:
         with self._losing(f"step {work.number} failed while its rows were being moved"):
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         work.fetched = []
-        work.to(State.RESIDENT)
         if self.packs[0].name:
             work.packs = {pack.name: work.own(n) for n, pack in enumerate(self.packs) if not pack.left}
         self.counters.steps += 1
@@ -334,7 +333,7 @@ class Engine:
         for (bank, _), live in work.live.items():
             raised[pack.table_of[bank][live]] = True
         applied = self.rows.apply(self, work, raised, settings, finite)
-        work.to(State.APPLIED)
+        work.state = State.APPLIED
         work.grads.clear()
         work.joint.clear()
         return applied
