@@ -355,7 +355,8 @@ def hashes_of(captured: Ids) -> Hashes:
     for f, inverse in enumerate(captured.inverse):
         if inverse is not None:
             # Hashed like the ends of bags; the product keeps it apart from those and from ids.
-            hashes[: len(numbers), f] = hashes[: len(numbers), f] * np.uint64(_STEP) + np.uint64(mixed(inverse, np.uint64(_LENGTHS)))
+            of_inverse = np.uint64(mixed(inverse, np.uint64(_LENGTHS)))
+            hashes[: len(numbers), f] = hashes[: len(numbers), f] * np.uint64(_STEP) + of_inverse
     return {name: (ids, weights) for name, ids, weights in zip(captured.keys, *hashes.tolist(), strict=True)}
 
 
