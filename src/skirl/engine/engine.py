@@ -16,8 +16,7 @@ from skirl.core.initial import fill
 from skirl.core.keys import row_of, table_of
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
-from skirl.engine.device import open_device, torch_device
-from skirl.engine.device.base import HALVES, BankFacts, BankRows, packed
+from skirl.engine.device import HALVES, BankFacts, BankRows, open_device, packed, torch_device
 from skirl.engine.first_values import FirstValues
 from skirl.engine.packs import Pack, placed
 from skirl.engine.rows import open_rows

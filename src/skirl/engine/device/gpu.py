@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
+from skirl.engine.device import BankFacts, BankRows, Device, joined_bags, joined_scales
 from skirl.engine.device.transfers import (
     Arrival,
     Block,
