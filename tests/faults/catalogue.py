@@ -58,7 +58,7 @@ ORACLE = [
           "known | bit", "known"),
     Fault("every row is taken for seen", "oracle.loops:arrive",
           "if not had:", "if False:"),
-    Fault("the window is smaller than promised", "oracle.options:is_full",
+    Fault("the window is smaller than promised", "oracle.planner:is_full",
           "2 * planned", "planned"),
     Fault("next uses of an epoch are off by one", "oracle.epoch:_scan",
           "dense[handle] = number + 1", "dense[handle] = number + 1 + number % 2"),

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 
 from skirl import KeyedJagged, Table
 from skirl.core.tables import Schema
-from skirl.oracle.options import Plan
+from skirl.oracle.planner import Plan
 from skirl.sizing.size import KINDS, LEAST, cache_sizes, curves, point
 from skirl.sizing.survey import Survey
 from tests.cases import cases

@@ -14,7 +14,7 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.placement import Owner, Placement, site_in, sites_of
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
-from skirl.oracle.options import Plan, Vote, due
+from skirl.oracle.planner import Plan, Vote, due
 from skirl.tools.jit import kernel
 from skirl.tools.message import pack, unpack
 

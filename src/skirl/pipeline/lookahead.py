@@ -18,7 +18,7 @@ from skirl.engine.window import Window
 from skirl.engine.work import State, Work
 from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.options import Depth, Plan
+from skirl.oracle.planner import Depth, Plan
 from skirl.oracle.route import Route
 from skirl.peers.base import PeerError, said_of
 from skirl.pipeline.pipeline import Pipeline

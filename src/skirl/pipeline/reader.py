@@ -19,7 +19,7 @@ import torch
 from skirl.core.batch import Sparse
 from skirl.core.ids import BadIds, BankIds, Ids, Resolver, capture, hashes_of
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.options import Vote
+from skirl.oracle.planner import Vote
 from skirl.oracle.route import Route
 from skirl.pipeline.stages import StageStuck, Times, seconds
 from skirl.pipeline.timeline import LOOP

@@ -14,7 +14,7 @@ from skirl.core.tables import Schema, Table
 from skirl.engine.capacity import CacheSplit, Capacity
 from skirl.engine.window import FIRST_WINDOW
 from skirl.oracle.epoch import planned
-from skirl.oracle.options import Depth, Plan
+from skirl.oracle.planner import Depth, Plan
 from skirl.sizing.survey import Survey
 from skirl.tools.progress import progress_of
 from skirl.tools.units import Link, size
