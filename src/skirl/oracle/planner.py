@@ -38,9 +38,7 @@ class Plan:
     def __post_init__(self) -> None:
         if isinstance(self.depth, bool) or not (self.depth in ("auto", "epoch") or isinstance(self.depth, int)):
             raise ValueError(f"depth is {self.depth!r}: set it to a number of batches, 'auto' or 'epoch'")
-        if isinstance(self.depth, int) and self.depth < 1:
-            raise ValueError(f"depth is {self.depth}: set it to 1 or more")
-        if isinstance(self.depth, int) and self.depth >= 1 << 24:
+        if isinstance(self.depth, int) and not 1 <= self.depth < 1 << 24:
             raise ValueError(f"depth is {self.depth}: set it between 1 and {(1 << 24) - 1}, or to 'epoch'")
         if self.policy == "ttl" and self.depth == "epoch":  # the window of an epoch is one batch with its next uses
             raise ValueError(
