@@ -24,8 +24,7 @@ from skirl.peers.base import PeerError, said_of
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import DataPosition, Reader, Watch
 from skirl.pipeline.shards import Shards
-from skirl.pipeline.stages import StageHook, Times, keep_rows
-from skirl.pipeline.timeline import LOOP, Timeline
+from skirl.pipeline.stages import LOOP, StageHook, Timeline, Times, keep_rows
 from skirl.tools import rng_state
 from skirl.tools.interrupts import Hold, uninterrupted
 

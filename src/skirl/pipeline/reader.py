@@ -21,8 +21,7 @@ from skirl.core.ids import BadIds, BankIds, Ids, Resolver, capture, hashes_of
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.planner import Vote
 from skirl.oracle.route import Route
-from skirl.pipeline.stages import StageStuck, Times, seconds
-from skirl.pipeline.timeline import LOOP
+from skirl.pipeline.stages import LOOP, StageStuck, Times, seconds
 from skirl.tools import rng_state
 from skirl.tools.interrupts import Hold, uninterrupted
 
