@@ -20,7 +20,7 @@ import torch
 
 from common import Bench, FbgemmTables, has_fbgemm, in_turns, main, measured, ratio, result
 from skirl.core.batch import KeyedJagged
-from skirl.core.find import find
+from skirl.core.once import find
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
 from skirl.data.files.columnar import KEY

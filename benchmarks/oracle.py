@@ -19,8 +19,7 @@ from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table
 from skirl.data.synthetic import Synthetic
 from skirl.oracle.bank import BankPlanner
-from skirl.oracle.options import Plan
-from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.planner import Plan, Planner, bank_planners
 from skirl.oracle.seen import Seen
 from skirl.tools.machine import peak_bytes
 from tests.oracle.trainers import Owner

@@ -22,7 +22,7 @@ from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle.epoch import planned
-from skirl.oracle.options import Plan
+from skirl.oracle.planner import Plan
 from skirl.pipeline.lookahead import lookahead
 
 MOVED = ("steps", "fetched", "forwarded", "new", "written")

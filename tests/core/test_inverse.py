@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl import KeyedJagged, Table
-from skirl.core.find import _of_ids, find
 from skirl.core.ids import BadIds, capture, hashes_of, positions_of
+from skirl.core.once import _of_ids, find
 from skirl.core.tables import Schema
 from tests.cases import cases
 

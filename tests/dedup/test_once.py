@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.cli.train import Train
-from skirl.core.find import find
+from skirl.core.once import find
 from skirl.data.files.columnar import KEY
 from skirl.data.files.find import BadFile, BadSchema
 from skirl.data.files.schema import FileSchema

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import skirl
 from skirl.core.batch import Batch, KeyedJagged
-from skirl.core.find import find
+from skirl.core.once import find
 from skirl.models import DCAT, DIN, base, dcat, din
 from skirl.models.base import Model
 from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp

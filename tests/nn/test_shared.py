@@ -10,7 +10,7 @@ import torch
 import skirl
 from skirl import SGD, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, Table
 from skirl.core import once
-from skirl.core.find import find
+from skirl.core.once import find
 from skirl.nn import output
 
 TABLES = (

@@ -13,8 +13,7 @@ from skirl import Table
 from skirl.core.tables import Schema
 from skirl.oracle.bank import Resident
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.options import LONGEST_AUTO, Plan, Vote, due
-from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.planner import LONGEST_AUTO, Plan, Planner, Vote, bank_planners, due
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from tests.cases import cases

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from skirl.core.placement import Placement
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.options import Plan, Vote
-from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.planner import Plan, Planner, Vote, bank_planners
 from skirl.oracle.route import BATCH, Asking, Letter, Requests, joined
 from skirl.oracle.seen import Seen
 from tests.cases import cases

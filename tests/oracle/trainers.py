@@ -11,8 +11,7 @@ from skirl import Table
 from skirl.core.ids import BankIds
 from skirl.core.placement import Placement
 from skirl.core.tables import ROW_BITS, Schema
-from skirl.oracle.options import Plan
-from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.planner import Plan, Planner, bank_planners
 from skirl.oracle.route import Joined, SharedRoute
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step

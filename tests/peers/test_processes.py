@@ -15,7 +15,7 @@ from skirl import cli
 from skirl.peers import job, processes
 from skirl.peers.base import PeerError
 from skirl.peers.job import Launched, _meet, _own_gpu
-from skirl.peers.launch import _why
+from skirl.peers.processes import _why
 from tests.loops import wait_for
 from tests.warm import COMMAND, PIPE, Python
 

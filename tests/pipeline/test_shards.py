@@ -11,7 +11,7 @@ from torch import nn
 
 import skirl
 from skirl import FTRL, SGD, Adagrad, Adam, KeyedJagged, RowwiseAdagrad, Table
-from skirl.core.find import find
+from skirl.core.once import find
 from skirl.core.reference import Reference
 from skirl.peers.base import Alone
 from skirl.pipeline.shards import Shards

@@ -12,7 +12,7 @@ import torch
 
 import skirl
 from skirl.cli.train import Train
-from skirl.pipeline.timeline import LANES, Timeline
+from skirl.pipeline.stages import LANES, Timeline
 from tests.loops import wait_for
 from tests.warm import COMMAND
 

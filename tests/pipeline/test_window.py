@@ -7,7 +7,7 @@ import torch
 from skirl import Batch, KeyedJagged
 from skirl.core.ids import capture
 from skirl.engine.window import Window
-from skirl.oracle.options import Plan
+from skirl.oracle.planner import Plan
 from tests.loops import collection, stream
 
 

@@ -6,9 +6,8 @@ from hypothesis import assume, given
 
 from skirl import KeyedJagged, Table
 from skirl.core.tables import Schema
-from skirl.oracle.options import Plan
-from skirl.sizing.size import KINDS, LEAST, cache_sizes, curves, point
-from skirl.sizing.survey import Survey
+from skirl.oracle.planner import Plan
+from skirl.sizing.size import KINDS, LEAST, Survey, cache_sizes, curves, point
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.traces import SCHEMA, traces

@@ -153,6 +153,8 @@ def read_dense(folder: Path, entry: dict[str, Any]) -> dict[str, "Tensor"]:
     from safetensors.torch import load_file
 
     path = folder / entry["file"]
+    if path.parent.parent != folder or ".." in path.parts[-2:]:
+        raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")
     check_sizes(folder, {entry["file"]: entry["bytes"]})
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:

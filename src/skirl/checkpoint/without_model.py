@@ -18,7 +18,7 @@ from skirl.core import initial
 from skirl.core.initial import Given
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Table
-from skirl.engine.device.base import HALVES
+from skirl.engine.device import HALVES
 from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
 from skirl.peers.base import Alone, Peers

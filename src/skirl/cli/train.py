@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from skirl.cli.report import facts_of_result, run_lines
 from skirl.cli.show import ShowFlags, facts, goes_on, scores
-from skirl.peers.launch import launch
-from skirl.peers.processes import COMMAND_LINE
+from skirl.peers.processes import COMMAND_LINE, launch
 from skirl.tools.flags import Composed, check_new
 from skirl.tools.machine import machine
 from skirl.tools.units import malformed, size

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
-from skirl.core.find import find
 from skirl.core.initial import _MIX1, _MIX2, mix
+from skirl.core.once import find
 from skirl.core.tables import Table
 from skirl.data.files.hashing import GOLDEN, fold, named, unit
 from skirl.data.share import WHOLE, Cut, Share, Turn, of_batch

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from skirl.tools import lazily
 
 if TYPE_CHECKING:
-    from skirl.core.find import find
+    from skirl.core.once import find
 
 __all__ = ["find"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skirl.core.keys import ROW_BITS, key_of, table_of
 from skirl.core.tables import Table
-from skirl.engine.device.base import expanded, packed
+from skirl.engine.device import expanded, packed
 from skirl.engine.engine import Engine
 from skirl.tools.hash_index import distinct
 

@@ -16,8 +16,7 @@ from skirl.core.initial import fill
 from skirl.core.keys import row_of, table_of
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
-from skirl.engine.device import open_device, torch_device
-from skirl.engine.device.base import HALVES, BankFacts, BankRows, packed
+from skirl.engine.device import HALVES, BankFacts, BankRows, open_device, packed, torch_device
 from skirl.engine.first_values import FirstValues
 from skirl.engine.packs import Pack, placed
 from skirl.engine.rows import open_rows
@@ -242,7 +241,6 @@ class Engine:
         with self._losing(f"step {work.number} failed while its rows were being moved"):
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         work.fetched = []
-        work.to(State.RESIDENT)
         if self.packs[0].name:
             work.packs = {pack.name: work.own(n) for n, pack in enumerate(self.packs) if not pack.left}
         self.counters.steps += 1
@@ -334,7 +332,7 @@ class Engine:
         for (bank, _), live in work.live.items():
             raised[pack.table_of[bank][live]] = True
         applied = self.rows.apply(self, work, raised, settings, finite)
-        work.to(State.APPLIED)
+        work.state = State.APPLIED
         work.grads.clear()
         work.joint.clear()
         return applied

@@ -3,7 +3,6 @@ as fetched rows do, and get their first values here."""
 
 import threading
 from collections.abc import Iterable, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -77,15 +76,13 @@ class FirstValues:
 
     def check_store(self, store: Store, packs: Sequence[Pack]) -> None:
         """Tell an empty store what its rows begin from. Raise if a store's rows began from something else."""
-        here: dict[str, Any] = {
-            pack.name + table.name: self.of.get((pack.name, t)) or _drawn(table.initial, pack.seed)
-            for pack in packs
-            for t, table in enumerate(pack.tables)
-        }
-        for pack, (t, table) in product(packs, enumerate(packs[0].tables)):
-            at, name = self._columns[pack.name, t], pack.name + table.name
-            if at.stop - at.start < pack.tables[t].dim:  # other ones would fit as well
-                here[name] = f"{_text(here[name])}, columns {at.start} to {at.stop}"
+        here: dict[str, Any] = {}
+        for pack in packs:
+            for t, table in enumerate(pack.tables):
+                at, begin = self._columns[pack.name, t], self.of.get((pack.name, t)) or _drawn(table.initial, pack.seed)
+                if at.stop - at.start < table.dim:  # other columns would fit as well
+                    begin = f"{_text(begin)}, columns {at.start} to {at.stop}"
+                here[pack.name + table.name] = begin
         if not len(store):
             store.describe(here)
             return

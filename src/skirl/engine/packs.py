@@ -10,7 +10,7 @@ from skirl.core.groups import Groups, RowOptimizers, Setting
 from skirl.core.initial import InitialTable
 from skirl.core.placement import Owner, cuts_of
 from skirl.core.tables import Schema, Table
-from skirl.engine.device.base import HALVES, Columns, words
+from skirl.engine.device import HALVES, Columns, words
 
 
 class Pack:

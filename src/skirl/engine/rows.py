@@ -17,7 +17,7 @@ from skirl.core.optim import RowOptimizer
 from skirl.core.placement import Owner, Placement, cuts_of, sites_of
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import block_of, leaves_of, subtrees
-from skirl.engine.device.base import BankRows
+from skirl.engine.device import BankRows
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.oracle.route import Route, SharedRoute

@@ -12,8 +12,7 @@ from skirl.engine.engine import Engine
 from skirl.engine.work import Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.options import Plan, Vote
-from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.planner import Plan, Planner, Vote, bank_planners
 from skirl.oracle.route import Route
 from skirl.tools.hash_index import distinct
 

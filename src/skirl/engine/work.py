@@ -20,21 +20,11 @@ class State(IntEnum):
     """Where a step is. A step that ends before `APPLIED` has changed no row."""
 
     PLANNED = 0
-    """Its rows may be on their way."""
-    RESIDENT = 1
-    """Its rows are in their slots, and those that left for them are given to the writers."""
-    FORWARD = 2
+    """Its rows may be on their way, or in their slots."""
+    FORWARD = 1
     """A forward has looked them up."""
-    APPLIED = 3
+    APPLIED = 2
     """Its gradients are in its rows."""
-
-
-AFTER = {
-    State.PLANNED: (State.RESIDENT,),
-    State.RESIDENT: (State.FORWARD, State.APPLIED),  # of several trainers, one may have no forward
-    State.FORWARD: (State.FORWARD, State.APPLIED),  # with several micro-batches
-    State.APPLIED: (),
-}
 
 
 @dataclass(slots=True)
@@ -93,13 +83,6 @@ class Work:
     def of(self, bank: int) -> "Work":
         """Return the step as the trainer computes it that has the bank's rows."""
         return self.whole.get(bank, self)
-
-    def to(self, state: State) -> None:
-        if state not in AFTER[self.state]:
-            raise AssertionError(
-                f"step {self.number} goes from {self.state.name} to {state.name}: this is a bug in skirl"
-            )
-        self.state = state
 
     def parts(self, bank: int) -> Parts:
         """Return where each micro-batch's ids end among the step's, and which leaf of the tree it is."""

@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from skirl.models.base import Embeddings, Model
     from skirl.models.by_name import MODELS
     from skirl.models.dcat import DCAT
-    from skirl.models.dcnv2 import DCNv2
-    from skirl.models.deep_cross import DeepCross
+    from skirl.models.dcnv2 import DCNv2, DeepCross
     from skirl.models.deepfm import DeepFM
     from skirl.models.din import DIN
     from skirl.models.dlrm import DLRM

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 CLASSES = {
     "dlrm": ("dlrm", "DLRM"),
     "wide-deep": ("wide_deep", "WideDeep"),
-    "deep-cross": ("deep_cross", "DeepCross"),
+    "deep-cross": ("dcnv2", "DeepCross"),
     "deepfm": ("deepfm", "DeepFM"),
     "dcnv2": ("dcnv2", "DCNv2"),
     "din": ("din", "DIN"),

@@ -172,7 +172,7 @@ class Collection(nn.Module):
     def _output(self, micro: Ids, look_up: Callable[[list[Ticket]], Sequence[Tensor | None]]) -> Output:
         current = self.current
         assert current.work is not None
-        current.work.to(State.FORWARD)
+        current.work.state = State.FORWARD
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.banks))]
         both = look_up(tickets)
         return Output(self.pack.schema, cast(list[Tensor], [*both[::2]]), tickets, micro.banks, [*both[1::2]])

@@ -18,7 +18,7 @@ from skirl.engine.packs import Pack
 from skirl.engine.window import Window
 from skirl.engine.work import Work
 from skirl.nn.optimizers import DenseGradients, unscaled
-from skirl.oracle.options import Plan
+from skirl.oracle.planner import Plan
 from skirl.tools.interrupts import uninterrupted
 
 log = logging.getLogger("skirl")

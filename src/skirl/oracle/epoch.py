@@ -12,8 +12,7 @@ from skirl.core.keys import key_of
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.loops import NEVER
-from skirl.oracle.options import Plan
-from skirl.oracle.planner import Batch, Planner, bank_planners
+from skirl.oracle.planner import Batch, Plan, Planner, bank_planners
 from skirl.oracle.row_states import MOST_IN_ARRAY, RowStates
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step

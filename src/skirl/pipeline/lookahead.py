@@ -18,14 +18,13 @@ from skirl.engine.window import Window
 from skirl.engine.work import State, Work
 from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.options import Depth, Plan
+from skirl.oracle.planner import Depth, Plan
 from skirl.oracle.route import Route
 from skirl.peers.base import PeerError, said_of
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import DataPosition, Reader, Watch
 from skirl.pipeline.shards import Shards
-from skirl.pipeline.stages import StageHook, Times, keep_rows
-from skirl.pipeline.timeline import LOOP, Timeline
+from skirl.pipeline.stages import LOOP, StageHook, Timeline, Times, keep_rows
 from skirl.tools import rng_state
 from skirl.tools.interrupts import Hold, uninterrupted
 

@@ -12,8 +12,7 @@ from skirl.engine.window import Window
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
 from skirl.pipeline.reader import Reader
-from skirl.pipeline.stages import StageHook, Stages, StageStuck, Times
-from skirl.pipeline.timeline import LOOP
+from skirl.pipeline.stages import LOOP, StageHook, Stages, StageStuck, Times
 from skirl.tools.interrupts import Hold, uninterrupted
 from skirl.tools.os_errors import why
 

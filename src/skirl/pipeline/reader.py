@@ -19,10 +19,9 @@ import torch
 from skirl.core.batch import Sparse
 from skirl.core.ids import BadIds, BankIds, Ids, Resolver, capture, hashes_of
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.options import Vote
+from skirl.oracle.planner import Vote
 from skirl.oracle.route import Route
-from skirl.pipeline.stages import StageStuck, Times, seconds
-from skirl.pipeline.timeline import LOOP
+from skirl.pipeline.stages import LOOP, StageStuck, Times, seconds
 from skirl.tools import rng_state
 from skirl.tools.interrupts import Hold, uninterrupted
 
@@ -180,8 +179,12 @@ class Reader:
 
     def begin(self, place: DataPosition) -> None:
         self._read = 0
-        with self._watched():
-            self._source = self._open(place)
+        with uninterrupted() as hold:
+            try:
+                with self._watch.reading(hold, 0):
+                    self._source = self._open(place)
+            finally:
+                self._watch.rest(hold)
 
     def end(self) -> None:
         self._source = None
@@ -218,7 +221,7 @@ class Reader:
             with self._watch.reading(hold, self._read):
                 if next(self._source, _END) is not _END:
                     raise _refusal(shards, self._read)
-        if shards:
+        if shards and self._order is None:  # else a first pass has said so
             log.warning(
                 "the last %d samples of the pass are left out: a step of %d shards needs %d batches of equal size",
                 sum(shard.samples for shard in shards), self._shards, self.micros,
@@ -238,15 +241,6 @@ class Reader:
     def _digest(self, step: list[Ids]) -> int:
         """Return a digest that differs if an id, its feature or its bag does."""
         return hash(tuple(ids.hashes[name][0] for ids in step for name in self._features))
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        with uninterrupted() as hold:
-            try:
-                with self._watch.reading(hold, 0):
-                    yield
-            finally:
-                self._watch.rest(hold)
 
     def _take(self, batch: Any) -> Ids:
         if not getattr(self._loader, "yields_fresh", False):
@@ -309,37 +303,31 @@ class Reader:
                 )
 
     def spool(self, place: DataPosition, route: Route) -> Epoch:
+        """Read a whole pass, and return the next uses of its rows. From now on, passes must have the same ids."""
         epoch = Epoch([resolver.schema for resolver in self._resolvers])
-        order, step = list[int](), list[Ids]()
-        self._order = order
-
-        def flush() -> None:
-            checked = self._checked(step, route)
-            banks = [BankIds.joined(parts) for of in checked for parts in zip(*(ids.banks for ids in of))]
-            micros = [of for of in checked for _ in of[0].banks]
-            order.append(self._digest(step))
-            step.clear()
-            joined = route.batch(banks, Vote(0, 0), micros)
-            if joined is not None:  # else another trainer has no more
-                epoch.add(joined.banks)
-
+        order, self._order = list[int](), None
         try:
-            with self._watched():
-                for number, batch in enumerate(self._open(place), start=1):
-                    if len(step) == self.micros:  # an uneven step that is not the last
-                        raise _refusal(step, number - 1)
-                    step.append(capture(self._sparse(batch), self._features))
-                    step[-1].hashes = hashes_of(step[-1])
-                    if len(step) == self.micros and (self._shards == 1 or not _uneven(step)):
-                        flush()
-                    self._watch.moved(number)
-            if step and not self._whole_steps:
-                flush()
+            self.begin(place)
+            with uninterrupted() as hold:
+                try:
+                    while step := self.pull(hold):
+                        checked = self._checked(step, route)
+                        banks = [BankIds.joined(parts) for of in checked for parts in zip(*(ids.banks for ids in of))]
+                        order.append(self._digest(step))
+                        with hold.released():
+                            joined = route.batch(banks, Vote(0, 0), [of for of in checked for _ in of[0].banks])
+                        if joined is not None:  # else another trainer has no more
+                            epoch.add(joined.banks)
+                        if len(step) < self.micros:
+                            break
+                finally:
+                    self._watch.rest(hold)
             route.end(Vote(0, 0))
             epoch.scan()
         except BaseException:
             epoch.close()
             raise
+        self._order = order
         return epoch
 
     def _checked(self, step: list[Ids], route: Route) -> list[list[Ids]]:

@@ -14,8 +14,8 @@ from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import named, rows_of, worth_keeping, write_frozen
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.segment import SegmentEntry
-from skirl.store.gate import Gate
 from skirl.tools.jit import kernel, read_only
+from skirl.tools.threads import Gate
 
 PIECE = 1 << 16
 """Number of keys handled at a time, which bounds the wait for the store's lock and the room reserved too early."""

@@ -20,8 +20,7 @@ from skirl.core.ids import capture, positions_of
 from skirl.core.tables import Schema
 from skirl.data.share import block
 from skirl.data.source import Source
-from skirl.engine.device import torch_device
-from skirl.engine.device.base import words
+from skirl.engine.device import torch_device, words
 from skirl.oracle.seen import Seen
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers

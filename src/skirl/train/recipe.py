@@ -44,7 +44,7 @@ class Recipe(Composed):
     def __post_init__(self) -> None:
         check_types(self)
         from skirl.models.history import OfHistory
-        from skirl.oracle.options import Plan
+        from skirl.oracle.planner import Plan
 
         Plan(self.cache.depth, self.movement.prefetch, self.cache.policy)
         self.layers.of_model(self.model.name)

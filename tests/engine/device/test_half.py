@@ -12,7 +12,7 @@ from skirl import SGD, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.cli.train import Train
 from skirl.core.initial import first_rows
 from skirl.engine.access import peek
-from skirl.engine.device.base import expanded, packed, words
+from skirl.engine.device import expanded, packed, words
 from tests.cases import cases
 
 HALVES = [torch.bfloat16, torch.float16]

@@ -15,7 +15,7 @@ from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdag
 from skirl.core.reference import Reference, tree_sum
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import leaves
-from skirl.engine.device.base import BankRows
+from skirl.engine.device import BankRows
 from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Gradients, Parts
 from skirl.tools.threads import run

@@ -83,7 +83,7 @@ class Column:
         return Column(np.concatenate(values), offsets_of(np.concatenate(lengths)), inverse)
 
     def bags(self, rows: np.ndarray) -> Bags:
-        """A list of several rows is one bag if that pays, as `skirl.core.find` decides."""
+        """A list of several rows is one bag if that pays, as `skirl.core.once` decides."""
         offsets, inverse = self.offsets, self.inverse
         if offsets is None:
             return Bags(rows, len(rows), None)

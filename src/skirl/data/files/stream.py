@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from skirl.core.batch import Batch
-from skirl.core.find import find
+from skirl.core.once import find
 from skirl.core.tables import Table
 from skirl.data.files.column import Column, Encoded
 from skirl.data.files.columns import sessions_of

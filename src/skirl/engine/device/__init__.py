@@ -1,9 +1,221 @@
-"""Devices that hold the cache and compute on it: host memory (`host.py`) or a GPU (`gpu.py`), as `base.py` defines."""
+"""Devices that hold the cache and compute on it: host memory (`host.py`) or a GPU (`gpu.py`)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from skirl.engine.device.base import Device
+from skirl.core.ids import BankIds
+from skirl.core.initial import InitialTable
+from skirl.core.optim import Rule
+from skirl.engine.kernels.tree import Parts
+from skirl.engine.work import Work
+from skirl.oracle.step import Step
+from skirl.store.changes import Records
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a bank's records that are one pack's: a weight, and its optimizer's state."""
+
+    at: int
+    """The first of them."""
+    dim: int
+    width: int
+    rule: Rule
+    initial_state: float
+    """The first value of every number of a row's state."""
+    clips: bool
+    initial: InitialTable
+    seed: int
+    first: int = 0
+    """The first of a table's columns that are here, if trainers have cut it."""
+
+    @property
+    def of_table(self) -> slice:
+        return slice(self.first, self.first + self.dim)
+
+    @property
+    def filling(self) -> tuple[Any, ...]:
+        """What `fill` takes after the records, and after `first`, which GPUs do not take."""
+        initial = self.initial.kind, self.initial.scale, self.initial.quantiles
+        return self.dim, self.width, self.seed, *initial, self.initial_state
+
+
+@dataclass(frozen=True)
+class BankFacts:
+    number: int
+    width: int
+    """Numbers in a record, the columns of all packs. In half precision, words of two numbers."""
+    packs: tuple[Columns, ...]
+    features: int
+    dtype: np.dtype
+    half: torch.dtype | None = None
+    """Dtype that rows are held in, if not `dtype`."""
+
+
+def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
+    """Return the factors of all micro-batches' positions, with ones where only some micro-batches have factors."""
+    if len(ids) == 1 or not any(len(i.scale) for i in ids):
+        return ids[0].scale
+    return np.concatenate([i.scale if len(i.scale) else np.ones(i.count, dtype) for i in ids])
+
+
+def joined_bags(ids: Sequence[BankIds]) -> np.ndarray:
+    if len(ids) == 1:
+        return ids[0].bag_of
+    starts = accumulate((i.bags for i in ids), initial=0)  # ints of Python, with which int32 stays int32
+    return np.concatenate([i.bag_of + start for i, start in zip(ids, starts)])
+
+
+class BankRows(ABC):
+    """The cache of one bank, the buffers of rows on their way, and the computation on them. Rows and gradients are
+    torch tensors on the device; ids and keys are numpy arrays on the host, where the oracle plans."""
+
+    def __init__(self, facts: BankFacts) -> None:
+        self.facts = facts
+
+    def columns(self, work: Work) -> Columns:
+        return self.facts.packs[work.pack]
+
+    @abstractmethod
+    def allocate(self, slots: int, staging_rows: int) -> Records:
+        """Allocate the cache; the one before is gone. A GPU keeps free buffers of up to `staging_rows` rows."""
+
+    @abstractmethod
+    def forget_moves(self) -> None: ...
+
+    # A step's way. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, the rest in the loop.
+
+    @abstractmethod
+    def arriving(self, work: Work) -> tuple[Any, np.ndarray]:
+        """Return a handle for a step's fetched rows, and the memory that the store reads them into."""
+
+    @abstractmethod
+    def shipped(self, arrival: Any, work: Work) -> None: ...
+
+    @abstractmethod
+    def load(self, work: Work, arrival: Any) -> Any:
+        """Evict, forward, put what was fetched, and make new rows. Return a handle to the rows that leave."""
+
+    @abstractmethod
+    def landed(self, leaving: Any) -> np.ndarray: ...
+
+    @abstractmethod
+    def written(self, leaving: Any) -> None: ...
+
+    # Computing.
+
+    @abstractmethod
+    def pool(self, work: Work, micro: int) -> torch.Tensor:
+        """Return a micro-batch's output in the current step: [bags, dim], shared bags after the samples' rows."""
+
+    @abstractmethod
+    def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
+        """Return the same from rows on the host, which begin with a weight. `place` is the index of each id's row."""
+
+    @abstractmethod
+    def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+        """Write the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0."""
+
+    @abstractmethod
+    def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
+        """Sum the gradients of every row of the current step and apply the optimizer once. `scalars`: the numbers of
+        each table's optimizer, [tables, k]. `step` is part of the seed for rounding."""
+
+    # The two halves of an update. The sums of other trainers come in between. Sums are values, [rows, dim], and bool
+    # [rows], whether any position of the row had a gradient. A row without one has zeros, and is not updated.
+
+    @abstractmethod
+    def values(self, work: Work) -> torch.Tensor:
+        """Return the weights of the current step's rows, one for each position: [positions, dim]."""
+
+    @abstractmethod
+    def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum the gradients of every row: within each micro-batch, then along the tree. `block`: only these leaves."""
+
+    @abstractmethod
+    def apply(
+        self, work: Work, plan: Step, parts: Parts, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray,
+        step: int,
+    ) -> None:  # fmt: skip
+        """Sum every row from partial sums, and give the mean over shards to the optimizer. There is a partial sum for each
+        position of `plan`; `parts` says of which subtree. `scalars` and `step` are as in `update`."""
+
+    @abstractmethod
+    def reading(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a step's positions read, and their places in it: the cache, or the values that owners sent."""
+
+    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
+        """Return for each position the dot product of its bag's gradient and its row before the update, along the tree;
+        0 for features that are not `live`. For a mean the caller divides by the bag's count."""
+        number, (rows, places) = self.facts.number, self.reading(work)
+        bag_of, at = work.micros[micro].banks[number].bag_of, work.positions(number, micro)
+        terms = rows[:, : grad.shape[1]].index_select(0, places[at]).to(grad.dtype)
+        terms *= grad.index_select(0, torch.from_numpy(bag_of).to(grad.device))
+        while (n := terms.shape[1]) > 1:
+            half = 1 << (n - 1).bit_length() - 1
+            terms[:, : n - half] += terms[:, half:]
+            terms = terms[:, :half]
+        dots = terms[:, 0].cpu().numpy() + 0  # from 0, like every sum: never -0.0
+        return np.where(live[bag_of % len(live)], dots, dots.dtype.type(0))
+
+    # Rows by their slots, for everything but training.
+
+    @abstractmethod
+    def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray: ...
+
+    @abstractmethod
+    def write(self, slots: np.ndarray, records: np.ndarray) -> None: ...
+
+
+class Device(ABC):
+    at: torch.device
+    by_any_thread = False
+    """True if threads other than the one that computes may pool rows."""
+
+    @abstractmethod
+    def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]: ...
+
+    @abstractmethod
+    def free_bytes(self) -> int: ...
+
+    @abstractmethod
+    def empty(self, rows: int, dim: int) -> torch.Tensor: ...
+
+
+HALVES = (torch.float16, torch.bfloat16)
+"""Rows of these are float32 words for stores and checkpoints, used as plain bits, two numbers in each."""
+
+
+def words(width: int) -> int:
+    """Return how many words a record of `width` numbers takes; if `width` is odd, half a word is unused."""
+    return (width + 1) // 2
+
+
+def expanded(records: NDArray[Any], width: int, half: torch.dtype) -> NDArray[np.float32]:
+    """Unpack the numbers in some records to float32."""
+    bits = torch.from_numpy(np.ascontiguousarray(records).view(np.int16))
+    return bits.view(half)[:, :width].to(torch.float32).numpy()
+
+
+def packed(rows: NDArray[Any], half: torch.dtype) -> NDArray[np.float32]:
+    out = torch.zeros((len(rows), 2 * words(rows.shape[1])), dtype=half, device="cpu")
+    out[:, : rows.shape[1]] = torch.from_numpy(np.ascontiguousarray(rows)).to(half)
+    return out.view(torch.int16).numpy().view(np.float32)
+
+
+def rounded(need: int, smallest: int) -> int:
+    """Round up to the next 4, 5, 6 or 7 times a power of two, and at least to `smallest`."""
+    if need <= smallest:
+        return smallest
+    step = 1 << (need - 1).bit_length() - 3
+    return -(-need // step) * step
 
 
 def torch_device(name: str | torch.device) -> torch.device:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
+from skirl.engine.device import BankFacts, BankRows, Device, joined_bags, joined_scales
 from skirl.engine.device.transfers import (
     Arrival,
     Block,
@@ -101,7 +101,8 @@ class GpuRows(BankRows):
         super().__init__(facts)
         self._gpu, self._streams = gpu, gpu.streams
         self._kernels = gpu.kernels
-        self._record_bytes = facts.width * facts.dtype.itemsize
+        self.dtype, self.itemsize = facts.dtype, facts.dtype.itemsize
+        self._record_bytes = facts.width * self.itemsize
         self.blocks = Blocks(gpu.at, self._streams.here, most=0)
         self.plans = Blocks(gpu.at, self._streams.here, most=1 << 62, kept=PLANS_KEPT)
         self.cache = torch.empty((0, facts.width), dtype=gpu.dtype, device=gpu.at)
@@ -116,7 +117,7 @@ class GpuRows(BankRows):
             [gpu.up(each) if isinstance(each, np.ndarray) else each for each in pack.filling] for pack in facts.packs
         ]
 
-    def allocate(self, slots: int, staging_rows: int) -> "DeviceRecords":
+    def allocate(self, slots: int, staging_rows: int) -> "GpuRows":
         self.blocks.most = staging_rows * self._record_bytes
         facts, size = self.facts, slots * self.facts.width
         need = slots * self._record_bytes
@@ -133,7 +134,8 @@ class GpuRows(BankRows):
                 f"{total >> 20:,} MiB are free on {self._gpu.at}: set cache to a size like '{max(1, free // 2 >> 20)}MiB', "
                 "or to 'auto', which leaves room for the model"
             ) from error
-        return DeviceRecords(self)
+        self.shape, self.nbytes = (slots, facts.width), need
+        return self
 
     def forget_moves(self) -> None:
         # Rows that were planned and not used may still arrive, and rows that nobody waited for may still leave.
@@ -429,7 +431,7 @@ class GpuRows(BankRows):
         part = slots.astype(np.int32)
         self._streams.compute.now(lambda: self._kernels.move(up(records), None, self.cache, up(part)))
 
-    def copied(self, places: np.ndarray) -> "OnItsWay":
+    def copy(self, places: np.ndarray) -> OnItsWay:
         """Return records of some slots, as they will be after all work that is now on the loop's stream."""
         compute, outward = self._streams.compute, self._streams.outward
         rows, gathered = compute.now(lambda: (self._gathered(places), self._streams.here()))
@@ -444,14 +446,3 @@ class GpuRows(BankRows):
         out = self._gpu.empty(len(slots), self.facts.width)
         self._kernels.move(self.cache, self._gpu.up(slots), out, None)
         return out
-
-
-class DeviceRecords:
-    def __init__(self, rows: GpuRows) -> None:
-        self._rows = rows
-        self.shape = len(rows.cache), rows.facts.width
-        self.dtype, self.itemsize = rows.facts.dtype, rows.facts.dtype.itemsize
-        self.nbytes = rows.cache.nbytes
-
-    def copy(self, places: np.ndarray) -> OnItsWay:
-        return self._rows.copied(places)

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
 from skirl.engine import kernels
-from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales, rounded
+from skirl.engine.device import BankFacts, BankRows, Device, joined_bags, joined_scales, rounded
 from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Gradients, Parts
 from skirl.engine.work import Work

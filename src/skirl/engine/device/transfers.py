@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.engine.device.base import rounded
+from skirl.engine.device import rounded
 from skirl.engine.kernels.tree import TreePlan, stretches_of
 from skirl.engine.work import Work
 from skirl.oracle.route import Reads

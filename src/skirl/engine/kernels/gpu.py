@@ -215,27 +215,6 @@ def sum_stretches(
 
 
 @triton.jit
-def _bag(group_pos, bag_of, live, lives, at, on, LIVE: tl.constexpr):
-    """Return the position and the bag at an index of group_pos, and whether it counts."""
-    pos = tl.load(group_pos + at, mask=on, other=0)
-    bag = tl.load(bag_of + pos, mask=on, other=0)
-    if LIVE:
-        on = on & (tl.load(live + bag % lives, mask=on, other=0) != 0)
-    return pos, bag, on
-
-
-@triton.jit
-def _gradient(
-    grads, scale, pos, bag, on, stride: tl.constexpr, dim: tl.constexpr, SCALED: tl.constexpr, D: tl.constexpr
-):
-    column = tl.arange(0, D)[None, :]
-    x = tl.load(grads + bag.to(tl.int64)[:, None] * stride + column, mask=on[:, None] & (column < dim), other=0)
-    if SCALED:
-        x = tl.load(scale + pos, mask=on, other=0)[:, None] * x
-    return x
-
-
-@triton.jit
 def _sum(
     group_pos, bag_of, scale, grads, live, lives, first, last, stride: tl.constexpr, dim: tl.constexpr, SCALED: tl.constexpr,
     LIVE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
@@ -243,10 +222,17 @@ def _sum(
     """Return the sum of each row's gradients at first..last, in order from zero, and how many there were."""
     acc = tl.zeros([ROWS, D], grads.dtype.element_ty)
     count = tl.zeros([ROWS], tl.int32)
+    column = tl.arange(0, D)[None, :]
     for i in range(tl.max(last - first)):
-        at = first + i
-        pos, bag, on = _bag(group_pos, bag_of, live, lives, at, at < last, LIVE)
-        acc = acc + _gradient(grads, scale, pos, bag, on, stride, dim, SCALED, D)
+        on = first + i < last
+        pos = tl.load(group_pos + first + i, mask=on, other=0)
+        bag = tl.load(bag_of + pos, mask=on, other=0)
+        if LIVE:
+            on = on & (tl.load(live + bag % lives, mask=on, other=0) != 0)
+        x = tl.load(grads + bag.to(tl.int64)[:, None] * stride + column, mask=on[:, None] & (column < dim), other=0)
+        if SCALED:
+            x = tl.load(scale + pos, mask=on, other=0)[:, None] * x
+        acc = acc + x
         count += on.to(tl.int32)
     return acc, count
 

@@ -1,11 +1,12 @@
-"""The interface of an eviction policy: which resident rows leave when a batch needs room. It sees slots, never keys."""
+"""Eviction policies: which resident rows leave when a batch needs room. They see slots, never keys. MIN is in `minimum`;
+beside it LRU, LFU and BagPipe's time to live, to compare it with. Ties leave by least recent use, where the rows of a
+batch count in the order of their last position in it."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from skirl.oracle.policies.compared import LFU, LRU, TTL
 from skirl.oracle.policies.minimum import Minimum
 
 
@@ -24,6 +25,86 @@ class Policy(Protocol):
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         """Batch `number` was planned and used these rows, in this order of recency. `last` is None unless wanted."""
         ...
+
+
+class LRU:
+    """Evicts the row whose last use is oldest."""
+
+    wants_last = False
+
+    def __init__(self, capacity: int, depth: int) -> None:
+        self._clock = np.full(capacity, -1, np.int64)
+        """[slots]: when the row was last used; -1: there is no row."""
+        self._time = 0
+
+    def entered(self, slots: np.ndarray, number: int) -> None:
+        """The future does not matter."""
+
+    def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
+        others = self._others(batch)
+        return self._leave(others, smallest(count, self._clock[others], self._clock[others]))
+
+    def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
+        self._clock[slots] = self._time + np.arange(len(slots))
+        self._time += len(slots)
+
+    def _others(self, batch: np.ndarray) -> np.ndarray:
+        resident = self._clock >= 0
+        resident[batch[batch >= 0]] = False
+        return np.flatnonzero(resident)
+
+    def _leave(self, others: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        victims = others[chosen].astype(np.int32)
+        self._clock[victims] = -1
+        return victims
+
+
+class LFU(LRU):
+    """Evicts the row used in the fewest batches since it came."""
+
+    def __init__(self, capacity: int, depth: int) -> None:
+        super().__init__(capacity, depth)
+        self._count = np.zeros(capacity, np.int64)
+
+    def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
+        others = self._others(batch)
+        victims = self._leave(others, smallest(count, self._count[others], self._clock[others]))
+        self._count[victims] = 0
+        return victims
+
+    def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
+        super().used(slots, next_uses, number, last)
+        self._count[slots] += 1
+
+
+class TTL(LRU):
+    """A row lives until the last batch that uses it in the window of the batch that used it last. Expired rows leave every
+    quarter of the window; if the live ones do not fit, those that would live longest leave."""
+
+    wants_last = True
+
+    def __init__(self, capacity: int, depth: int) -> None:
+        super().__init__(capacity, depth)
+        self._interval = max(1, depth // 4)
+        self._until = np.zeros(capacity, np.int64)
+
+    def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
+        others = self._others(batch)
+        until = self._until[others]
+        expired = until < number
+        if number % self._interval == 0:
+            count = max(count, int(expired.sum()))
+        return self._leave(others, smallest(count, np.where(expired, until - (1 << 40), -until), self._clock[others]))
+
+    def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
+        super().used(slots, next_uses, number, last)
+        assert last is not None
+        self._until[slots] = last
+
+
+def smallest(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the indices of the `count` smallest by `first`, ties by `second`, in this order; all, if there are fewer."""
+    return np.lexsort((second, first))[:count]
 
 
 POLICIES: dict[str, Callable[[int, int], Policy]] = {"lfu": LFU, "lru": LRU, "min": Minimum, "ttl": TTL}

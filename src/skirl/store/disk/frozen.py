@@ -22,8 +22,8 @@ from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import INDEX_BITS
 from skirl.store.disk.segment import SegmentEntry, read_keys, write_segments
-from skirl.store.gate import Gate
 from skirl.tools.sealed_json import CheckpointError
+from skirl.tools.threads import Gate
 
 _WORTH = 2
 """Most bytes of frozen files per byte of rows held in memory. Beyond that, all rows are written again."""

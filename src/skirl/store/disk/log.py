@@ -13,8 +13,7 @@ from skirl.store.disk.manifest import Manifest, undo
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
 from skirl.store.disk.segment import Segment, SegmentEntry, begin, check_header, stride
-from skirl.store.gate import Gate
-from skirl.tools.threads import Threads, run
+from skirl.tools.threads import Gate, Threads, run
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096

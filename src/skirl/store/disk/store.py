@@ -21,7 +21,7 @@ from skirl.store.disk import manifest as manifests
 from skirl.store.disk.log import Cleaner, Log
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import DiskError, DiskFull, OsFiles, Unusable, explained
-from skirl.store.gate import Gate
+from skirl.tools.threads import Gate
 
 __all__ = ["DiskError", "DiskFull", "DiskStore"]
 
