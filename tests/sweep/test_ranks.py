@@ -16,9 +16,9 @@ from tests.warm import COMMAND, Python
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 24, "cache": "300", "valid": "10%",
     "quiet": True, "log_every": 4, "rungs": "25%,75%", "threads": 1, "processes": 1,
-    "eval_every": 8, "keep_best": True,
+    "eval_every": 8,
 }  # fmt: skip
-PLAIN: dict[str, Any] = {"rungs": None, "valid": None, "eval_every": None, "keep_best": False}
+PLAIN: dict[str, Any] = {"rungs": None, "valid": None, "eval_every": None}
 VARY = ("lr=0.02,0.5", "dim=4,8")
 DIVERGES = "dense-lr=0.001,1e30"
 
@@ -58,7 +58,6 @@ def test_all_that_is_left_behind_is_that_of_one_process(
     assert len(whole["rows"]) == 4 and min(rows.num_rows for rows in whole["rows"].values()) > 100
     same(left_behind(tmp_path, result), whole)
     assert len([*(tmp_path / "rows").iterdir()]) == size
-    assert Path(result["best"]["folder"]).parts[-2:] == (result["winner"], "best")
 
 
 SIGNALLED = """

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.checkpoint.folder import OF_SWEEP
+from skirl.checkpoint.folder import OF_SWEEP, refuse_checkpoints
 from skirl.sweep.race import Rules
 from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
 from skirl.train.flags import CheckpointFlags
@@ -264,10 +264,12 @@ class KeepFlags(CheckpointFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.save is not None and not self.resume and self.there:
-            raise ValueError(
-                f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
-            )
+        if self.save is not None and not self.resume:
+            if self.there:
+                raise ValueError(
+                    f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
+                )
+            refuse_checkpoints(self.save)
 
     def due(self, step: int, seconds: float) -> bool:
         late = self.save_minutes is not None and seconds >= 60 * self.save_minutes
