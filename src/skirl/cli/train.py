@@ -133,7 +133,7 @@ class Verify(Composed):
         else:
             run = verify(self.recipe, touched)
             shown = None if run["moved"]["fetched"] else NOTHING_SHOWN
-            found = {"runs": [run], "failed": run["difference"]["text"] if run["difference"] else shown}
+            found = {"runs": [run], "failed": run["difference"] or shown}
         return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:
@@ -162,7 +162,7 @@ class Verify(Composed):
             found = facts(result, "runs", "differences", "first", "steps", "fetched", "seconds")
             return {f"{self.trainers} trainers": equal[not result["differences"]], **found}
         [run] = result["runs"]
-        found = facts(run, "losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+        found = facts(run, "losses", "dense", "rows", "width", "cache", "moved", "seconds")
         return {run["optimizer"]: equal[not run["difference"]], **found}
 
 
