@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,11 +145,6 @@ def header_at(path: Path) -> dict[str, Any]:
     if not (path / HEADER).is_file():
         raise CheckpointError(f"{path} holds no checkpoint of a sweep: give a folder that sweep.save has written")
     return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
-
-
-def forget(path: Path) -> None:
-    with suppress(OSError):
-        (path / HEADER).unlink()
 
 
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}

@@ -56,6 +56,7 @@ class Entrant:
         return nan if self.contender.loss is None else self.contender.loss
 
     def step(self, batch: Batch) -> None:
+        self.run.open()
         self.rates.step()
         # Predictions of a variant that has diverged and left do not count.
         logits = self.contender.kept if self.contender.left is None else torch.empty(0)
@@ -70,7 +71,7 @@ class Entrant:
     def finish(self, batches: Lookahead, left: str | None, missing: Sequence[str] = ()) -> dict[str, Any]:
         """End its run, and return its result."""
         self.after_step(batches, last=True)
-        self.run.__exit__(None, None, None)
+        self.run.close()
         engine = self.contender.embeddings.engine
         cache = sum(len(cache) for cache in engine.caches)
         result = {

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +28,8 @@ class SweepFolder:
         self.path: Path | None = None
         self._race: Lines | None = None
         self._missing = Missing()
-        self._begun_at = 0
+        self._begun_at: int | None = None
+        """None until a step is trained."""
         if where == "none":
             return
         self.path = new_folder(Path(os.environ.get(RUNS) or "runs"), name) if where == "auto" else Path(where)
@@ -44,13 +44,6 @@ class SweepFolder:
         if self._race is not None:
             self._race.close()
 
-    def forget(self) -> None:
-        """Leave the folder of a sweep that failed at once to the next try."""
-        if self._race is not None and self.path is not None:
-            with suppress(OSError):
-                (self.path / SWEEP).unlink(missing_ok=True)
-                (self.path / RACE).unlink(missing_ok=True)
-
     @property
     def name(self) -> str | None:
         return None if self.path is None else str(self.path)
@@ -59,7 +52,8 @@ class SweepFolder:
         return "none" if self.path is None else str(self.path / variant)
 
     def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], step: int) -> None:
-        """Write sweep.json and begin race.jsonl; one that resumes drops the lines after its step."""
+        """Write sweep.json and begin race.jsonl, after the first steps: a sweep that is refused leaves nothing in the way
+        of the next try. One that resumes drops the lines after its step."""
         if self.path is None:
             return
         self._begun_at = step
@@ -96,6 +90,7 @@ class SweepFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result. One that is there stays if a resume found nothing left to train."""
-        if self.path is not None and not (self._begun_at == result["steps"] and (self.path / RESULT).is_file()):
+        if self.path is not None and not (self._begun_at is None and (self.path / RESULT).is_file()):
             with self._missing.tried(RESULT, self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
                 put_json(self.path / RESULT, result)

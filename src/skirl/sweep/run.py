@@ -17,7 +17,7 @@ from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import check_same, confirm, forget, header_of, names_of, plain, read_header, write_header
+from skirl.sweep.checkpoint import check_same, confirm, header_of, names_of, plain, read_header, write_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder
@@ -73,10 +73,7 @@ class Told(NamedTuple):
 
 
 class SweepRun:
-    """A sweep in progress, with those of its variants that this rank trains.
-
-    If it fails before its first batch, it leaves no checkpoint.
-    """
+    """A sweep in progress, with those of its variants that this rank trains."""
 
     def __init__(
         self,
@@ -123,8 +120,7 @@ class SweepRun:
         memory = flags["memory"]
         if ranks.size > 1 and memory not in (None, "auto"):
             memory = f"{parse_bytes(memory) // ranks.size}B"
-        resume = self.header is not None
-        self.sweep = sweep_of(self.recipe, own, resume=resume, inexact=flags["inexact"], memory=memory)
+        self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, inexact=flags["inexact"], memory=memory)
         try:
             self.entrants: dict[str, Entrant] = {}
             for variant, one in zip(own, self.sweep.variants, strict=True):
@@ -156,40 +152,28 @@ class SweepRun:
         """Train in this block."""
         cache = self.recipe.cache
         ahead = {"depth": cache.depth, "prefetch": self.recipe.movement.prefetch, "policy": cache.policy}
-        try:
-            with closing(self.folder), ExitStack() as self._open:
-                self._open.enter_context(self.sweep)
-                self.batches: Lookahead = self._open.enter_context(
-                    lookahead(self.stream, self.sweep, **ahead, trace=self.trace)
-                )
-                with self._signals:
-                    try:
-                        self.begin()
-                        yield
-                    except BaseException as error:
-                        self.ranks.peers.fail(error)  # before this rank writes its rows
-                        raise
-        except Exception:
-            if not self.race.step and self.header is None and self.ranks.first:
-                self.folder.forget()
-                if self.keeping.save is not None:
-                    forget(self.keeping.save)
-            raise
+        with closing(self.folder), ExitStack() as self._open:
+            self._open.enter_context(self.sweep)
+            self.batches: Lookahead = self._open.enter_context(
+                lookahead(self.stream, self.sweep, **ahead, trace=self.trace)
+            )
+            with self._signals:
+                try:
+                    self.begin()
+                    yield
+                except BaseException as error:
+                    self.ranks.peers.fail(error)  # before this rank writes its rows
+                    raise
 
     def begin(self) -> None:
-        """Resume from the checkpoint, or write a first one, so that the sweep can be resumed from now on."""
-        save = self.keeping.save
         if self.header is not None:
-            assert save is not None
-            self.sweep.load_from(save, self.header, self._parts)
+            assert self.keeping.save is not None
+            self.sweep.load_from(self.keeping.save, self.header, self._parts)
             for contender in self.sweep.racing:  # it may have had inexact steps before
                 contender.exact = not self.flags["inexact"]
         for entrant in self.entrants.values():
-            self._open.enter_context(entrant.run.begin(self.batches, entrant.meter))
-        if self.ranks.first:
-            self.folder.begin(self.flags, self.variants, self.batches.step)
-        if self.header is None and save is not None:
-            self._save()
+            self._open.enter_context(closing(entrant.run.begin(self.batches, entrant.meter)))
+        self._begun_at = self.batches.step
         self._coming = iter(self.batches)
 
     @property
@@ -211,6 +195,8 @@ class SweepRun:
         steps = self._trained()
         if not steps:
             return False
+        if race.step == self._begun_at and self.ranks.first:
+            self.folder.begin(self.flags, self.variants, self._begun_at)
         for losses, samples in steps:
             left += race.see([losses.get(name, nan) for name in race.names])
             if not race.racing:

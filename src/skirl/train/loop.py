@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -269,12 +270,9 @@ class _Run:
         share, meter, judge, since = self.share, self.meter, self.judge, Since(batches, self.meter)
         if judge.stops:
             return None
-        first = True
         for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
-            if first:
-                batches.times.restart()
-            first = False
+            self.folder.open()
             self.bags += sum(map(bags_of, step.batches))
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
             last = batches.step == self.stream.steps
@@ -338,7 +336,7 @@ def train(
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
         run.keeper(saving, batches) as keeper,
         progress_of("train", run.stream.steps) as progress,
-        folder.begin(batches, run.meter, keeper.check),
+        closing(folder.begin(batches, run.meter, keeper.check)),
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):
             logger.warning("%s", line)
