@@ -65,10 +65,6 @@ class Train(Composed):
             "staging": f"{size(result['staging_bytes'])} more, for {rows['staging']:,} rows on their way",
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
-        if result["shared_lists"]:
-            lines["lists"] = (
-                f"{result['shared_lists']:,} of samples, {result['lists_once']:,} looked up: each once in a batch"
-            )
         if result["run"]:
             lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.save.save:

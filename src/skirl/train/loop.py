@@ -39,8 +39,6 @@ from skirl.train.run_folder import RunFolder, Since
 from skirl.train.schedule import Rates
 
 NOT_ASKED = Asked()
-LISTS = ("shared_lists", "lists_once")
-"""Bags of samples in features that share them within a batch, and those that were looked up."""
 OF_LOOP = ("rows", "dense", "lookups")
 """Channels on which the training loop itself waits for other trainers."""
 logger = logging.getLogger("skirl")
@@ -126,14 +124,6 @@ def count_steps(recipe: Recipe) -> int:
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
     captured = capture(sparse, schema.features, copy=False)
     return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])
-
-
-def bags_of(batch: Batch) -> np.ndarray:
-    """How many bags the samples of a batch have in features that share them, and how many there are of these."""
-    shared = {name for names in batch.sparse.groups for name in names}
-    bags = zip(batch.sparse.keys(), batch.sparse.stride_per_key(), strict=True)
-    once = sum(count for name, count in bags if name in shared)
-    return np.array([len(shared) * len(batch.labels), once])
 
 
 class TrainerShare:
@@ -249,7 +239,6 @@ class _Run:
         self, recipe: Recipe, share: TrainerShare, folder: RunFolder, evaluation: EvaluationFlags, resume: bool
     ) -> None:
         self.share, self.folder, self.meter = share, folder, Meter()
-        self.bags = np.zeros(2, np.int64)
         self.embeddings = recipe.embeddings(
             recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0), resume=resume
         )
@@ -273,7 +262,6 @@ class _Run:
         for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
             self.folder.open()
-            self.bags += sum(map(bags_of, step.batches))
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
             last = batches.step == self.stream.steps
             if meter.diverged(last=last):
@@ -310,7 +298,7 @@ class _Run:
         return {
             "command": "train", **flags, **self.meter.result(), **self.judge.result(),
             "stopped_early": self.judge.stops, "steps": batches.step, "begun_at": self.folder.begun_at,
-            **_of_engine(batches, self.share), **self.share.total(dict(zip(LISTS, self.bags.tolist()))),
+            **_of_engine(batches, self.share),
             "by_trainer": gathered(batches, self.meter, self.share),
             "peak_bytes": peak_bytes(), "machine": machine(), "bad_rows_skipped": self.stream.bad_rows,
             "first_bad_row": self.stream.first_bad_row, "run": self.folder.path, "changes": self.folder.changed,
