@@ -87,7 +87,6 @@ class Entrant:
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
             "from": None,
-            "exact": self.contender.exact,
             "rows": {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched},
             "best": None,
             "missing": [*self.run.missing, *missing],
