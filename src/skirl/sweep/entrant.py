@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from math import nan
 from typing import Any
 
@@ -17,7 +18,7 @@ from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import KeepFlags, Variant, Varied
 from skirl.tools.flags import flat_of
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
-from skirl.train.loop import touched_rows
+from skirl.train.loop import movement_of, touched_rows
 from skirl.train.metrics import Evaluation, Meter, Metrics, NotFinite, evaluating
 from skirl.train.recipe import Recipe
 from skirl.train.run_folder import RunFolder
@@ -87,7 +88,11 @@ class Entrant:
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
             "from": None,
-            "rows": {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched},
+            "rows": {"touched": len(engine.seen), "cache": cache},
+            "counters": asdict(engine.counters),
+            "movement": movement_of(batches.times),
+            "by_trainer": None,
+            "trainers": 1,
             "best": None,
             "missing": [*self.run.missing, *missing],
         }

@@ -28,6 +28,7 @@ from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
+from skirl.pipeline.stages import Times
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.message import pack, unpack
 from skirl.tools.progress import Report, progress_of
@@ -361,6 +362,10 @@ def train(
     return result | {"missing": folder.missing}
 
 
+def movement_of(times: Times) -> dict[str, Any]:
+    return {name: getattr(times, name) for name in ("hidden", "stall", "read", "busy", "blame")}
+
+
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     """What the result says of engines and movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
@@ -383,7 +388,5 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
             "staging_bytes": int(np.dot(staging, engine.record_bytes[: len(staging)])),
         }),
         "counters": share.total(asdict(engine.counters)) | {"steps": engine.counters.steps},
-        "movement": {
-            "hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy, "blame": times.blame,
-        },
+        "movement": movement_of(times),
     }  # fmt: skip
