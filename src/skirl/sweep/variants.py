@@ -96,16 +96,10 @@ def check_store(store: str) -> None:
 
 def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """Return a recipe with some flags replaced, on the same batches."""
-    parts = {}
-    for part in fields(base):
-        owner = getattr(base, part.name)
-        own = {flag.name: overrides[flag.name] for flag in fields(owner) if flag.name in overrides}
-        if own:
-            parts[part.name] = replace(owner, **own)
-    data = parts.get("data", base.data)
-    if data.seed != base.data.seed:
-        parts["data"] = replace(data, data_seed=base.data.stream_seed)
-    return replace(base, **parts)
+    recipe = Recipe.of(**base.flat() | dict(overrides))
+    if recipe.data.seed == base.data.seed:
+        return recipe
+    return replace(recipe, data=replace(recipe.data, data_seed=base.data.stream_seed))
 
 
 def varying() -> dict[str, Flag]:
