@@ -35,9 +35,6 @@ class Rules:
         return max(self.keep, -(-configurations // 2**passed))
 
 
-BROKEN = "predictions for the samples held out are not finite"
-
-
 def difference(place: "VariantPlace") -> str:
     """Return how much higher its loss is than that of rank 1, with the standard error, as text."""
     if place.rank == 1 or place.difference is None or place.kind == "diverged":
@@ -129,7 +126,8 @@ class Race:
         """Take the lowest held-out log losses, None if predictions are not finite, and return who leaves or is dropped.
         Ranks are by them if samples come again, and at the end."""
         broken = [self.names.index(name) for name, one in found.items() if one is None]
-        gone = self._leave(broken, f"diverged at step {self.step:,}: {BROKEN}")
+        why = f"diverged at step {self.step:,}: predictions for the samples held out are not finite"
+        gone = self._leave(broken, why)
         self._held_out |= {
             self.names.index(n): loss for n, loss in found.items() if loss is not None and isfinite(loss)
         }

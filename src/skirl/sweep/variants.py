@@ -76,7 +76,6 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
             raise ValueError(
                 f"variant {name!r} has a name that its folder cannot have: use up to 200 letters, digits and _ . , = + -"
             )
-        refuse_shared(overrides)
         try:
             recipe = varied(base, overrides)
         except (ValueError, TypeError) as error:
