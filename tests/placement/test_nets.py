@@ -112,7 +112,7 @@ def test_costs_of_another_skirl_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "c.json"
     for name, value, says in (
         ("TERMS", ("ids",), "has other terms than those of this skirl: measure again"),
-        ("VERSION", 2, "in format 2, skirl .* reads format 4"),
+        ("VERSION", 2, "in format 2, skirl .* reads format 5"),
     ):
         with monkeypatch.context() as other:
             other.setattr(f"skirl.placement.costs.{name}", value)
