@@ -211,7 +211,8 @@ class RunFolder:
         """Write the result. One that is there stays if a resume found nothing left to train."""
         if self.folder is not None and (self._opened or not (self.folder / RESULT).is_file()):
             with self._missing.tried(RESULT, self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
+                if not self._opened:
+                    self.folder.mkdir(parents=True, exist_ok=True)
                 put_json(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
