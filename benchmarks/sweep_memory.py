@@ -90,5 +90,5 @@ def overlap(layers: int = 12, size: int = 8 << 20) -> dict[str, Any]:
 
 
 def waiting(schedule: Schedule) -> float:
-    figures = schedule.figures()
+    figures = schedule.check()
     return figures.stall / figures.seconds

@@ -116,69 +116,6 @@ def measured(schedule: Schedule, packs: Sequence[Pack]) -> int:
     return max(peaks)
 
 
-MOVES = {
-    "free": ("here", "free"), "offload": ("here", "leaving"), "release": ("leaving", "away"),
-    "reload": ("away", "coming"), "back": ("coming", "here"),
-}  # fmt: skip
-"""Where a storage is before an action and behind it."""
-
-
-def check(schedule: Schedule) -> None:
-    """Check that no operator reads what is not there, or runs more often or in another order than it may, that transfers
-    have two halves, and that nothing is left behind."""
-    packs = [_Checked(step) for step in schedule.steps]
-    for kind, at, what in schedule.actions:
-        pack = packs[at]
-        assert pack.present == (kind != "enter")
-        if kind == "run":
-            assert pack.runs(what)
-        elif kind == "enter":
-            assert not pack.ran
-            pack.present = True
-        elif kind == "leave":
-            assert pack.is_done()
-            pack.present = False
-        else:
-            before, after = MOVES[kind]
-            assert pack.where.get(what) == before
-            pack.where[what] = after
-            if kind == "free":
-                pack.results.difference_update(pack.step.aliases[what])
-    assert all(pack.ran and not pack.present for pack in packs)
-
-
-class _Checked:
-    """A pack while its schedule is checked."""
-
-    def __init__(self, step: Step) -> None:
-        self.step, self.present = step, False
-        self.where = dict[str, str]()
-        self.results, self.ran = set[str](), set[str]()
-        self.last = {True: -1, False: -1}
-        """The last operators that may run only once: those that draw or write, and the others of the backward."""
-
-    def runs(self, name: str) -> bool:
-        operator, place = self.step.operators[name], self.step.places[name]
-        read = [storage for each in operator.reads for storage in self.step.operators[each].storages]
-        if not self.results.issuperset(operator.reads) or any(self.where[s] not in ("here", "leaving") for s in read):
-            return False
-        if name in self.results or any(self.where.get(storage, "free") != "free" for storage in operator.makes):
-            return False
-        if operator.once or operator.backward:
-            if place <= self.last[operator.once]:
-                return False
-            self.last[operator.once] = place
-        self.where |= dict.fromkeys(operator.makes, "here")
-        self.results.add(name)
-        self.ran.add(name)
-        return True
-
-    def is_done(self) -> bool:
-        where = {storage: where for storage, where in self.where.items() if where != "free"}
-        all_ran = len(self.ran) == len(self.step.operators) and self.results.issuperset(self.step.outputs)
-        return all_ran and where == dict.fromkeys(self.step.handed_over, "here")
-
-
 def on_demand_of(schedule: Schedule) -> Schedule:
     """Return a schedule in which what moves comes back when it is used."""
     first = list[Action]()

@@ -23,10 +23,10 @@ from skirl.sweep.capture import Dense, capture
 from skirl.sweep.memory.execute import Link, Pack
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Infeasible, Plan, Planner, fastest, operators_again
-from skirl.sweep.memory.schedule import in_pairs, in_turns, with_transfers
+from skirl.sweep.memory.schedule import Action, Schedule, Unsound, in_pairs, in_turns, with_transfers
 from skirl.sweep.memory.simulate import Step
 from tests.cases import some
-from tests.sweep.planned import FEATURES, TABLES, Case, batch_of, chain, check, drawn_step, measured, on_demand_of
+from tests.sweep.planned import FEATURES, TABLES, Case, batch_of, chain, drawn_step, measured, on_demand_of
 
 
 @pytest.mark.parametrize("name", ["dlrm", "dcnv2", "din", pytest.param("dcat", marks=pytest.mark.slow), "transformer"])
@@ -42,8 +42,7 @@ def test_graphs_have_the_bits_of_eager_and_hold_what_was_simulated(name: str) ->
         assert plans[-1].figures.peak <= limit
     for plan in plans:
         outputs, peak = case.run(plan)
-        check(plan.schedule)
-        assert peak == plan.figures.peak
+        assert peak == plan.figures.peak == max(plan.schedule.check().peak, 0)
         assert all(torch.equal(own, eager) for own, eager in zip(outputs, case.eager, strict=True))
 
 
@@ -88,9 +87,9 @@ def every_choice(step: Step) -> list[Choice]:
     return [choice for choice in (Choice(*both) for both in sets) if operators_again(step, choice) is not None]
 
 
-def test_schedules_are_sound() -> None:
-    draw, made = random.Random(0), 0
-    while made < 50:
+def test_mutated_schedules_are_refused() -> None:
+    draw, refused = random.Random(0), 0
+    while refused < 1000:
         steps = [drawn_step(draw, 6, once=0.1) for _ in range(2)]
         choices = {step: Choice(moved=frozenset(draw.sample(step.maps, 2))) for step in steps}
         for step, choice in choices.items():
@@ -98,8 +97,48 @@ def test_schedules_are_sound() -> None:
             choices[step] = Choice(again, choice.moved)
         if any(operators_again(step, choice) is None for step, choice in choices.items()):
             continue
-        check(Planner(steps, float("inf"), 1000, paired=draw.random() < 0.5).plan(choices).schedule)
-        made += 1
+        plan = Planner(steps, float("inf"), 1000, paired=draw.random() < 0.5).plan(choices)
+        schedule, peak = plan.schedule, plan.figures.peak
+        schedule.check(peak)
+        with pytest.raises(Unsound):
+            schedule.check(peak - 1)
+        for _ in range(20):
+            wrong = mutated(schedule, draw)
+            with pytest.raises(Unsound):
+                Schedule(steps, wrong, schedule.rate).check()
+            refused += 1
+
+
+def mutated(schedule: Schedule, draw: random.Random) -> list[Action]:
+    """Return actions of which one is missing, comes twice, is another pack's, or comes behind one that relies on it."""
+    actions = list(schedule.actions)
+    place = draw.randrange(len(actions))
+    kind, pack, what = actions[place]
+    way = draw.choice(["missing", "twice", "another's", "late", "again"])
+    operators = schedule.steps[pack].operators
+
+    def relies(other: Action) -> bool:
+        reads = kind == other.kind == "run" and what in operators[other.what].reads
+        return other.pack == pack and bool(what) and (other.what == what or reads)
+
+    later = next((at for at in range(place + 1, len(actions)) if relies(actions[at])), None)
+    if way == "twice":
+        actions.insert(place, actions[place])
+    elif way == "another's":
+        actions[place] = actions[place]._replace(pack=1 - pack)
+    elif way == "again":
+        once = [each for each in actions if each.kind == "run" and runs_once(schedule, each)]
+        actions.insert(draw.randrange(len(actions) + 1), draw.choice(once))
+    elif way == "late" and later is not None:
+        actions.insert(later, actions.pop(place))
+    else:
+        del actions[place]
+    return actions
+
+
+def runs_once(schedule: Schedule, action: Action) -> bool:
+    operator = schedule.steps[action.pack].operators[action.what]
+    return operator.once or operator.backward
 
 
 def test_packs_in_pairs_stall_least() -> None:
@@ -109,8 +148,8 @@ def test_packs_in_pairs_stall_least() -> None:
         schedules = [
             with_transfers(steps, runs, moves, 24 * (8 << 20), rate) for runs in (in_turns(orders), in_pairs(orders))
         ]
-        behind_own_backward, in_pair = (each.figures().stall for each in schedules)
-        on_demand = on_demand_of(schedules[0]).figures().stall
+        behind_own_backward, in_pair = (each.check().stall for each in schedules)
+        on_demand = on_demand_of(schedules[0]).check().stall
         assert in_pair <= behind_own_backward < on_demand
         if 10 * (8 << 20) / rate < 12 * 0.001:  # all of it moves in the time of a forward
             assert in_pair == 0

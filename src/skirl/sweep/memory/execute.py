@@ -135,7 +135,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def execute(schedule: Schedule, packs: Sequence[Pack], seen: Callable[[], None] = lambda: None) -> None:
-    """Run a schedule, and say so behind each operator."""
+    """Run a schedule that has been checked, and say so behind each operator."""
     for kind, pack, what in schedule.actions:
         getattr(packs[pack], kind)(what)
         if kind == "run":

@@ -1,4 +1,4 @@
-"""A step of all variants within a limit of memory: captured once, timed, planned, then run."""
+"""A step of all variants within a limit of memory: captured once, timed, planned and checked, then run."""
 
 import copy
 from collections.abc import Sequence
@@ -75,7 +75,10 @@ class Memory:
         plan = Planner(steps, room, self.link.rate).least()
         if plan.figures.peak > room:
             raise Infeasible(plan.figures.peak + self.held, self.limit, len(steps))
-        return fastest(steps, room, self.link.rate) if all(step.seconds for step in steps) else plan
+        if all(step.seconds for step in steps):
+            plan = fastest(steps, room, self.link.rate)
+        plan.schedule.check(room)
+        return plan
 
     def _pack(self, contender: Contender, batch: Any, loss: Loss) -> Pack:
         """Return a variant as a pack: it looks its rows up when it enters, and is stepped when it leaves."""

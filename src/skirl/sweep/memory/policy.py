@@ -82,7 +82,7 @@ class Planner:
         runs = in_pairs(orders) if self.paired else in_turns(orders)
         moved = [choices[step].moved for step in self.steps]
         schedule = with_transfers(self.steps, runs, moved, self.limit, self.rate)
-        return Plan(schedule, schedule.figures(), choices)
+        return Plan(schedule, schedule.check(), choices)
 
     def least(self) -> Plan:
         """Return the plan that holds least: of what the forward leaves, only what the operator that runs takes."""

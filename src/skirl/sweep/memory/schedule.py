@@ -25,6 +25,17 @@ class Figures(NamedTuple):
     """Seconds of them in which operators wait for the link."""
 
 
+class Unsound(ValueError):
+    """A schedule that must not run."""
+
+
+_MOVES = {
+    "free": ("here", "free", -1), "offload": ("here", "leaving", 0), "release": ("leaving", "away", -1),
+    "reload": ("away", "coming", 1), "back": ("coming", "here", 0),
+}  # fmt: skip
+"""Where a storage is before an action and behind it, and whether its bytes come or go."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     steps: Sequence[Step]
@@ -32,29 +43,77 @@ class Schedule:
     rate: float
     """Bytes a second of the link, each way."""
 
-    def figures(self) -> Figures:
-        """Go through the actions on a clock that stands for the device and its link."""
+    def check(self, limit: float = inf) -> Figures:
+        """Go through the actions on a clock that stands for the device and its link. Raise Unsound if an operator reads
+        what is not there, runs more often or in another order than it may, a transfer has no other half, something is
+        left behind, or the peak is above the limit."""
         peak = held = 0
         clock = stall = 0.0
-        link, until = {"offload": 0.0, "reload": 0.0}, dict[tuple[int, str], float]()
-        for kind, pack, what in self.actions:
-            step = self.steps[pack]
+        packs, link = [_Checked(step) for step in self.steps], {"offload": 0.0, "reload": 0.0}
+        for number, (kind, at, what) in enumerate(self.actions):
+            pack, step = packs[at], self.steps[at]
+            sound = pack.present == (kind != "enter")
             if kind == "run":
+                sound = sound and pack.runs(what)
                 held += sum(map(step.sizes.__getitem__, step.operators[what].makes))
                 clock += step.seconds.get(what, 0.0)
             elif kind == "enter":
+                sound, pack.present = sound and not pack.ran, True
                 held += step.entered
             elif kind == "leave":
+                sound, pack.present = sound and pack.is_done(), False
                 held -= step.entered + sum(map(step.sizes.__getitem__, step.handed_over))
             else:
-                held += {"free": -1, "release": -1, "reload": 1}.get(kind, 0) * step.sizes[what]
-            if kind in link:
-                until[pack, what] = link[kind] = max(clock, link[kind]) + step.sizes[what] / self.rate
-            elif kind in ("release", "back"):
-                waits = max(0.0, until[pack, what] - clock)
-                clock, stall = clock + waits, stall + waits
+                before, after, sign = _MOVES[kind]
+                sound, pack.where[what] = sound and pack.where.get(what) == before, after
+                held += sign * step.sizes[what]
+                if kind == "free":
+                    pack.results.difference_update(step.aliases[what])
+                elif kind in link:
+                    pack.until[what] = link[kind] = max(clock, link[kind]) + step.sizes[what] / self.rate
+                else:
+                    waits = max(0.0, pack.until.get(what, 0.0) - clock)
+                    clock, stall = clock + waits, stall + waits
             peak = max(peak, held)
+            if not sound or peak > limit:
+                raise Unsound(
+                    f"action {number} is wrong, {kind} {what} of pack {at}; {held:,} bytes are held of {limit:,}"
+                )
+        if any(pack.present or not pack.ran for pack in packs):
+            raise Unsound("a pack has not left, or never came")
         return Figures(peak, clock, stall)
+
+
+class _Checked:
+    """A pack while its schedule is checked."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.present = step, False
+        self.where, self.until = dict[str, str](), dict[str, float]()
+        self.results, self.ran = set[str](), set[str]()
+        self.last = {True: -1, False: -1}
+        """The last operators that may run only once: those that draw or write, and the others of the backward."""
+
+    def runs(self, name: str) -> bool:
+        operator, place = self.step.operators[name], self.step.places[name]
+        read = [storage for each in operator.reads for storage in self.step.operators[each].storages]
+        if not self.results.issuperset(operator.reads) or any(self.where[s] not in ("here", "leaving") for s in read):
+            return False
+        if name in self.results or any(self.where.get(storage, "free") != "free" for storage in operator.makes):
+            return False
+        if operator.once or operator.backward:
+            if place <= self.last[operator.once]:
+                return False
+            self.last[operator.once] = place
+        self.where |= dict.fromkeys(operator.makes, "here")
+        self.results.add(name)
+        self.ran.add(name)
+        return True
+
+    def is_done(self) -> bool:
+        where = {storage: where for storage, where in self.where.items() if where != "free"}
+        all_ran = len(self.ran) == len(self.step.operators) and self.results.issuperset(self.step.outputs)
+        return all_ran and where == dict.fromkeys(self.step.handed_over, "here")
 
 
 class Run(NamedTuple):
