@@ -255,7 +255,7 @@ def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
     """A rank's variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
     own, flags = (
         share_of(recipe, spread(recipe, count), rank, size),
-        {"log_every": ENDLESS, "memory": None},
+        {"log_every": ENDLESS, "inexact": False, "memory": None},
     )
     run = SweepRun(Ranks(Alone()), *own, RaceFlags(), KeepFlags(), LogFlags(run="none"), flags, EvaluationFlags())
     with run.opened():

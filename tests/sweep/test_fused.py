@@ -316,3 +316,16 @@ def test_a_layout_that_comes_once_is_not_probed(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(Forms, "_probed", counted)
     SweepCommand.of(**FLAGS | files(tmp_path, "csv"), vary=("lr=0.01,0.1",), run="none", processes=1).run()
     assert probed == [16]
+
+
+def test_results_say_what_was_inexact(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fused, "same_bits", lambda a, b: False)
+    for inexact in (False, True):
+        command = SweepCommand.of(
+            data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=16, steps=12, cache="20%", quiet=True,
+            vary=("lr=0.02,0.5",), run="none", processes=1, inexact=inexact,
+        )  # fmt: skip
+        result = command.run()
+        assert result["form"] == ("fused" if inexact else "loop") and result["exact"] == (not inexact)
+        assert all(of["exact"] == (not inexact) for of in result["by_variant"].values())
+        assert ("exact" in command.summary(result)) == inexact

@@ -42,6 +42,9 @@ class SweepCommand(Composed):
     """A TOML file with a table for each variant; with --vary, each of them is combined with every combination."""
     log_every: int | None = None
     """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
+    inexact: bool = False
+    """Compute variants of one architecture as one also where this changes their last bits, if it is faster. By default only
+    where a probe finds the bits of lone runs; the result says which form was used, and whether it was exact."""
     memory: str | None = None
     """The most that dense weights, their states and a step of all variants may take, such as 8GiB, or auto: what is free.
     What does not fit is computed again, moved to the host, or trained in turns. If not given, there is no limit."""
@@ -108,6 +111,8 @@ class SweepCommand(Composed):
             return lines | facts(result, "run", "page")
         lines |= facts(result, "samples_per_second", "processes_used", "peak_bytes")
         lines["form"] = COMPUTED[result["form"]]
+        if not result["exact"]:
+            lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
         lines |= facts(result, "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
             more = f"more {self.recipe.data.longer(result['steps'])} and --resume go on from there"

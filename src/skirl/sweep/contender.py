@@ -191,6 +191,8 @@ class Contender:
         """True once it has been trained on the batch in the loop."""
         self.ends_step = True
         """True if that batch is the last micro-batch of its step."""
+        self.exact = True
+        """False once a step may have had other bits than its lone run."""
         self.generator = _seeded(seed)
 
     def __repr__(self) -> str:

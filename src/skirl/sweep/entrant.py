@@ -88,6 +88,7 @@ class Entrant:
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
             "from": None,
+            "exact": self.contender.exact,
             "rows": {"touched": len(engine.seen), "cache": cache},
             "counters": asdict(engine.counters),
             "movement": movement_of(batches.times),

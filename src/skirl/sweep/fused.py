@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -57,9 +57,9 @@ class Stack:
 class Stacking(fx.Interpreter):
     """Computes a graph for all variants at once: an operator for all where that has the bits of one by one."""
 
-    def __init__(self, graph: fx.GraphModule, variants: int) -> None:
+    def __init__(self, graph: fx.GraphModule, variants: int, exact: bool) -> None:
         super().__init__(graph)
-        self._variants = variants
+        self._variants, self._exact = variants, exact
         self.alone: dict[str, bool] = {}
         """Of each operator, once it was computed in both ways on random numbers: whether it is run one by one."""
 
@@ -107,7 +107,7 @@ class Stacking(fx.Interpreter):
             if target._schema.is_mutable and _name_of(target) not in EXACT:
                 raise Unfit(f"{target} writes in place")
             return False  # a view
-        if not probed:
+        if self._exact and not probed:
             return True
         try:
             wanted, found = tree_leaves(one_by_one()), tree_leaves(together())
@@ -115,7 +115,7 @@ class Stacking(fx.Interpreter):
             return True
         least = min(FEW * self._variants, *(each.numel() for each in stacks))
         few = any(isinstance(of, Stack) and of.of.numel() < least for of in wanted)
-        return few or not all(map(same_bits, map(bare, found), map(bare, wanted)))
+        return self._exact and (few or not all(map(same_bits, map(bare, found), map(bare, wanted))))
 
     def _whole(self, value: Any) -> Tensor:
         return bare(value) if isinstance(value, Stack) else value.expand(self._variants, *value.shape)
@@ -140,12 +140,12 @@ def bare(value: Any) -> Any:
 class Fused:
     """The graphs of variants alike as one, over stacks of all that differs."""
 
-    def __init__(self, captured: Captured, each: Sequence[Dense]) -> None:
+    def __init__(self, captured: Captured, each: Sequence[Dense], exact: bool) -> None:
         from skirl.sweep.passes import stacked
 
         self.captured, self._own = captured, len(captured.draws) + len(each[0].inputs) - len(each[0].data)
         self._differs = list[bool]()
-        stacking = Stacking(captured.graph, len(each))
+        stacking = Stacking(captured.graph, len(each), exact)
 
         def whole(*given: Tensor) -> list[Any]:
             found = stacking.run(*map(Stack, given[: self._own]), *given[self._own :])
@@ -185,6 +185,12 @@ def same_bits(a: Any, b: Any) -> bool:
     return torch.equal(a.detach().reshape(-1).view(torch.uint8), b.detach().reshape(-1).view(torch.uint8))
 
 
+def close(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.numel():
+        return same_bits(a, b)
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.detach().abs().max()))
+
+
 def random_inputs(each: Sequence[Dense]) -> list[list[Tensor]]:
     """Return random weights and rows of each variant, with its buffers and the data."""
     draw, inputs = torch.Generator().manual_seed(0), list[list[Tensor]]()
@@ -197,7 +203,7 @@ def random_inputs(each: Sequence[Dense]) -> list[list[Tensor]]:
     return inputs
 
 
-def agree(each: Sequence[Dense], fused: Fused) -> bool:
+def agree(each: Sequence[Dense], fused: Fused, same: Callable[[Any, Any], bool]) -> bool:
     """Return whether variants alone and fused make the same of random weights and rows."""
     inputs, lone = random_inputs(each), list[Any]()
     with unchanged():
@@ -207,7 +213,7 @@ def agree(each: Sequence[Dense], fused: Fused) -> bool:
             torch.manual_seed(seed)
             own[:0] = fused.captured.drawn()
     both = zip(fused(inputs), lone, strict=True)
-    return all(same_bits(*pair) for found, wanted in both for pair in zip(found, wanted, strict=True))
+    return all(same(*pair) for found, wanted in both for pair in zip(found, wanted, strict=True))
 
 
 def alike(captured: Captured, dense: Dense) -> Any:
@@ -245,8 +251,8 @@ class State:
 class Group:
     """Variants that train in one form: if two fit, they take turns until both are measured."""
 
-    def __init__(self, contenders: Sequence[Contender], fused: Fused | None = None) -> None:
-        self.contenders, self.fused = contenders, fused
+    def __init__(self, contenders: Sequence[Contender], fused: Fused | None = None, *, exact: bool = True) -> None:
+        self.contenders, self.fused, self.exact = contenders, fused, exact
         self.seconds: dict[Form, list[float]] = {"fused": [], "loop": []}
         self._weights: list[dict[str, Tensor]] = []
         self._steps = self._checked = 0
@@ -283,7 +289,7 @@ class Group:
         self._steps += 1
         if self._steps.bit_count() == 1 or self._steps % AGAIN == 0:
             each = [Dense(one.model, loss, own, batch) for one, own in zip(self.contenders, rows, strict=True)]
-            if not agree(each, self.fused):
+            if not agree(each, self.fused, same_bits if self.exact else close):
                 if self._steps > 1:
                     raise RuntimeError(
                         f"models or their loss compute something else than {self._steps - self._checked} steps ago from the "
@@ -298,6 +304,7 @@ class Group:
                 inputs.append([*captured.drawn(), *weights.values(), *own.banks, *data])
         found = self.fused(inputs)
         for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
+            contender.exact &= self.exact
             hand_over(captured, contender, weights, own, outputs)  # nothing draws random numbers by now
         step_dense(self.contenders)
         return True
@@ -309,10 +316,10 @@ class Forms:
     only: Form | None = None
     """The form wherever it fits, instead of the faster one. If it is the loop, nothing is probed."""
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: Loss, inexact: bool) -> None:
         self.steps: Counter[str] = Counter()
         """Steps of variants in each form."""
-        self._loss, self._unfit = loss, False
+        self._loss, self._inexact, self._unfit = loss, inexact, False
         self._last: Any = None
         """The layout of the last batch: one that comes once, as an epoch's end, is not worth a probe of seconds."""
         self.forget()
@@ -392,9 +399,10 @@ class Forms:
         if len(contenders) == 1:
             return Group(contenders)
         try:
-            fused = Fused(captured, each)
-            if agree(each, fused):
-                return Group(contenders, fused)
+            fused = Fused(captured, each, not self._inexact)
+            exact = agree(each, fused, same_bits)
+            if exact or (self._inexact and agree(each, fused, close)):
+                return Group(contenders, fused, exact=exact)
             why: object = "fused, they would have other bits for batches of this size"
         except Exception as error:  # of an operator that does not stack
             why = error

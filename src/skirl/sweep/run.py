@@ -120,7 +120,7 @@ class SweepRun:
         memory = flags["memory"]
         if ranks.size > 1 and memory not in (None, "auto"):
             memory = f"{parse_bytes(memory) // ranks.size}B"
-        self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, memory=memory)
+        self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, inexact=flags["inexact"], memory=memory)
         try:
             self.entrants: dict[str, Entrant] = {}
             for variant, one in zip(own, self.sweep.variants, strict=True):
@@ -169,6 +169,8 @@ class SweepRun:
         if self.header is not None:
             assert self.keeping.save is not None
             self.sweep.load_from(self.keeping.save, self.header, self._parts)
+            for contender in self.sweep.racing:  # it may have had inexact steps before
+                contender.exact = not self.flags["inexact"]
         for entrant in self.entrants.values():
             self._open.enter_context(closing(entrant.run.begin(self.batches, entrant.meter)))
         self._begun_at = self.batches.step
@@ -393,6 +395,7 @@ class SweepRun:
             "processes_used": self.ranks.size,
             **total,
             "form": max(steps, key=steps.__getitem__, default=None),
+            "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
             "stopped_by": self.stopped_by,
@@ -406,6 +409,6 @@ class SweepRun:
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
     names = (
-        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run",
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run", "exact",
     )  # fmt: skip
     return {name: result[name] for name in names if name in result}

@@ -88,8 +88,8 @@ class Sweep:
     ...     [variant.loss > 0 for variant in sweep], sweep.plans
     ([False, False], 10)
 
-    Iterating yields each variant still in the race in its turn: its `model`, `step(loss)`, the last `loss`, and what the
-    loss function `kept`. Of one that left, `left` says why.
+    Iterating yields each variant still in the race in its turn: its `model`, `step(loss)`, the last `loss`, what the loss
+    function `kept`, and whether its steps were `exact`. Of one that left, `left` says why.
 
     **Arguments**
 
@@ -111,6 +111,8 @@ class Sweep:
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
     - `threads`: torch threads that each variant computes with inside the with-block. Bits depend on it, so its default does
       not depend on the machine.
+    - `inexact`: let `step` compute variants of one architecture as one even where their bits would not be those of lone
+      runs, if that is faster. By default only where a probe finds them equal; `variant.exact` says what was done.
     - `memory`: the most that weights, their states and a step of all variants may take, such as "8GiB", or "auto": what is
       free. `step` then recomputes, moves to the host or takes variants in turn what does not fit. None: no limit.
     """
@@ -131,6 +133,7 @@ class Sweep:
         device: str | torch.device = "cpu",
         resume: bool = False,
         threads: int = 1,
+        inexact: bool = False,
         memory: str | None = None,
     ) -> None:
         if isinstance(variants, Mapping) or not all(isinstance(each, Variant) for each in variants):
@@ -139,7 +142,7 @@ class Sweep:
         packs = packs_of(variants, tables, optimizer, seed)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
-        self.forms = Forms(loss)
+        self.forms = Forms(loss, inexact)
         if memory not in (None, "auto"):
             parse_bytes(memory)
         self._loss, self._limit, self._memory = loss, memory, cast("Memory | None", None)
