@@ -16,7 +16,7 @@ from skirl.train.recipe import Recipe
 
 COMPUTED = {
     "loop": "one variant after the other", "fused": "variants of one architecture at once",
-    "planned": "as planned for --memory",
+    "graph": "variants as branches of one CUDA graph", "planned": "as planned for --memory",
 }  # fmt: skip
 """How steps trained their variants."""
 

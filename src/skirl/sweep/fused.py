@@ -316,9 +316,11 @@ class Forms:
     only: Form | None = None
     """The form wherever it fits, instead of the faster one. If it is the loop, nothing is probed."""
 
-    def __init__(self, loss: Loss, inexact: bool) -> None:
+    def __init__(self, loss: Loss, inexact: bool, *, graphs: bool = False) -> None:
+        """graphs: try first whether all fit into one CUDA graph."""
         self.steps: Counter[str] = Counter()
         """Steps of variants in each form."""
+        self._graphs = graphs
         self._loss, self._inexact, self._unfit = loss, inexact, False
         self._last: Any = None
         """The layout of the last batch: one that comes once, as an epoch's end, is not worth a probe of seconds."""
@@ -326,8 +328,8 @@ class Forms:
 
     def forget(self) -> None:
         """Let go of all models."""
-        self._groups: dict[Any, list[Group]] = {}
-        """By layout."""
+        self._groups: dict[Any, list[Any]] = {}
+        """By layout: groups, or a CUDA graph of all."""
         self._states: list[State] = []
 
     def step(self, racing: Sequence[Contender], batch: Any) -> None:
@@ -361,8 +363,20 @@ class Forms:
         self._unfit = True
         log.info("variants train in turn: %s", why)
 
-    def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Group]:
+    def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Any]:
         """Train all in turn, and find which of them run as one."""
+        if self._graphs:
+            from skirl.sweep.graphed import Graphed
+
+            try:
+                with unchanged():
+                    graph = Graphed(racing, self._loss, batch)
+            except Exception as error:  # of a model or a loss that waits for the GPU, draws numbers, or keeps some
+                log.info("variants are no CUDA graph: %s", error)
+                self._graphs = False
+            else:
+                Group(racing).train("loop", self._loss, batch)
+                return [graph]
         states = [State(contender) for contender in racing]
         same, lone = list[tuple[Any, list[Any]]](), list[Contender]()
         Group(racing).train("loop", self._loss, batch)

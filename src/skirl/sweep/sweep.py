@@ -15,6 +15,7 @@ from skirl.checkpoint.saving import Saving
 from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
+from skirl.engine.device import torch_device
 from skirl.engine.engine import Engine, Opening
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection
@@ -142,7 +143,7 @@ class Sweep:
         packs = packs_of(variants, tables, optimizer, seed)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
-        self.forms = Forms(loss, inexact)
+        self.forms = Forms(loss, inexact, graphs=torch_device(device).type == "cuda")
         if memory not in (None, "auto"):
             parse_bytes(memory)
         self._loss, self._limit, self._memory = loss, memory, cast("Memory | None", None)
