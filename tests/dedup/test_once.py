@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.cli.train import Train
 from skirl.core.once import find
 from skirl.data.files.columnar import KEY
 from skirl.data.files.find import BadFile, BadSchema
@@ -50,14 +49,6 @@ def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
             assert (lists is None) == repeats and (back > 0) == repeats
             assert repeats or lists == full
             above = full
-
-
-def test_a_run_says_how_many_lists_it_looked_up(tmp_path: Path) -> None:
-    some, whole = both(tmp_path, made(96, 9))
-    run = Train.of(data=some, batch=32, model="dlrm-tiny", dim=4, cache="100%", run="none").run()
-    rows = pq.read_table(whole.partition(":")[2], columns=["visit", "seen"]).to_pylist()
-    once = sum(n % 32 == 0 or one != above for n, (one, above) in enumerate(zip(rows, [None, *rows])))
-    assert (run["shared_lists"], run["lists_once"]) == (96, once) and once < 96
 
 
 @given(n=st.integers(2, 120), sessions=st.integers(1, 12), seed=st.integers(0, 9), batch=st.sampled_from([1, 7, 64]))

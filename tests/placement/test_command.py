@@ -65,7 +65,6 @@ BAD = [
     ([TABLE], ["--memory", "1KB,2KB,3KB"], "--memory is 1KB,2KB,3KB, and there are 2 ranks: name one for each"),
     ([TABLE], ["--costs", "c.txt"], "--costs is 'c.txt': name a file that ends in .json"),
     ([TABLE], ["--kernel", "fbgemm-cpu"], "skirl comes with no costs of kernel fbgemm-cpu: leave --no-measure out"),
-    ([{**TABLE, "dim": 6}], ["--kernel", "fbgemm-cpu"], "has dim 6, and FBGEMM's operator takes multiples of 4"),
 ]
 
 
@@ -156,7 +155,6 @@ def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys, as_json):
     assert "bags" in chosen and "few" not in chosen
     assert {name: of["trainer"] for name, of in found["ways"].items() if of["trainer"] is not None} == chosen
     assert main([*words, "--force"]) == 0 and "whole at" in capsys.readouterr().out
-    assert as_json("info", str(out))["ranks"] == 2
     assert main([*words, "--force", "--columns", "always"]) == 2
     assert "so columns is 'always' for TorchRec alone: leave --columns out" in capsys.readouterr().err
 

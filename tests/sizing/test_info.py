@@ -1,6 +1,5 @@
 """What `skirl info` says about things it does not know, and of when; tests/habits/test_commands.py covers the rest."""
 
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -29,10 +28,6 @@ def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str
     assert cli.main(["info", str(tmp_path / name)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("skirl info: ") and said in line
-
-
-def test_costs_name_their_kernel(as_json):
-    assert as_json("info", str(files("skirl.placement") / "costs_cpu.json"))["kernel"] == "skirl-cpu"
 
 
 def test_text_is_told_by_its_first_line(tmp_path: Path, as_json):

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from skirl.checkpoint.folder import BEST, headers_with_steps
 from skirl.cli.files import Export
 
 TIMES = ("seconds", "begun_at")
@@ -49,20 +48,12 @@ def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     stayed = [name for name, of in result["by_variant"].items() if "diverged" not in (of["left"] or "")]
     own = {name: json.loads((folder / "run" / name / "result.json").read_text()) for name in result["by_variant"]}
     names = ("winner", "standing", "variant_steps", "cost", "seed_noise", "steps", "failed")
-    best = {}
-    for name, of in result["by_variant"].items():
-        if of["best"] is not None:
-            kept = folder / "saved" / name / BEST
-            [(step, header)] = headers_with_steps(kept)
-            assert of["best"]["folder"] == str(kept) and of["best"]["step"] == step
-            best[name] = step, rows_of(header)
     return {
         "race": race_lines(folder / "run"),
-        "by_variant": {n: of | {"run": None, "best": None} for n, of in result["by_variant"].items()},
+        "by_variant": {n: of | {"run": None} for n, of in result["by_variant"].items()},
         "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
         "evaluations": {name: evaluations(folder / "run" / name) for name in own},
         "rows": {name: rows_of(folder / "saved" / name) for name in stayed},
-        "best": best,
         **{name: result[name] for name in names},
     }
 

@@ -1,4 +1,4 @@
-"""Evaluations, best checkpoints and another run's rows in a sweep: to the bit those of each variant's lone run."""
+"""Evaluations and checkpoints in a sweep: to the bit those of each variant's lone run."""
 
 import json
 import signal
@@ -15,7 +15,6 @@ from skirl.checkpoint.without_model import opened
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER
-from skirl.sweep.folder import SweepKeeper
 from skirl.sweep.race import Race
 from skirl.sweep.run import SweepRun
 from skirl.tools.sealed_json import CheckpointError
@@ -31,8 +30,8 @@ VARY = ("lr=0.02,0.5", "dense-lr=0.003,0.1")
 NAMES = ("lr=0.02,dense_lr=0.003", "lr=0.02,dense_lr=0.1", "lr=0.5,dense_lr=0.003", "lr=0.5,dense_lr=0.1")
 
 
-def command(of: Path, first: Path, **more: Any) -> SweepCommand:
-    where = {"run": str(of / "run"), "save": of / "saved", "from_": first, "keep_best": True, "save_every": 6}
+def command(of: Path, **more: Any) -> SweepCommand:
+    where = {"run": str(of / "run"), "save": of / "saved", "save_every": 6}
     return SweepCommand.of(**FLAGS | JUDGED | {"vary": VARY, **where, **more})
 
 
@@ -49,65 +48,40 @@ def same_dense(ours: Path, theirs: Path) -> None:
         assert torch.equal(drawn[0]["torch"], drawn[1]["torch"])
 
 
-def same_as_alone(name: str, of: Path, first: Path, into: Path) -> None:
+def same_as_alone(name: str, of: Path, into: Path) -> None:
     """A variant of a sweep leaves behind what it leaves behind alone up to the step at which it is dropped."""
     own = json.loads((of / "run" / name / "config.json").read_text())["flags"]
-    own |= {
-        "run": str(into / "run"),
-        "quiet": True,
-        "save": into / "save",
-        "save_every": 2,
-        "keep_last": 40,
-        "from_": first,
-    }
+    own |= {"run": str(into / "run"), "quiet": True, "save": into / "save", "save_every": 2, "keep_last": 40}
     alone = Train.of(**own).run()
     found = json.loads((of / "run" / name / "result.json").read_text())
     judged = [one for one in evaluations(into / "run") if one["step"] <= found["steps"]]
     assert evaluations(of / "run" / name) == judged and len(judged) > 2
     if found["left"] is None:
         assert all(found[key] == alone[key] for key in ("loss", "auc", "steps", "test_logloss", "test_auc", "samples"))
-    kept, best = of / "saved" / name, min(judged, key=lambda one: one["test_logloss"])
-    assert found["best"] == {
-        "folder": str(kept / folder.BEST), "step": best["step"], "test_logloss": best["test_logloss"]
-    }  # fmt: skip
-    saved = dict(folder.headers_with_steps(into / "save"))
-    for ours, step in ((kept / folder.BEST, best["step"]), (folder.headers_with_steps(kept)[0][1], found["steps"])):
-        assert rows_of(ours).num_rows > 300 and rows_of(ours) == rows_of(saved[step])
-        same_dense(ours, saved[step])
+    ours = folder.headers_with_steps(of / "saved" / name)[0][1]
+    theirs = dict(folder.headers_with_steps(into / "save"))[found["steps"]]
+    assert rows_of(ours).num_rows > 300 and rows_of(ours) == rows_of(theirs)
+    same_dense(ours, theirs)
     assert found["rows"]["cache"] == alone["rows"]["cache"] == 300
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    save = tmp_path_factory.mktemp("first")
-    assert Train.of(**FLAGS | {"steps": 8, "run": "none", "save": save}).run()["failed"] is None
-    return save
-
-
-@pytest.fixture(scope="module")
-def whole(first: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     of = tmp_path_factory.mktemp("whole")
-    return of, command(of, first).run()
+    return of, command(of).run()
 
 
 @pytest.mark.parametrize(
     "name", [NAMES[2], *(pytest.param(name, marks=pytest.mark.slow) for name in (*NAMES[:2], NAMES[3]))]
 )
-def test_a_variant_is_evaluated_and_saved_as_alone(name: str, whole: tuple, first: Path, tmp_path: Path):
-    of, result = whole
-    same_as_alone(name, of, first, tmp_path)
-    own = json.loads((of / "run" / name / "config.json").read_text())["flags"]
-    assert own["from_"] == str(first) and own["eval_every"] == 4
-    found = json.loads((of / "run" / name / "result.json").read_text())
-    assert result["by_variant"][name]["best"] == found["best"] and result["from"] == found["from"]
+def test_a_variant_is_evaluated_and_saved_as_alone(name: str, whole: tuple, tmp_path: Path):
+    same_as_alone(name, whole[0], tmp_path)
 
 
-def killed(of: Path, first: Path) -> None:
-    """Kill a sweep as it starts, before a best is kept, and as variants stop."""
+def killed(of: Path) -> None:
+    """Kill a sweep as it starts, and as variants stop."""
     kills: tuple[Callable[[], None], ...] = (
         lambda: kill_before(SweepRun, "begin", lambda self, *_: True),  # its start is noted, and nothing is saved
-        # the checkpoint is there, its best is not:
-        lambda: kill_before(SweepKeeper, "keep_best", lambda self, header: len(self._due(header)) > 0),
         lambda: kill_before(Race, "_drop", lambda self, *_: True),
     )
     for number, kill in enumerate(kills):
@@ -115,27 +89,25 @@ def killed(of: Path, first: Path) -> None:
         def child(begins: Callable[[], object], kill: Callable[[], None] = kill, number: int = number) -> None:
             kill()
             begins()
-            command(of, first, resume=number > 0).run()
+            command(of, resume=number > 0).run()
 
         assert ended(*forked(child)) == -signal.SIGKILL
     header = json.loads((of / "saved" / HEADER).read_text())
-    assert header["step"] >= 4 and set(header["also"]["race"]["judged"]) == set(NAMES)
+    assert header["step"] >= 4 and len(header["also"]["race"]["held_out"]) == len(NAMES)
 
 
-def test_killed_and_gone_on_with(whole: tuple, first: Path, tmp_path: Path):
-    killed(tmp_path, first)
-    assert min(of["best"]["step"] for of in whole[1]["by_variant"].values()) == 4, "the second kill shows nothing"
-    same(left_behind(tmp_path, command(tmp_path, first, resume=True, from_=None).run()), left_behind(*whole))
+def test_killed_and_gone_on_with(whole: tuple, tmp_path: Path):
+    killed(tmp_path)
+    same(left_behind(tmp_path, command(tmp_path, resume=True).run()), left_behind(*whole))
 
 
-def test_the_last_state_of_a_variant_that_is_dropped_outlives_the_save_before(first: Path, tmp_path: Path):
-    result = command(tmp_path, first, keep_best=False, save_every=1, steps=10, rungs="4,8").run()
+def test_the_last_state_of_a_variant_that_is_dropped_outlives_the_save_before(tmp_path: Path):
+    result = command(tmp_path, save_every=1, steps=10, rungs="4,8").run()
     for name, of in result["by_variant"].items():
-        assert of["best"] is None
         assert folder.headers_with_steps(tmp_path / "saved" / name)[0][0] == of["steps"]
 
 
-def test_the_folder_of_a_sweep_is_taken_for_no_run(first: Path, tmp_path: Path):
+def test_the_folder_of_a_sweep_is_taken_for_no_run(tmp_path: Path):
     save, flags = tmp_path / "grid", FLAGS | {"steps": 4, "run": "none", "valid": None}
     SweepCommand.of(**flags, vary=("lr=0.02,0.5",), save=save).run()
     held = sorted(save.rglob("*"))
@@ -144,9 +116,8 @@ def test_the_folder_of_a_sweep_is_taken_for_no_run(first: Path, tmp_path: Path):
             ValueError, match=f"save is {save}, which holds a sweep: set it to another folder, or go on"
         ):
             Train.of(**flags, save=save, resume=resume).run()
-    for command in (Train.of(**flags, from_=save), SweepCommand.of(**flags, from_=save, vary=("lr=0.02,0.5",))):
-        with pytest.raises(CheckpointError, match=f"{save} holds a sweep: name a variant, {save / 'NAME'}"):
-            command.run()
+    with pytest.raises(CheckpointError, match=f"{save} holds a sweep: name a variant, {save / 'NAME'}"):
+        Train.of(**flags, from_=save).run()
     assert sorted(save.rglob("*")) == held
     assert Train.of(**flags, from_=save / "lr=0.5").run()["from"]["folder"] == str(save / "lr=0.5")
 
@@ -161,16 +132,9 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     result = SweepCommand.of(**flags).run()
     why = "diverged at step 1: predictions for the samples held out are not finite"
     assert left_of(tmp_path / "r") == [(1, "dense_lr=1e+30", why)]
-    assert (result["failed"], result["winner"], result["best"]["variant"]) == (None, "dense_lr=0.001", "dense_lr=0.001")
+    assert (result["failed"], result["winner"]) == (None, "dense_lr=0.001")
     result = SweepCommand.of(**flags | {"vary": ("dense-lr=1e29,1e30",), "run": str(tmp_path / "all")}).run()
     says = f"all 2 variants have diverged, dense_lr=1e+30 as the last one, which {why}"
-    assert (result["failed"], result["winner"], result["best"]) == (says, None, None)
+    assert (result["failed"], result["winner"]) == (says, None)
     assert [step for step, *_ in left_of(tmp_path / "all")] == [1, 1]
     assert {place["state"] for place in result["standing"]} == {why}
-
-
-def test_what_does_not_fit_is_refused_before_anything_is_written(first: Path, tmp_path: Path):
-    says = "variant dim=8: --dim is 8, the run was saved with 4: its weights fit no other model"
-    with pytest.raises(ValueError, match=says):
-        command(tmp_path, first, vary=("dim=4,8",)).run()
-    assert not [*tmp_path.iterdir()]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.sweep.race import Judged, Race, Rules
+from skirl.sweep.race import Race, Rules
 from skirl.sweep.variants import RaceFlags
 from tests.cases import cases
 
@@ -67,7 +67,7 @@ def test_a_longer_race_keeps_its_rungs():
     of_steps = RaceFlags(rungs="500,80%").rules(1000).rungs, RaceFlags(rungs="14").rules(15, 2, 8).rungs
     assert of_steps == ((500, 800), (16,))  # the second waits for an evaluation
     (race := Race([*"abcd"], rules=Rules(rungs=(1,), again=True))).see([0.1, 0.2, 0.3, 0.4])
-    race.judge({name: Judged(1, loss, 1) for name, loss in zip("abcd", (0.1, 0.2, 0.4, 0.3))}, last=False)
+    race.judge(dict(zip("abcd", (0.1, 0.2, 0.4, 0.3))), last=False)
     assert [place.variant for place in race.standing()] == ["a", "b", "d", "c"]
     assert part.state_dict() == whole.state_dict() and part.standing() == whole.standing()
 
@@ -136,7 +136,7 @@ def test_rungs_and_ranks_are_those_of_the_rule_written_out(number: int):
             for k, state in enumerate(rule.state):
                 if state == "races":
                     rule.held_out[k] = min(rule.held_out[k], draw.random())
-            found = {f"v{k}": Judged(step, loss, step) for k, loss in enumerate(rule.held_out) if loss < math.inf}
+            found: dict[str, float | None] = {f"v{k}": loss for k, loss in enumerate(rule.held_out) if loss < math.inf}
             for k in some(0.1):
                 rule.state[k], found[f"v{k}"] = "diverged", None
             race.judge({name: one for name, one in found.items() if name in race.racing}, last=False)

@@ -16,9 +16,9 @@ from tests.warm import COMMAND, Python
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 24, "cache": "300", "valid": "10%",
     "quiet": True, "log_every": 4, "rungs": "25%,75%", "threads": 1, "processes": 1,
-    "eval_every": 8, "keep_best": True,
+    "eval_every": 8,
 }  # fmt: skip
-PLAIN: dict[str, Any] = {"rungs": None, "valid": None, "eval_every": None, "keep_best": False}
+PLAIN: dict[str, Any] = {"rungs": None, "valid": None, "eval_every": None}
 VARY = ("lr=0.02,0.5", "dim=4,8")
 DIVERGES = "dense-lr=0.001,1e30"
 
@@ -58,7 +58,6 @@ def test_all_that_is_left_behind_is_that_of_one_process(
     assert len(whole["rows"]) == 4 and min(rows.num_rows for rows in whole["rows"].values()) > 100
     same(left_behind(tmp_path, result), whole)
     assert len([*(tmp_path / "rows").iterdir()]) == size
-    assert Path(result["best"]["folder"]).parts[-2:] == (result["winner"], "best")
 
 
 SIGNALLED = """
@@ -145,18 +144,17 @@ from skirl.tools.os_errors import NotWritten
 step = Entrant.step
 def full(self, batch):
     step(self, batch)
-    if "dim=8" in self.name and self.meter.steps == {at}:
+    if "dim=8" in self.name and self.meter.steps == 8:
         raise NotWritten("the disk of the rows is full", errno.ENOSPC)
 Entrant.step = full
 """
 
 
-@pytest.mark.parametrize("at", [4, pytest.param(8, marks=pytest.mark.slow)])
-def test_an_error_in_a_step_ends_all(at: int, python: Python, tmp_path: Path):
+def test_an_error_in_a_step_ends_all(python: Python, tmp_path: Path):
     more = PLAIN | {"vary": ("dim=4,8",), "save_every": 4, "steps": 8}
-    codes, said = on_ranks(python, 2, tmp_path, FULL.format(at=at), **more)
+    codes, said = on_ranks(python, 2, tmp_path, FULL, **more)
     assert codes == [1, 1] and all("the disk of the rows is full" in err for err in said)
-    assert json.loads((tmp_path / "saved" / checkpoint.HEADER).read_text())["step"] < at
+    assert json.loads((tmp_path / "saved" / checkpoint.HEADER).read_text())["step"] == 4
 
 
 def test_more_ranks_than_variants_are_refused(python: Python, tmp_path: Path):

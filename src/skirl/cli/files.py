@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.checkpoint.folder import BEST
 from skirl.cli.show import ShowFlags, facts
 from skirl.core import OptimizerName
 from skirl.data.flags import DataFlags, check_in_and_out
@@ -325,13 +324,11 @@ class Export(ShowFlags):
                 rows, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix,
                 dense=parameters if self.dense else None, origins=origins,
             )  # fmt: skip
-        best = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / BEST
-        beside = {"best": f"of the run, by held-out log loss, is {best}"} if best.is_dir() else {}
-        written = beside | {"checkpoint": str(checkpoint), "out": str(self.out), "bytes": self.out.stat().st_size}
+        written = {"checkpoint": str(checkpoint), "out": str(self.out), "bytes": self.out.stat().st_size}
         return {"command": "export", **written, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        return facts(result, "checkpoint", "best", "out", "bytes")
+        return facts(result, "checkpoint", "out", "bytes")
 
 
 @dataclass(frozen=True)

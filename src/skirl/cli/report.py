@@ -218,32 +218,27 @@ def _details(config: Mapping[str, Any], run: Mapping[str, Any], evaluations: Seq
 
 
 def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | None]) -> str:
-    """Return a table with a line for each place, with held-out losses only if ranks are by them. aucs: of held-out
-    samples."""
+    """Return a table with a line for each place, with held-out losses only if ranks are by them, and AUCs if known."""
     from skirl.sweep.race import VariantPlace, difference
 
     heads = {"held_out": "lowest held out", "loss": "loss", "mean": "mean of seeds"}
     by = [name for name in heads if name == "loss" or any(at.get(name) is not None for at in places)]
-    kind = "last held-out AUC" if any(auc is not None for auc in aucs.values()) else "AUC"
-    lines: list[tuple[str, ...]] = [("rank", "variant", *(heads[name] for name in by), "loss to rank 1", kind, "state")]
+    lines: list[tuple[str, ...]] = [
+        ("rank", "variant", *(heads[name] for name in by), "loss to rank 1", "AUC", "state")
+    ]
     for at in places:
         losses = (_figure(at.get(name), 5) for name in by)
-        behind = difference(VariantPlace(**{name: value for name, value in at.items() if name != "auc"}))
-        auc = at["auc"] if kind == "AUC" else aucs.get(at["variant"])
-        lines.append((str(at["rank"]), at["variant"], *losses, behind, _figure(auc), at["state"]))
+        auc = _figure(aucs.get(at["variant"]))
+        lines.append((str(at["rank"]), at["variant"], *losses, difference(VariantPlace(**at)), auc, at["state"]))
     return columns(lines, left=(1, len(lines[0]) - 1))
 
 
 def best_line(sweep: Mapping[str, Any]) -> str:
-    place, best, save = sweep["standing"][0], sweep["best"], sweep["flags"].get("save")
+    place = sweep["standing"][0]
     if place.get("held_out") is None:
         loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
         return f"{place['variant']}, {loss} on samples that nobody had trained on"
-    folder = best["folder"] if best else None
-    if save and folder is None and best is not None and best["step"] == sweep["saved_step"]:
-        folder = Path(save) / place["variant"]
-    at = "" if best is None else f", at step {best['step']:,}, {_kept(folder)}"
-    return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out{at}"
+    return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out"
 
 
 def report_of_sweep(folder: Path) -> dict[str, Any]:
@@ -272,16 +267,18 @@ def sweep_so_far(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     ends = [one for one, after in zip(standings, [*standings[1:], {}]) if one["begun_at"] != after.get("begun_at")]
     last = standings[-1] if standings else {"step": 0, "places": []}
     return {
-        **dict.fromkeys(("winner", "failed", "stopped_by", "best", "cost", "seed_noise", "saved_step")),
+        **dict.fromkeys(("winner", "failed", "stopped_by", "cost", "seed_noise")),
         "flags": config["flags"], "variants": [variant["name"] for variant in config["variants"]], "ended": False,
-        "step": last["step"], "standing": last["places"], "test_auc": {},
+        "step": last["step"], "standing": last["places"], "aucs": {},
         "seconds": sum(one["seconds"] for one in ends),
     }  # fmt: skip
 
 
 def facts_of_sweep(result: Mapping[str, Any]) -> dict[str, Any]:
-    aucs = {name: of.get("test_auc") for name, of in result["by_variant"].items()}
-    return {**result, "flags": result, "variants": [*aucs], "ended": True, "step": result["steps"], "test_auc": aucs}
+    by_variant = result["by_variant"]
+    auc = "test_auc" if any("test_auc" in of for of in by_variant.values()) else "auc"
+    aucs = {name: of.get(auc) for name, of in by_variant.items()}
+    return {**result, "flags": result, "variants": [*aucs], "ended": True, "step": result["steps"], "aucs": aucs}
 
 
 def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
@@ -311,6 +308,6 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
     if places:
         judged = any(at.get("held_out") is not None for at in places)
         notes = {MEANS: sweep["seed_noise"] is not None, JUDGED: judged, LEFT: bool(left)}
-        table = standing(places, sweep["test_auc"])
+        table = standing(places, sweep["aucs"])
         lines["race"] = "\n".join([table, *(note for note, applies in notes.items() if applies)])
     return lines

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from skirl.cli.report import facts_of_sweep, report_of_sweep, sweep_lines
 from skirl.cli.show import ShowFlags, facts
-from skirl.cli.train import origin_line
 from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, check_store, variants_of
 from skirl.tools.flags import Composed, parsed
 from skirl.tools.os_errors import why
-from skirl.tools.units import parse_bytes, size
+from skirl.tools.units import parse_bytes
 from skirl.train.flags import EvaluationFlags, LogFlags, check_evaluated
 from skirl.train.recipe import Recipe
 
@@ -28,7 +27,7 @@ class SweepCommand(Composed):
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "placement", "patience")  # of single runs
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "placement", "patience", "keep_best", "from_")  # of single runs
 
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
@@ -55,7 +54,7 @@ class SweepCommand(Composed):
     def __post_init__(self) -> None:
         check_store(self.recipe.cache.store)
         self.recipe.check_labels()
-        check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
+        check_evaluated(self.evaluation, valid=self.recipe.data.valid)
         epochs = self.recipe.data.epochs
         if epochs > 1 and self.recipe.data.valid is None:
             raise ValueError(
@@ -112,12 +111,8 @@ class SweepCommand(Composed):
             return lines | facts(result, "run", "page")
         lines |= facts(result, "samples_per_second", "processes_used", "peak_bytes")
         lines["form"] = COMPUTED[result["form"]]
-        if result["planned_bytes"]:
-            lines["planned"] = f"{size(result['planned_bytes'])} for weights, their states and a step of all variants"
         if not result["exact"]:
             lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
-        if result["from"] is not None:
-            lines["begun"] = origin_line(result["from"])
         lines |= facts(result, "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
             more = f"more {self.recipe.data.longer(result['steps'])} and --resume go on from there"

@@ -64,10 +64,6 @@ class Train(Composed):
             "staging": f"{size(result['staging_bytes'])} more, for {rows['staging']:,} rows on their way",
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
-        if result["shared_lists"]:
-            lines["lists"] = (
-                f"{result['shared_lists']:,} of samples, {result['lists_once']:,} looked up: each once in a batch"
-            )
         if result["run"]:
             lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.save.save:
@@ -132,7 +128,7 @@ class Verify(Composed):
         else:
             run = verify(self.recipe, touched)
             shown = None if run["moved"]["fetched"] else NOTHING_SHOWN
-            found = {"runs": [run], "failed": run["difference"]["text"] if run["difference"] else shown}
+            found = {"runs": [run], "failed": run["difference"] or shown}
         return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:
@@ -161,7 +157,7 @@ class Verify(Composed):
             found = facts(result, "runs", "differences", "first", "steps", "fetched", "seconds")
             return {f"{self.trainers} trainers": equal[not result["differences"]], **found}
         [run] = result["runs"]
-        found = facts(run, "losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+        found = facts(run, "losses", "dense", "rows", "width", "cache", "moved", "seconds")
         return {run["optimizer"]: equal[not run["difference"]], **found}
 
 

@@ -23,7 +23,6 @@ from skirl.placement.costs import (
 )  # fmt: skip
 from skirl.placement.measure import Arena, Lookups, arena_of, generate, rounds_of
 from skirl.placement.spec import Piece
-from skirl.tools.machine import machine
 from skirl.tools.progress import progress_of
 
 DIMS = (4, 8, 12, 16, 24, 28, 32, 48, 60, 64, 96, 128)
@@ -159,8 +158,7 @@ def measure_machine(kernel: Kernel, optimizers: Sequence[str], *, minutes: float
                 break
     ms = np.min(rounds, axis=0)
     parts = Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :])
-    where = {name: value for name, value in machine().items() if name != "threads"} | {"device": arena.device}
-    costs = replace(fit_costs(*parts, 0, start, kernel), machine=where)
+    costs = fit_costs(*parts, 0, start, kernel)
     if out is not None:
         save_costs(costs, out)
     return costs

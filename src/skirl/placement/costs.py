@@ -218,7 +218,7 @@ TERMS = (
 )  # fmt: skip
 """The last three are for rows that take the plain loops. The logarithm is there because many rows do not stay in the caches
 from the forward pass to the backward one, so that each costs more."""
-FORMAT, VERSION = "skirl-costs", 4
+FORMAT, VERSION = "skirl-costs", 5
 _FLOAT = 4
 _NOTHING = np.zeros(SUMS)
 
@@ -251,7 +251,6 @@ class Costs:
     ranks: int
     kernel: str = KERNELS[0]
     net: ComputeNet | None = None
-    machine: Mapping[str, Any] | None = None
     sent: Mapping[str, Bytes] | None = None
     """Where ranks are skirl's trainers, the bytes of each table: they exchange rows of those that are cut by rows."""
 
@@ -293,7 +292,7 @@ def save_costs(costs: Costs, path: Path) -> None:
     body = {
         "format": FORMAT, "format_version": VERSION, "skirl": __version__, "backend": costs.kernel, "terms": list(TERMS),
         "ms": {name: list(of) for name, of in costs.ms.items()},
-        "net": None if costs.net is None else costs.net.body(), "machine": costs.machine,
+        "net": None if costs.net is None else costs.net.body(),
     }  # fmt: skip
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -307,7 +306,7 @@ def load_costs(path: Path, *, link: float, ranks: int, kernels: Sequence[str] = 
         raise ValueError(f"{path} has other terms than those of this skirl: measure again")
     net = None if body["net"] is None else ComputeNet.parsed(body["net"])
     ms = {name: tuple(of) for name, of in body["ms"].items()}
-    return Costs(ms, link, ranks, body["backend"], net, body["machine"])
+    return Costs(ms, link, ranks, body["backend"], net)
 
 
 def shipped(link: float, ranks: int) -> Costs:

@@ -6,7 +6,6 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -29,7 +28,7 @@ from skirl.store.sharded import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.resume import run_of
 
-KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
+KINDS = "a checkpoint, a disk store, a vocabulary, a run, data files, predictions or exported rows"
 SWEEP = "sweep.json"
 """What a sweep leaves in the folder of its runs."""
 
@@ -89,15 +88,6 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         head = file.read(4096)
     if len(head) >= 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return describe_safetensors(path)
-    if path.suffix == ".pt" and is_zipfile(path):
-        return {"kind": "state dict of torch.save, for skirl import", "bytes": path.stat().st_size}
-    if b'"skirl-plan"' in head:
-        plan = json.loads(path.read_bytes())
-        return {"kind": "plan of skirl place", "ranks": plan["ranks"], "tables": len(plan["tables"])}
-    if b'"skirl-tables"' in head:
-        return {"kind": "list of tables for skirl place", "tables": len(json.loads(path.read_bytes())["tables"])}
-    if b'"skirl-costs"' in head:
-        return {"kind": "costs measured for skirl place", "kernel": json.loads(path.read_bytes())["backend"]}
     kind = _kind(path)
     if kind is None or path.suffix == ".json":
         raise ValueError(f"{path} is not a file that skirl recognises: name {KINDS}")

@@ -1,9 +1,8 @@
-"""A checkpoint of a sweep: one of each variant in the race, a header that names those of one step, and the best of each."""
+"""A checkpoint of a sweep: one of each variant in the race, and a header that names those of one step."""
 
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,16 @@ from skirl.store.disk.frozen import check_files
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.contender import Contender
-from skirl.sweep.variants import KeepFlags, Varied
+from skirl.sweep.variants import Varied
 from skirl.tools import __version__
 from skirl.tools.os_errors import NotWritten, why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
-from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of, shown
+from skirl.train.resume import FREE, check_flags, shown
 
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 8
+_VERSION = 9
 
 Parts = Callable[[Contender], Sequence[Any]]
 
@@ -148,11 +147,6 @@ def header_at(path: Path) -> dict[str, Any]:
     return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
 
 
-def forget(path: Path) -> None:
-    with suppress(OSError):
-        (path / HEADER).unlink()
-
-
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
 """Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
 losses from before and after the resume are summed."""
@@ -170,17 +164,6 @@ def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any], variants: Seq
                     f"variant {variant.name} has {name} {shown(own.get(name))}, and was saved with "
                     f"{shown(theirs.get(name))}: {_THEN}"
                 )
-
-
-def begun(keeping: KeepFlags, variants: Sequence[Varied]) -> Origin | None:
-    origin = origin_of(keeping, saved=keeping.goes_on)
-    if origin is not None:
-        for variant in variants:
-            try:
-                check_model(Path(origin.given), origin.header, variant.recipe.flat())
-            except ValueError as error:
-                raise ValueError(f"variant {variant.name}: {error}") from error
-    return origin
 
 
 def plain(value: Any) -> Any:

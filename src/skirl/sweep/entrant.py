@@ -1,9 +1,10 @@
 """A variant in its sweep, with all that `skirl train` has beside its model: rates, metrics, evaluations and a run folder."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from math import isfinite, nan
+from dataclasses import asdict
+from math import nan
 from typing import Any
 
 import torch
@@ -13,12 +14,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from skirl.core.batch import Batch, moved
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
-from skirl.sweep.race import Judged
 from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import KeepFlags, Variant, Varied
 from skirl.tools.flags import flat_of
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
-from skirl.train.loop import touched_rows
+from skirl.train.loop import movement_of, touched_rows
 from skirl.train.metrics import Evaluation, Meter, Metrics, NotFinite, evaluating
 from skirl.train.recipe import Recipe
 from skirl.train.run_folder import RunFolder
@@ -40,9 +40,7 @@ class Entrant:
         self.meter = Meter()
         self.judge = Evaluation(every=evaluation.eval_every)
         save = None if keeping.save is None else keeping.save / variant.name
-        saved = SaveFlags(save=save, keep_best=keeping.keep_best, from_=keeping.from_)
-        self.flags = flat_of(variant.recipe, evaluation, saved, logged)
-        self.begun_from: dict[str, Any] | None = None
+        self.flags = flat_of(variant.recipe, evaluation, SaveFlags(save=save), logged)
         self.run = RunFolder(
             logged.run, name=variant.name, flags=self.flags, every=logged.log_every, resume=keeping.resume
         )
@@ -59,6 +57,7 @@ class Entrant:
         return nan if self.contender.loss is None else self.contender.loss
 
     def step(self, batch: Batch) -> None:
+        self.run.open()
         self.rates.step()
         # Predictions of a variant that has diverged and left do not count.
         logits = self.contender.kept if self.contender.left is None else torch.empty(0)
@@ -70,12 +69,10 @@ class Entrant:
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
 
-    def finish(
-        self, batches: Lookahead, left: str | None, best: Mapping[str, Any] | None, missing: Sequence[str] = ()
-    ) -> dict[str, Any]:
+    def finish(self, batches: Lookahead, left: str | None, missing: Sequence[str] = ()) -> dict[str, Any]:
         """End its run, and return its result."""
         self.after_step(batches, last=True)
-        self.run.__exit__(None, None, None)
+        self.run.close()
         engine = self.contender.embeddings.engine
         cache = sum(len(cache) for cache in engine.caches)
         result = {
@@ -90,10 +87,14 @@ class Entrant:
             "run": self.run.path,
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
-            "from": self.begun_from,
+            "from": None,
             "exact": self.contender.exact,
-            "rows": {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched},
-            "best": best,
+            "rows": {"touched": len(engine.seen), "cache": cache},
+            "counters": asdict(engine.counters),
+            "movement": movement_of(batches.times),
+            "by_trainer": None,
+            "trainers": 1,
+            "best": None,
             "missing": [*self.run.missing, *missing],
         }
         del self.rates  # they hold its optimizers and thus its weights
@@ -130,9 +131,9 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], **more: Any) -> Sweep:
     )
 
 
-def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> dict[str, Judged | None]:
-    """Predict the held-out samples with all variants, reading each batch once. Return what comes of it, by name: None if
-    predictions are not finite."""
+def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> dict[str, float | None]:
+    """Predict the held-out samples with all variants, reading each batch once. Return the lowest log loss so far, by name:
+    None if predictions are not finite."""
     metrics, began = {entrant.name: Metrics() for entrant in entrants}, time.monotonic()
     models = nn.ModuleList(entrant.contender.model for entrant in entrants)
     with ExitStack() as paused, evaluating(models, held_out) as found, torch.no_grad():
@@ -144,11 +145,7 @@ def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) 
                     metrics[entrant.name].update(entrant.contender.model(batch), batch.labels)
                 except NotFinite:
                     del metrics[entrant.name]
-    judged = dict[str, Judged | None]()
     for one in entrants:
-        judged[one.name] = None
         if one.name in metrics:
             one.judge.add(step, metrics[one.name].scores(), time.monotonic() - began)
-            best = one.judge.best if isfinite(one.judge.best or 0.0) else None
-            judged[one.name] = Judged(step, best, one.judge.best_step)
-    return judged
+    return {one.name: one.judge.best if one.name in metrics else None for one in entrants}

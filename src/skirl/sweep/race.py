@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from math import isfinite
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,23 +33,6 @@ class Rules:
         """Return how many configurations may go on after a step."""
         passed = sum(1 for rung in self.rungs if rung <= step)
         return max(self.keep, -(-configurations // 2**passed))
-
-
-BROKEN = "predictions for the samples held out are not finite"
-
-
-class Judged(NamedTuple):
-    """The outcome of a variant's evaluations on the samples held out so far."""
-
-    step: int
-    """The step of the last evaluation."""
-    best: float | None
-    """The lowest log loss; None if none was finite."""
-    best_step: int
-    """The step with the lowest log loss."""
-
-    def is_best_at(self, step: int) -> bool:
-        return self.best is not None and self.best_step == self.step == step
 
 
 def difference(place: "VariantPlace") -> str:
@@ -109,8 +93,8 @@ class Race:
         """[batches, variants]: of the last whole stretch and the one that has begun, each before anybody trained on it."""
         self._before, self._length = 0, FIRST
         """Batches of these stretches, the last when it is whole."""
-        self.judged: dict[str, Judged] = {}
-        """What evaluations of each variant have found."""
+        self._held_out: dict[int, float] = {}
+        """By variant: its lowest log loss on the samples held out."""
         self._judged = False
         """Whether ranks are by these."""
         self._gone: dict[int, VariantPlace] = {}
@@ -138,21 +122,19 @@ class Race:
         self._losses = np.vstack([self._losses, values])
         return gone + (self._drop() if self.step in self.rules.rungs and not self.rules.again else [])
 
-    def judge(self, found: Mapping[str, Judged | None], *, last: bool) -> list[VariantPlace]:
-        """Take evaluations, None if predictions are not finite, and return who leaves or is dropped. Ranks
-        are by them if samples come again, and at the end."""
+    def judge(self, found: Mapping[str, float | None], *, last: bool) -> list[VariantPlace]:
+        """Take the lowest held-out log losses, None if predictions are not finite, and return who leaves or is dropped.
+        Ranks are by them if samples come again, and at the end."""
         broken = [self.names.index(name) for name, one in found.items() if one is None]
-        gone = self._leave(broken, f"diverged at step {self.step:,}: {BROKEN}")
-        self.judged |= {name: one for name, one in found.items() if one is not None}
+        why = f"diverged at step {self.step:,}: predictions for the samples held out are not finite"
+        gone = self._leave(broken, why)
+        self._held_out |= {
+            self.names.index(n): loss for n, loss in found.items() if loss is not None and isfinite(loss)
+        }
         if self.racing and (last or self.rules.again):
             self._judged = any(self._racing[k] for k in self._held_out)
             gone += self._drop() if self._judged and not last else []
         return gone
-
-    @property
-    def _held_out(self) -> dict[int, float]:
-        """By variant: its lowest log loss on the samples held out."""
-        return {self.names.index(name): one.best for name, one in self.judged.items() if one.best is not None}
 
     def standing(self) -> list[VariantPlace]:
         """Return the places of all variants, best first. Those that left follow, the last to leave and the best first."""
@@ -171,9 +153,9 @@ class Race:
     def seed_noise(self) -> float | None:
         """Return the standard deviation over seeds of what ranks are by, pooled over all configurations, those that left as
         they were then; None if none has several."""
-        values, held_out = self._values(), self._held_out
+        values = self._values()
         for k, place in self._gone.items():  # as it was then
-            then = held_out.get(k) if self._judged else place.loss
+            then = self._held_out.get(k) if self._judged else place.loss
             values[k] = np.nan if then is None or place.kind == "diverged" else then
         seeds = [values[(self._of == c) & np.isfinite(values)] for c in range(self._of.max() + 1)]
         spreads = [(np.var(own, ddof=1), len(own) - 1) for own in seeds if len(own) > 1]
@@ -186,7 +168,7 @@ class Race:
             "step": self.step,
             "racing": self._racing.tolist(),
             "gone": {str(k): asdict(place) for k, place in self._gone.items()},
-            "judged": self.judged,
+            "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "by_held_out": self._judged,
             "stretches": [self._before, self._length],
             "losses": self._losses.tobytes().hex(),
@@ -197,7 +179,7 @@ class Race:
         self.step = state["step"]
         self._racing = np.array(state["racing"])
         self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
-        self.judged = {name: Judged(*one) for name, one in state["judged"].items()}
+        self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["by_held_out"]
         self._before, self._length = state["stretches"]
         self._losses = np.frombuffer(bytes.fromhex(state["losses"])).reshape(-1, len(self.names))
@@ -208,8 +190,7 @@ class Race:
 
     def _values(self) -> np.ndarray:
         if self._judged:
-            held_out = self._held_out
-            return np.array([held_out.get(k, np.inf) for k in range(len(self.names))])
+            return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
         return self._losses.sum(0) / max(1, len(self._losses))
 
     def _own(self, c: int) -> list[int]:

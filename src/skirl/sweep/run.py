@@ -10,17 +10,18 @@ from dataclasses import asdict
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
+from skirl.checkpoint.saving import Saving
 from skirl.core.batch import Batch
 from skirl.engine.capacity import DoesNotFit
 from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import begun, check_same, forget, header_of, names_of, plain, read_header
+from skirl.sweep.checkpoint import check_same, confirm, header_of, names_of, plain, read_header, write_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
-from skirl.sweep.folder import SweepFolder, SweepKeeper
-from skirl.sweep.race import Judged, Race, VariantPlace, difference
+from skirl.sweep.folder import SweepFolder
+from skirl.sweep.race import Race, VariantPlace, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
 from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, points, seeds_of_one
@@ -32,7 +33,6 @@ from skirl.tools.units import figure, parse_bytes, timeout_of
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.loop import count_steps
 from skirl.train.recipe import Recipe
-from skirl.train.resume import begin_from
 
 log = logging.getLogger("skirl")
 
@@ -73,10 +73,7 @@ class Told(NamedTuple):
 
 
 class SweepRun:
-    """A sweep in progress, with those of its variants that this rank trains.
-
-    If it fails before its first batch, it leaves no checkpoint.
-    """
+    """A sweep in progress, with those of its variants that this rank trains."""
 
     def __init__(
         self,
@@ -98,8 +95,9 @@ class SweepRun:
             self.header = read_header(keeping.save, [variant.name for variant in variants])
             saved = self.header["also"]
             check_same(saved, flags, variants)
+        elif keeping.resume:
+            log.warning("%s holds no checkpoint: the sweep begins, at step 0", keeping.save)
         check_pooled(variants)
-        self._origin = begun(keeping, variants)
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         if steps is None and "%" in (race_flags.rungs or ""):
@@ -122,14 +120,12 @@ class SweepRun:
         memory = flags["memory"]
         if ranks.size > 1 and memory not in (None, "auto"):
             memory = f"{parse_bytes(memory) // ranks.size}B"
-        resume = self.header is not None
-        self.sweep = sweep_of(self.recipe, own, resume=resume, inexact=flags["inexact"], memory=memory)
+        self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, inexact=flags["inexact"], memory=memory)
         try:
             self.entrants: dict[str, Entrant] = {}
             for variant, one in zip(own, self.sweep.variants, strict=True):
                 alone = LogFlags(run=self.folder.of(variant.name), log_every=self.every)
                 self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
-            self.keeper = SweepKeeper(ranks, keeping, self.sweep, self._parts)
         except BaseException:
             self.sweep.close()  # a second try must find its stores free
             raise
@@ -144,6 +140,10 @@ class SweepRun:
         """Most steps until all meet again."""
         self._began = self._now = self._saved_at = ranks.told(time.monotonic(), "the time")[0]
         """Of the first rank."""
+        self._saved_step: int | None = None if self.header is None else self.header["step"]
+        """Of the checkpoint that counts."""
+        self._not_saved: str | None = None
+        """Why the last one could not be written."""
         self._signals = Signals(keeping.save is not None, launched_here())
         self.stopped_by: str | None = None
 
@@ -152,48 +152,28 @@ class SweepRun:
         """Train in this block."""
         cache = self.recipe.cache
         ahead = {"depth": cache.depth, "prefetch": self.recipe.movement.prefetch, "policy": cache.policy}
-        try:
-            with closing(self.folder), ExitStack() as self._open:
-                self._open.enter_context(self.sweep)
-                self.batches: Lookahead = self._open.enter_context(
-                    lookahead(self.stream, self.sweep, **ahead, trace=self.trace)
-                )
-                with self._signals:
-                    try:
-                        self.begin()
-                        yield
-                    except BaseException as error:
-                        self.ranks.peers.fail(error)  # before this rank writes its rows
-                        raise
-        except Exception:
-            if not self.race.step and self.header is None and self.ranks.first:
-                self.folder.forget()
-                if self.keeping.save is not None:
-                    forget(self.keeping.save)
-            raise
+        with closing(self.folder), ExitStack() as self._open:
+            self._open.enter_context(self.sweep)
+            self.batches: Lookahead = self._open.enter_context(
+                lookahead(self.stream, self.sweep, **ahead, trace=self.trace)
+            )
+            with self._signals:
+                try:
+                    self.begin()
+                    yield
+                except BaseException as error:
+                    self.ranks.peers.fail(error)  # before this rank writes its rows
+                    raise
 
     def begin(self) -> None:
-        """Resume from the checkpoint, or write a first one, so that the sweep can be resumed from now on."""
-        save = self.keeping.save
         if self.header is not None:
-            assert save is not None
-            self.sweep.load_from(save, self.header, self._parts)
+            assert self.keeping.save is not None
+            self.sweep.load_from(self.keeping.save, self.header, self._parts)
             for contender in self.sweep.racing:  # it may have had inexact steps before
                 contender.exact = not self.flags["inexact"]
-        elif self._origin is not None:
-            for contender in self.sweep.racing:
-                with contender.drawing():
-                    found = begin_from(self._origin, contender.model, self.stream)
-                    self.entrants[contender.name].begun_from = found
         for entrant in self.entrants.values():
-            self._open.enter_context(entrant.run.begin(self.batches, entrant.meter))
+            self._open.enter_context(closing(entrant.run.begin(self.batches, entrant.meter)))
         self._begun_at = self.batches.step
-        if self.ranks.first:
-            self.folder.begin(self.flags, self.variants, self._begun_at)
-        if self.header is not None:
-            self.keeper.counts(self.header)
-        elif save is not None:
-            self._save()
         self._coming = iter(self.batches)
 
     @property
@@ -215,6 +195,8 @@ class SweepRun:
         steps = self._trained()
         if not steps:
             return False
+        if race.step == self._begun_at and self.ranks.first:
+            self.folder.begin(self.flags, self.variants, self._begun_at)
         for losses, samples in steps:
             left += race.see([losses.get(name, nan) for name in race.names])
             if not race.racing:
@@ -229,8 +211,7 @@ class SweepRun:
             entrant.after_step(self.batches, last=self._last)
         self.speed.reached(self.samples)
         if step % self.every == 0 or self._last or not race.racing:
-            aucs = {} if self.folder.path is None else self._aucs()
-            self.folder.standing(time.monotonic() - self._began, race, aucs)
+            self.folder.standing(time.monotonic() - self._began, race)
         return bool(race.racing)
 
     def _meeting(self) -> int:
@@ -303,8 +284,7 @@ class SweepRun:
             own = {}
             if due := [entrant for entrant in self.here if entrant.judge.due(self.race.step, last=self._last)]:
                 own = evaluate(due, self.race.step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
-            told = self.ranks.joined(own, "evaluations")
-        found = {name: None if one is None else Judged(*one) for name, one in told.items()}
+            found = self.ranks.joined(own, "evaluations")
         return self.race.judge(found, last=self._last)
 
     def _let_leave(self, left: Sequence[VariantPlace]) -> None:
@@ -318,7 +298,7 @@ class SweepRun:
                 continue
             entrant = self.entrants[name]
             missing = self._save_last(entrant) if name in save else []
-            results[name] = entrant.finish(self.batches, one.state, self._best(name), missing)
+            results[name] = entrant.finish(self.batches, one.state, missing)
             if entrant.contender.left is None and len(self.sweep) > 1:
                 self.sweep.drop(name, one.state)  # its memory is freed
         if results and not self.here:  # others may go on for a long time
@@ -330,8 +310,7 @@ class SweepRun:
         assert self.keeping.save is not None
         entrant.after_step(self.batches, last=True)
         try:
-            savings = self.sweep.saved(self.keeping.save, self._parts, some=[entrant.contender])
-            self.keeper.keep_best(self._header() | {"variants": names_of(savings)})
+            self.sweep.saved(self.keeping.save, self._parts, some=[entrant.contender])
         except NotWritten as error:
             of = f"the last checkpoint of variant {entrant.name}, of step {self.batches.step:,}"
             log.warning("%s, is missing: %s", of, error)
@@ -348,16 +327,31 @@ class SweepRun:
     def keep(self) -> bool:
         """Save if it is time to. Return whether a signal ends the sweep."""
         stop = self.stopped_by is not None
-        if self.keeping.save is not None:
-            step = self.race.step
-            best = self.keeping.keep_best and any(one.is_best_at(step) for one in self.race.judged.values())
-            if stop or self._last or best or self.keeping.due(step, self._now - self._saved_at):
-                self._save()
+        due = stop or self._last or self.keeping.due(self.race.step, self._now - self._saved_at)
+        if due and self.keeping.save is not None:
+            self._save()
         return stop
 
     def _save(self) -> None:
-        self._saved_at = self._now
-        self.keeper.save(self._header())
+        """Save on all ranks: the header, which the first one writes, makes a checkpoint count. If one cannot be written,
+        the one before still counts."""
+        self._saved_at, header, path, savings = self._now, self._header(), self.keeping.save, dict[str, Saving]()
+        assert path is not None
+
+        def write() -> dict[str, str]:
+            savings.update(self.sweep.saved(path, self._parts) if self.sweep.racing else {})
+            return names_of(savings)
+
+        try:
+            names = self.ranks.written(write, "a checkpoint is on disk")
+            header["variants"] = {name: of for one in names for name, of in one.items()}
+            self.ranks.written(lambda: write_header(path, header) if self.ranks.first else None, "its header")
+        except NotWritten as error:
+            self._not_saved = f"step {header['step']:,} is not saved: {error}"
+            log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)
+            return
+        self._saved_step, self._not_saved = header["step"], None
+        confirm(savings)
 
     def _header(self) -> dict[str, Any]:
         also = {
@@ -368,22 +362,17 @@ class SweepRun:
         left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
         return header_of(self.race.step, left, plain(also))
 
-    def _best(self, name: str) -> dict[str, Any] | None:
-        return self.keeper.best(name, self.race.judged.get(name))
-
     def _parts(self, contender: Contender) -> list[Any]:
         return self.entrants[contender.name].parts
 
     def end(self) -> dict[str, Any]:
-        race, results, keeper = self.race, self.results, self.keeper
+        race, results = self.race, self.results
         if self.failed is None:
-            own = {one.name: one.finish(self.batches, None, self._best(one.name)) for one in self.here}
+            own = {one.name: one.finish(self.batches, None) for one in self.here}
             results |= self.ranks.joined(own, "results")
         own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
-        own["planned_bytes"] = self.sweep.planned_bytes
         of_ranks, forms = zip(*self.ranks.told([own, self.sweep.forms.steps], "facts"), strict=True)
         steps = sum(map(Counter, forms), Counter[str]())
-        aucs, seconds = self._aucs(), time.monotonic() - self._began
         spent = sum(race.step if one.left is None else one.left for one in race.standing())
         winner = None if self.failed or self.stopped_by else race.standing()[0].variant
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
@@ -393,18 +382,16 @@ class SweepRun:
             **self.flags,
             "winner": winner,
             "steps": race.step,
-            "saved_step": keeper.step,
+            "saved_step": self._saved_step,
             "variant_steps": spent,
             "rungs_after": [rung for rung in race.rules.rungs if rung > race.step],
             "cost": spent / max(1, (self.stream.steps or race.step) * len(race.names)),
             "seed_noise": race.seed_noise(),
-            "seconds": seconds,
+            "seconds": time.monotonic() - self._began,
             "samples_per_second": self.speed.rate(self.samples),
-            "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
+            "standing": [asdict(place) for place in race.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
             "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
-            "best": self._best_of(winner),
-            "from": next(filter(None, (results[name].get("from") for name in race.names)), None),
             "processes_used": self.ranks.size,
             **total,
             "form": max(steps, key=steps.__getitem__, default=None),
@@ -413,43 +400,15 @@ class SweepRun:
             "run": self.folder.name,
             "stopped_by": self.stopped_by,
             "missing": self.folder.missing + of_variants,
-            "failed": self.failed or keeper.failed or self._not_kept(),
+            "failed": self.failed or self._not_saved,
         }
         if self.ranks.first:
             self.folder.finish(result)
         return result | {"missing": self.folder.missing + of_variants}
 
-    def _not_kept(self) -> str | None:
-        """Return which bests of this start could not be kept; None if there are none."""
-        if not self.keeping.keep_best:
-            return None
-        judged = {name: one for name, one in self.race.judged.items() if one.best is not None}
-        lost = [
-            f"step {one.best_step:,}, the best of variant {name}, could not be kept"
-            for name, one in judged.items()
-            if one.best_step > self._begun_at and one.best_step != (self.results[name]["best"] or {}).get("step")
-        ]
-        return "\n".join(lost) or None
-
-    def _best_of(self, name: str | None) -> dict[str, Any] | None:
-        """Return the evaluation with the least log loss of a variant; None if it had none."""
-        if name is None or name not in self.race.judged or self.race.judged[name].best is None:
-            return None
-        kept, step = self.results[name].get("best"), self.race.judged[name].best_step
-        folder = kept["folder"] if kept is not None and kept["step"] == step else None
-        return {"variant": name, "step": step, "test_logloss": self.race.judged[name].best, "folder": folder}
-
-    def _aucs(self) -> dict[str, float | None]:
-        """Return the AUC of every variant, also of those that no longer train; none if it counts samples of many epochs."""
-        if self.recipe.data.epochs > 1:
-            return {}
-        own = {one.name: one.meter.metrics.scores().auc for one in self.here}
-        done = {name: result["auc"] for name, result in self.results.items()}
-        return {**(self.ranks.joined(own, "AUCs") if len(done) < len(self.variants) else {}), **done}
-
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
     names = (
-        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "best", "left", "run", "exact",
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run", "exact",
     )  # fmt: skip
     return {name: result[name] for name in names if name in result}

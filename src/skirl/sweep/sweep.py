@@ -208,12 +208,6 @@ class Sweep:
         return "\n".join(["Sweep", *(f"  {contender!r}" for contender in self.variants)])
 
     @property
-    def planned_bytes(self) -> int:
-        """What weights, their states and a step take as planned; 0 without `memory`."""
-        plan = self._memory and self._memory.plan
-        return self._memory.held + plan.figures.peak if self._memory and plan else 0
-
-    @property
     def racing(self) -> list[Contender]:
         """The variants still in the race."""
         return [contender for contender in self.variants if contender.left is None]

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.checkpoint.folder import OF_SWEEP
+from skirl.checkpoint.folder import OF_SWEEP, refuse_checkpoints
 from skirl.sweep.race import Rules
 from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
 from skirl.train.flags import CheckpointFlags
@@ -76,7 +76,6 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
             raise ValueError(
                 f"variant {name!r} has a name that its folder cannot have: use up to 200 letters, digits and _ . , = + -"
             )
-        refuse_shared(overrides)
         try:
             recipe = varied(base, overrides)
         except (ValueError, TypeError) as error:
@@ -96,16 +95,10 @@ def check_store(store: str) -> None:
 
 def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """Return a recipe with some flags replaced, on the same batches."""
-    parts = {}
-    for part in fields(base):
-        owner = getattr(base, part.name)
-        own = {flag.name: overrides[flag.name] for flag in fields(owner) if flag.name in overrides}
-        if own:
-            parts[part.name] = replace(owner, **own)
-    data = parts.get("data", base.data)
-    if data.seed != base.data.seed:
-        parts["data"] = replace(data, data_seed=base.data.stream_seed)
-    return replace(base, **parts)
+    recipe = Recipe.of(**base.flat() | dict(overrides))
+    if recipe.data.seed == base.data.seed:
+        return recipe
+    return replace(recipe, data=replace(recipe.data, data_seed=base.data.stream_seed))
 
 
 def varying() -> dict[str, Flag]:
@@ -264,10 +257,12 @@ class KeepFlags(CheckpointFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.save is not None and not self.resume and self.there:
-            raise ValueError(
-                f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
-            )
+        if self.save is not None and not self.resume:
+            if self.there:
+                raise ValueError(
+                    f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
+                )
+            refuse_checkpoints(self.save)
 
     def due(self, step: int, seconds: float) -> bool:
         late = self.save_minutes is not None and seconds >= 60 * self.save_minutes

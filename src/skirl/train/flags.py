@@ -163,7 +163,7 @@ class EvaluationFlags:
             raise ValueError("patience counts evaluations: set eval_every to the steps between two")
 
 
-def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best: bool) -> None:
+def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best: bool = False) -> None:
     if evaluation.eval_every is not None and valid is None:
         raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
     if keep_best and evaluation.eval_every is None:
@@ -175,7 +175,7 @@ def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFlags:
-    """When a run or a sweep is saved, and what it begins with."""
+    """When a run or a sweep is saved."""
 
     group: ClassVar[str] = "save"
 
@@ -185,13 +185,8 @@ class CheckpointFlags:
     """Steps between two checkpoints."""
     save_minutes: float | None = None
     """Minutes between two checkpoints."""
-    keep_best: bool = False
-    """Also keep the checkpoint with the best held-out log loss, in SAVE/best; needs --valid and --eval-every."""
     resume: bool = False
     """Resume from the newest whole checkpoint in --save; if there is none yet, start the run."""
-    from_: Path | None = None
-    """Start with rows and dense weights of another run: its folder, or the header of a checkpoint. With --resume, only if
-    --save holds no checkpoint yet."""
 
     def __post_init__(self) -> None:
         names = [n for n in ("save_every", "save_minutes", "keep_last", "keep_best", "resume") if hasattr(self, n)]
@@ -207,6 +202,11 @@ class CheckpointFlags:
 class SaveFlags(CheckpointFlags):
     keep_last: int | None = None
     """Number of newest checkpoints to keep in the folder; 2 if not given."""
+    keep_best: bool = False
+    """Also keep the checkpoint with the best held-out log loss, in SAVE/best; needs --valid and --eval-every."""
+    from_: Path | None = None
+    """Start with rows and dense weights of another run: its folder, or the header of a checkpoint. With --resume, only if
+    --save holds no checkpoint yet."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

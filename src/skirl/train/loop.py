@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
+from skirl.pipeline.stages import Times
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.message import pack, unpack
 from skirl.tools.progress import Report, progress_of
@@ -37,8 +39,6 @@ from skirl.train.run_folder import RunFolder, Since
 from skirl.train.schedule import Rates
 
 NOT_ASKED = Asked()
-LISTS = ("shared_lists", "lists_once")
-"""Bags of samples in features that share them within a batch, and those that were looked up."""
 OF_LOOP = ("rows", "dense", "lookups")
 """Channels on which the training loop itself waits for other trainers."""
 logger = logging.getLogger("skirl")
@@ -124,14 +124,6 @@ def count_steps(recipe: Recipe) -> int:
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
     captured = capture(sparse, schema.features, copy=False)
     return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])
-
-
-def bags_of(batch: Batch) -> np.ndarray:
-    """How many bags the samples of a batch have in features that share them, and how many there are of these."""
-    shared = {name for names in batch.sparse.groups for name in names}
-    bags = zip(batch.sparse.keys(), batch.sparse.stride_per_key(), strict=True)
-    once = sum(count for name, count in bags if name in shared)
-    return np.array([len(shared) * len(batch.labels), once])
 
 
 class TrainerShare:
@@ -247,7 +239,6 @@ class _Run:
         self, recipe: Recipe, share: TrainerShare, folder: RunFolder, evaluation: EvaluationFlags, resume: bool
     ) -> None:
         self.share, self.folder, self.meter = share, folder, Meter()
-        self.bags = np.zeros(2, np.int64)
         self.embeddings = recipe.embeddings(
             recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0), resume=resume
         )
@@ -268,13 +259,9 @@ class _Run:
         share, meter, judge, since = self.share, self.meter, self.judge, Since(batches, self.meter)
         if judge.stops:
             return None
-        first = True
         for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
-            if first:
-                batches.times.restart()
-            first = False
-            self.bags += sum(map(bags_of, step.batches))
+            self.folder.open()
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
             last = batches.step == self.stream.steps
             if meter.diverged(last=last):
@@ -311,7 +298,7 @@ class _Run:
         return {
             "command": "train", **flags, **self.meter.result(), **self.judge.result(),
             "stopped_early": self.judge.stops, "steps": batches.step, "begun_at": self.folder.begun_at,
-            **_of_engine(batches, self.share), **self.share.total(dict(zip(LISTS, self.bags.tolist()))),
+            **_of_engine(batches, self.share),
             "by_trainer": gathered(batches, self.meter, self.share),
             "peak_bytes": peak_bytes(), "machine": machine(), "bad_rows_skipped": self.stream.bad_rows,
             "first_bad_row": self.stream.first_bad_row, "run": self.folder.path, "changes": self.folder.changed,
@@ -337,7 +324,7 @@ def train(
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
         run.keeper(saving, batches) as keeper,
         progress_of("train", run.stream.steps) as progress,
-        folder.begin(batches, run.meter, keeper.check),
+        closing(folder.begin(batches, run.meter, keeper.check)),
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):
             logger.warning("%s", line)
@@ -374,6 +361,10 @@ def train(
     return result | {"missing": folder.missing}
 
 
+def movement_of(times: Times) -> dict[str, Any]:
+    return {name: getattr(times, name) for name in ("hidden", "stall", "read", "busy", "blame")}
+
+
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     """What the result says of engines and movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
@@ -396,7 +387,5 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
             "staging_bytes": int(np.dot(staging, engine.record_bytes[: len(staging)])),
         }),
         "counters": share.total(asdict(engine.counters)) | {"steps": engine.counters.steps},
-        "movement": {
-            "hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy, "blame": times.blame,
-        },
+        "movement": movement_of(times),
     }  # fmt: skip

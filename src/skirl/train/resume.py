@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from skirl.checkpoint import folder
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import option
-from skirl.train.flags import CheckpointFlags, SaveFlags
+from skirl.train.flags import SaveFlags
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,22 +31,19 @@ class Origin(NamedTuple):
     header: Path
 
 
-def origin_of(saving: CheckpointFlags, *, saved: bool | None = None) -> Origin | None:
+def _origin_of(saving: SaveFlags) -> Origin | None:
     """The checkpoint that the run takes rows and weights from; None if it goes on with its own, or takes none."""
     save, from_ = saving.save, saving.from_
     if save is not None and not saving.resume:
         folder.refuse_checkpoints(save)
     elif save is not None:
-        if saved is None:
-            folder.refuse_sweep(save)
-            if save.exists() and not save.is_dir():
-                raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
-        if folder.numbers(save) if saved is None else saved:
+        folder.refuse_sweep(save)
+        if save.exists() and not save.is_dir():
+            raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
+        if folder.numbers(save):
             if from_ is not None:
                 log.warning("%s holds a checkpoint: the run goes on with it, and takes nothing from %s", save, from_)
             return None
-        if from_ is None and saved is not None:  # `train` says so itself, once nothing else is refused
-            log.warning("%s holds no checkpoint: the run begins, at step 0", save)
     if from_ is None:
         return None
     headers = folder.headers(from_)
@@ -135,16 +132,12 @@ def _of_files(flags: Mapping[str, Any]) -> bool:
 OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field in fields(part))
 
 
-def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
-    then = f"its weights fit no other model, so set what {path} has"
-    check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
-
-
 def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     """Raise if the flags do not fit the checkpoint that the run begins from; return it if it is another run's."""
-    origin = origin_of(saving)
+    origin = _origin_of(saving)
     if origin is not None:
-        check_model(Path(origin.given), origin.header, flags)
+        then = f"its weights fit no other model, so set what {origin.given} has"
+        check_flags(saved_flags(origin.header), flags, may=frozenset(flags) - OF_MODEL, then=then)
     elif saving.resume and saving.save is not None:
         then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
         may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are computed from their state and lr
@@ -169,19 +162,15 @@ def agreed_start(share: "TrainerShare", saving: SaveFlags, flags: Mapping[str, A
 # Another run's rows and weights, at step 0 of other data
 
 
-def begin_from(
-    origin: Origin, model: "nn.Module", stream: "Source", share: "TrainerShare | None" = None
-) -> dict[str, Any]:
+def begin_from(origin: Origin, model: "nn.Module", stream: "Source", share: "TrainerShare") -> dict[str, Any]:
     """Copy rows and dense weights from a checkpoint. Check everything before changing anything."""
     import torch
 
     from skirl.checkpoint.import_rows import copy_rows
     from skirl.checkpoint.without_model import opened
     from skirl.nn.collection import collections_of, tables_of
-    from skirl.peers.base import Alone
-    from skirl.train.loop import TrainerShare
 
-    path, share = Path(origin.given), share or TrainerShare(Alone())
+    path = Path(origin.given)
     with opened(path, share.peers) as (rows, dense, data, _):
         here, theirs = tables_of(model), tables_of(rows)
         _check_tables(here, theirs, path)

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +16,8 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from skirl.checkpoint.folder import Superseded
 from skirl.tools import __version__
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import why
@@ -118,7 +115,7 @@ class RunFolder:
         self.begun_at = 0  # the step that the run goes on from
         self.changed: list[Change] = []  # from those of the saved run
         self._changes: list[Change] = []
-        self._auto, self._new = folder == "auto", False
+        self._auto, self._opened = folder == "auto", False
         self._name, self._flags = name, dict(flags)
         self._trainers = trainers
         self._missing = Missing()
@@ -126,9 +123,6 @@ class RunFolder:
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
         self._since: Since
-        self._meter: Meter
-        self._before: Mapping[str, Any] = {}
-        """The result that was there."""
         if self.folder is None:
             return
         if self.folder.exists() and not self.folder.is_dir():
@@ -139,29 +133,28 @@ class RunFolder:
             )
 
     def begin(self, batches: "Lookahead", meter: "Meter", check: Callable[[], None] = lambda: None) -> "RunFolder":
-        """To be called before entering. check: raises Superseded if a newer start of the run has taken the folder."""
+        """check: raises Superseded if a newer start of the run has taken the folder."""
         self.begun_at, self._check = batches.step, check
-        self._since, self._meter = Since(batches, meter), meter
+        self._since = Since(batches, meter)
         self.changed = [change | {"step": self.begun_at} for change in self.changed]
         self._changes += self.changed
         return self
 
-    def __enter__(self) -> "RunFolder":
-        if self._auto and self.folder is None:
-            runs = Path(os.environ.get(RUNS) or "runs")
-            with self._missing.tried("the run's folder", runs):
-                self.folder, self._new = new_folder(runs, self._name), True
-        if self.folder is None:
-            return self
-        folder = self.folder
+    def open(self) -> None:
+        """Make the folder, after the first step: a run that is refused leaves nothing in the way of the next try."""
+        if self._opened:
+            return
+        self._opened = True
+        self._make_new()
+        if (folder := self.folder) is None:
+            return
         self._check()
         self.folder = None
         with self._missing.tried(f"the run's folder {folder}", None, of=OSError):
-            self._new = self._new or not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             self.folder = folder
         if self.folder is None:
-            return self
+            return
         with self._missing.tried(CONFIG, folder):
             packages = ("torch", "numpy", "numba")
             put_json(folder / CONFIG, {
@@ -171,30 +164,23 @@ class RunFolder:
                 "trainers": self._trainers, "changes": self._changes,
             })  # fmt: skip
         with self._missing.tried(METRICS, folder, of=OSError):
-            with suppress(OSError, ValueError):
-                self._before = json.loads((folder / RESULT).read_bytes())
             (folder / RESULT).unlink(missing_ok=True)
             self._lines = self._cut(folder)
             self._sinks.append(self._lines)
         with self._missing.tried(TensorBoard.events, folder):
             self._sinks.append(TensorBoard(folder, self.begun_at))
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _make_new(self) -> None:
+        if self._auto and self.folder is None:
+            runs = Path(os.environ.get(RUNS) or "runs")
+            with self._missing.tried("the run's folder", runs):
+                self.folder = new_folder(runs, self._name)
+
+    def close(self) -> None:
         for sink in self._sinks:
             with self._missing.tried(sink.name, self.folder):
                 sink.close()
         self._lines = None
-        if kind is None or not issubclass(kind, Exception) or issubclass(kind, Superseded) or self.folder is None:
-            return
-        metrics = self.folder / METRICS
-        if metrics.is_file() and not self._meter.steps:  # nothing was trained: free the folder for another try
-            if self._new:
-                shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):
-                (self.folder / CONFIG).unlink(missing_ok=True)
 
     @property
     def path(self) -> str | None:
@@ -222,13 +208,15 @@ class RunFolder:
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result; if a resume found nothing left to train, that which was there."""
-        if self.folder is not None:
-            ended = result["begun_at"] == result["steps"] == self._before.get("steps")
+        """Write the result. One that is there stays if a resume found nothing left to train."""
+        if self.folder is not None and (self._opened or not (self.folder / RESULT).is_file()):
             with self._missing.tried(RESULT, self.folder):
-                put_json(self.folder / RESULT, self._before if ended else result)
+                if not self._opened:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                put_json(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
+        self._make_new()
         if self._lines is not None:  # lines are to be as durable as the checkpoint
             with self._missing.tried(f"the sync of {METRICS}", self.folder, of=OSError):
                 self._lines.sync()

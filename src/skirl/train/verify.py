@@ -1,9 +1,8 @@
 """The same run three times, compared bit by bit: with a cache, with every row resident, and in plain Python."""
 
-import hashlib
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -19,7 +18,6 @@ from skirl.core.groups import Groups, TorchHandle
 from skirl.core.once import Distinct
 from skirl.core.reference import Bags, Reference, over_tree
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
-from skirl.engine.access import peek
 from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
 from skirl.nn.collection import Collection
@@ -30,116 +28,55 @@ from skirl.train.loop import Done, keys_of, steps, whole
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates
 
-ReadRows = Callable[[np.ndarray], np.ndarray]
-"""Returns the records of distinct, ascending keys."""
-
 
 @dataclass
 class Trace:
     name: str
-    losses: list[float] = field(default_factory=list)
-    dense: list[dict[str, bytes]] = field(default_factory=list)
-    """A digest of every dense parameter after each step."""
-    before: list[np.ndarray] = field(default_factory=list)
-    """For each step, the fingerprints of its rows before it, by ascending key."""
-    after: list[np.ndarray] = field(default_factory=list)
+    losses: list[float]
+    """Of each step."""
+    dense: dict[str, np.ndarray]
+    """Dense parameters at the end."""
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """All that have a row at the end, ascending."""
     rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
     cache: int = 0
-    dense_size: dict[str, int] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
 
-    def record(
-        self, schema: Schema, model: nn.Module, dense: torch.optim.Optimizer, rates: Rates, batches: Iterable[Batch],
-        read: ReadRows, shards: int = 1, train: Callable[..., Iterator[Done]] = steps,
-    ) -> Iterator[int]:  # fmt: skip
-        """Train and record everything. Yield the number of steps done. train: a function with the arguments of `steps`."""
 
-        def watched() -> Iterator[Batch]:
-            step: list[Batch] = []
-            for batch in batches:
-                step.append(batch)
-                if len(step) == shards:  # rows change after its last shard
-                    self.before.append(fingerprints(read(rows_of(step, schema))))
-                    step = []
-                yield batch
-
-        weights = [w for w in model.parameters() if w.numel()]  # embeddings have an empty one
-        self.dense_size = {"parameters": len(weights), "numbers": sum(w.numel() for w in weights)}
-        for done in train(model, dense, watched(), rates, shards):
-            self.losses.append(done.loss)
-            self.dense.append({name: digest(value) for name, value in model.named_parameters() if value.numel()})
-            self.after.append(fingerprints(read(rows_of(done.batches, schema))))
-            yield len(self.losses)
+def trained(name: str, recipe: Recipe, model: nn.Module, done: Iterable[Done]) -> Trace:
+    """Return what comes of training, but for the rows."""
+    losses: list[float] = []
+    with progress_of(f"{recipe.optimizer.optimizer}, {name}", recipe.stream().steps) as progress:
+        for step in done:
+            losses.append(step.loss)
+            progress(len(losses), lambda: {"loss": f"{losses[-1]:.4f}"})
+    weights = {
+        n: w.detach().cpu().numpy() for n, w in model.named_parameters() if w.numel()
+    }  # embeddings have an empty one
+    return Trace(name, losses, weights)
 
 
-@dataclass(frozen=True)
-class Difference:
-    between: tuple[str, str]
-    step: int
-    what: str
-    table: str | None = None
-    row: int | None = None
+def compare(one: Trace, other: Trace, schema: Schema) -> str | None:
+    """Return the first difference between two runs, or None. What goes wrong in a row shows in a loss, or at the end."""
+    names = f"{one.name} and {other.name} differ"
+    for step, losses in enumerate(zip(one.losses, other.losses, strict=True), start=1):
+        if len({np.float64(loss).tobytes() for loss in losses}) > 1:
+            return f"{names} first in step {step}: the losses are {losses[0]!r} and {losses[1]!r}"
+    for name, weights in one.dense.items():
+        if weights.tobytes() != other.dense[name].tobytes():
+            return f"{names} at the end: in dense parameter {name}"
 
-    def __str__(self) -> str:
-        where = "" if self.table is None else f", row {self.row} of table {self.table!r}"
-        return f"{' and '.join(self.between)} differ first in step {self.step}{where}: {self.what}"
+    def row(key: int) -> str:
+        return f"row {key & (MAX_ROWS - 1)} of table {schema.tables[key >> ROW_BITS].name!r}"
 
-
-def compare(one: Trace, other: Trace, schema: Schema, steps: Iterable[Sequence[Batch]]) -> Difference | None:
-    """The first difference between two runs over these batches, or None. Runs of several trainers have no fingerprints of
-    rows at each step: a row that went wrong shows in a later loss, or at the end."""
-    names = (one.name, other.name)
-
-    def row(key: int, step: int, what: str) -> Difference:
-        return Difference(names, step, what, schema.tables[key >> ROW_BITS].name, key & (MAX_ROWS - 1))
-
-    trained: dict[int, int] = {}
-    for step, batches in enumerate(steps, start=1):
-        i, keys = step - 1, rows_of(batches, schema)
-        stale = np.flatnonzero(one.before[i] != other.before[i]) if one.before else np.empty(0)
-        wrong = np.flatnonzero(one.after[i] != other.after[i]) if one.after else np.empty(0)
-        losses = f"the losses are {one.losses[i]!r} and {other.losses[i]!r}"
-        if stale.size:
-            key = int(keys[stale[0]])
-            since = f"it was trained last in step {trained[key]}" if key in trained else "this is its first use"
-            return row(key, step, f"{stale.size} of its {keys.size} rows differ before it; of this one {since}")
-        if _bits(one.losses[i]) != _bits(other.losses[i]):
-            if wrong.size:
-                return row(int(keys[wrong[0]]), step, f"{losses}, all rows were equal before it")
-            return Difference(names, step, losses)
-        if wrong.size:
-            return row(int(keys[wrong[0]]), step, f"{wrong.size} of its {keys.size} rows differ after it, none before")
-        for name, digest in one.dense[i].items():
-            if digest != other.dense[i][name]:
-                return Difference(names, step, f"dense parameter {name} differs after it")
-        trained.update(dict.fromkeys(keys.tolist(), step))
     only = np.setxor1d(one.keys, other.keys)
     if only.size:
         holder = one if np.isin(only[0], one.keys) else other
-        return row(int(only[0]), trained.get(int(only[0]), 0), f"only {holder.name} has it at the end")
-    lost = np.flatnonzero((one.rows.view(np.uint32) != other.rows.view(np.uint32)).any(axis=1))
-    if lost.size:
-        key = int(one.keys[lost[0]])
-        return row(key, trained[key], "equal after it, but not at the end of the run")
+        return f"{names} at the end: only {holder.name} has {row(int(only[0]))}"
+    wrong = np.flatnonzero((one.rows.view(np.uint32) != other.rows.view(np.uint32)).any(axis=1))
+    if wrong.size:
+        return f"{names} at the end: in {wrong.size} rows, the first of them {row(int(one.keys[wrong[0]]))}"
     return None
-
-
-def fingerprints(rows: np.ndarray) -> np.ndarray:
-    """64 bits per row: a sum over its words, each times an odd number for its place, so one wrong bit always shows."""
-    words = np.ascontiguousarray(rows).view(np.uint32)
-    odd = np.random.default_rng(0).integers(0, 1 << 63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
-    return (words * odd).sum(axis=1, dtype=np.uint64)
-
-
-def digest(weights: Tensor | bytes) -> bytes:
-    of = weights if isinstance(weights, bytes) else weights.detach().cpu().numpy().tobytes()
-    return hashlib.blake2b(of, digest_size=16).digest()
-
-
-def _bits(loss: float) -> bytes:
-    return np.float64(loss).tobytes()
 
 
 def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
@@ -184,12 +121,11 @@ def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
     cached = with_cache("cache", recipe, cache_of(recipe, touched), slow=True)
     in_memory = replace(recipe, cache=replace(recipe.cache, store="memory"))
     others = [with_cache("resident", in_memory, touched), in_plain_python(recipe)]
-    found = (compare(cached, other, schema, recipe.in_steps()) for other in others)
-    difference = next((d for d in found if d is not None), None)
+    found = (compare(cached, other, schema) for other in others)
     return {
         "optimizer": recipe.optimizer.optimizer,
-        "difference": None if difference is None else {"text": str(difference), **asdict(difference)},
-        "losses": len(cached.losses), "dense": cached.dense_size, "uses": sum(map(len, cached.after)),
+        "difference": next((d for d in found if d is not None), None),
+        "losses": len(cached.losses), "dense": sum(weights.size for weights in cached.dense.values()),
         "rows": len(cached.keys), "width": cached.rows.shape[1], "cache": cached.cache, "moved": cached.moved,
         "resident_moved": others[0].moved, "seconds": time.monotonic() - started,
     }  # fmt: skip
@@ -198,12 +134,10 @@ def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
 def with_cache(name: str, recipe: Recipe, cache: CacheSize, slow: bool = False) -> Trace:
     embeddings = recipe.embeddings(cache)
     model, dense = recipe.model_over(embeddings)
-    rates, engine, trace = recipe.rates_of(embeddings, dense), embeddings.engine, Trace(name)
+    rates, engine = recipe.rates_of(embeddings, dense), embeddings.engine
     with recipe.lookahead(model) as batches:
         batches.hook = Delays(batches, recipe.data.seed) if slow else None
-        read, shards = lambda keys: peek(engine, keys, 0), recipe.step.shards
-        done = trace.record(engine.schema, model, dense, rates, batches, read, shards)
-        _watch(trace, recipe, done)
+        trace = trained(name, recipe, model, steps(model, dense, batches, rates, recipe.step.shards))
     trace.keys, trace.rows = stored(embeddings)
     trace.cache, trace.moved = len(engine.caches[0]), asdict(engine.counters)
     embeddings.close()
@@ -227,23 +161,12 @@ def in_plain_python(recipe: Recipe) -> Trace:
     reference, shards = Reference(recipe.tables(), recipe.row_optimizer(), recipe.data.seed), recipe.step.shards
     embeddings = PlainEmbeddings(reference, recipe.pooled, torch_device(recipe.device.device), shards)
     model, dense = recipe.model_over(embeddings)
-    rates, trace, schema = recipe.rates_of(embeddings, dense), Trace("reference"), Schema.of(reference.tables)
-    train = steps if shards == 1 else partial(plain_steps, seed=recipe.data.seed)
-    _watch(
-        trace,
-        recipe,
-        trace.record(schema, model, dense, rates, recipe.in_shards(), reference.read, shards, train),
-    )
+    rates, train = recipe.rates_of(embeddings, dense), partial(plain_steps, seed=recipe.data.seed)
+    done = (steps if shards == 1 else train)(model, dense, recipe.in_shards(), rates, shards)
+    trace = trained("reference", recipe, model, done)
     trace.keys = np.array(sorted(reference.rows), np.int64)
     trace.rows = reference.read(trace.keys)
     return trace
-
-
-def _watch(trace: Trace, recipe: Recipe, done: Iterator[int]) -> None:
-    title = f"{recipe.optimizer.optimizer}, {trace.name}"
-    with progress_of(title, recipe.stream().steps) as progress:
-        for number in done:
-            progress(number, lambda: {"loss": f"{trace.losses[-1]:.4f}"})
 
 
 def plain_steps(

@@ -24,8 +24,9 @@ from skirl.tools.progress import progress_of
 from skirl.train.loop import TrainerShare, keys_of, steps
 from skirl.train.placed import placement_of
 from skirl.train.recipe import Recipe
-from skirl.train.verify import Delays, Trace, compare, digest, in_plain_python, stored
+from skirl.train.verify import Delays, Trace, compare, in_plain_python, stored
 
+DENSE = "dense weights"
 DEPTHS = (1, 20, "auto")
 STORES = ("memory", "disk")
 TIMEOUT = 1800.0
@@ -42,8 +43,9 @@ def verify_trainers(
 ) -> dict[str, Any]:
     """Train with each number of trainers and each cache, depth and store. Return the number of runs, and what differs."""
     started = time.monotonic()
-    expected = _of_run(in_plain_python(replace(recipe, cache=replace(recipe.cache, depth=1, store="memory"))))
-    schema, batches = Schema.of(recipe.tables()), list(recipe.in_steps())
+    expected = in_plain_python(replace(recipe, cache=replace(recipe.cache, depth=1, store="memory")))
+    expected.dense = {DENSE: np.concatenate([weights.reshape(-1) for weights in expected.dense.values()])}
+    schema = Schema.of(recipe.tables())
     differences: list[str] = []
     fetched = done = 0
     cases = [
@@ -59,7 +61,7 @@ def verify_trainers(
                 for number, case in enumerate(cases):
                     trace, moved = _joined(Path(folder), number, size)
                     fetched += moved
-                    found = compare(trace, expected, schema, batches)
+                    found = compare(trace, expected, schema)
                     if found is not None:
                         named = ", ".join(f"{name} {value}" for name, value in case.items())
                         differences.append(f"{size} trainers, {named}: {found}")
@@ -67,7 +69,7 @@ def verify_trainers(
             progress(done, lambda: {"differences": f"{len(differences):,}"})
     return {
         "trainers": list(sizes), "runs": done, "differences": len(differences),
-        "first": differences[0] if differences else None, "fetched": fetched, "steps": len(batches),
+        "first": differences[0] if differences else None, "fetched": fetched, "steps": len(expected.losses),
         "seconds": time.monotonic() - started,
     }  # fmt: skip
 
@@ -85,19 +87,15 @@ def share_of(recipe: Recipe, size: int) -> float:
     return 1.1 * loads.max() / max(1, counts.sum())
 
 
-def _of_run(trace: Trace) -> Trace:
-    """What trainers compare: losses, one digest per step for all dense weights, and rows at the end."""
-    dense = [{"dense weights": digest(b"".join(step.values()))} for step in trace.dense]
-    return replace(trace, dense=dense, before=[], after=[])
-
-
 def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
     """The trace of a run of all trainers, and how many rows they fetched."""
     parts = [np.load(folder / f"{number}-{rank}.npz") for rank in range(size)]
-    trace = Trace(f"{size} trainers", losses=parts[0]["losses"].tolist())
-    trace.dense = [{"dense weights": step.tobytes()} for step in parts[0]["dense"].reshape(-1, 16)]
+    trace = Trace(f"{size} trainers", parts[0]["losses"].tolist(), {DENSE: parts[0]["dense"]})
     for rank, part in enumerate(parts[1:], start=1):
-        if part["losses"].tobytes() != parts[0]["losses"].tobytes() or (part["dense"] != parts[0]["dense"]).any():
+        if (
+            part["losses"].tobytes() != parts[0]["losses"].tobytes()
+            or part["dense"].tobytes() != parts[0]["dense"].tobytes()
+        ):
             raise RuntimeError(f"rank {rank} has other losses or dense weights than rank 0: this is a bug in skirl")
     order = np.argsort(every := np.concatenate([part["keys"] for part in parts]), kind="stable")
     trace.keys, first = np.unique(every[order], return_index=True)
@@ -150,21 +148,20 @@ SECONDS = 0.02
 
 
 def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, seed: int) -> dict[str, Any]:
-    """Train, with slow stages. Return losses, digests of dense weights, and this trainer's rows at the end."""
+    """Train, with slow stages. Return losses, and dense weights and this trainer's rows at the end."""
     embeddings = recipe.embeddings(cache, store=store)
     model, dense = recipe.model_over(embeddings)
     rates = recipe.rates_of(embeddings, dense)
     losses: list[float] = []
-    weights: list[bytes] = []
     with recipe.lookahead(model, share.of(recipe.stream(), recipe.step.shards)) as batches:
         batches.hook = Delays(batches, seed * share.size + share.rank, SECONDS)
         for done in steps(model, dense, batches, rates, batches.micros):
             losses.append(share.whole(done)[0].loss)
-            weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))
     keys, rows = stored(embeddings)
     embeddings.close()
     return {
-        "losses": np.array(losses), "dense": np.frombuffer(b"".join(weights), np.uint8), "keys": keys, "rows": rows,
+        "losses": np.array(losses), "keys": keys, "rows": rows,
+        "dense": np.concatenate([w.detach().cpu().numpy().reshape(-1) for w in model.parameters() if w.numel()]),
         "fetched": embeddings.engine.counters.fetched,
     }  # fmt: skip
 
