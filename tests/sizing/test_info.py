@@ -17,7 +17,7 @@ from tests.dedup.rows import Row, schema, write
         ("x.parquet", b"PAR1 and no more", "is a Parquet file, damaged or cut off"),
         ("x.json", b"{}", "is not a file that skirl recognises"),
         ("x.bin", b"a\0b", "is not a file that skirl recognises"),
-        ("x.pt", b"PK\3\4", "is not a file that skirl recognises"),
+        ("x.pt", b"PK\3\4\0", "is not a file that skirl recognises"),
         ("nowhere", None, "does not exist"),
         (".", None, "is a folder that skirl does not recognise"),
     ],

@@ -130,6 +130,11 @@ class Times:
         if self.timeline is not None:
             self.timeline.add(lane, what, step, began, ended, facts)
 
+    def restart(self) -> None:
+        """Forget the first step, in which kernels are compiled."""
+        self.busy, self.blame = dict.fromkeys(self.busy, 0.0), dict.fromkeys(self.blame, 0.0)
+        self.stall = self.read = 0.0
+
     @property
     def hidden(self) -> float:
         """Share of the movement that the loop did not wait for."""

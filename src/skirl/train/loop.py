@@ -259,9 +259,13 @@ class _Run:
         share, meter, judge, since = self.share, self.meter, self.judge, Since(batches, self.meter)
         if judge.stops:
             return None
+        first = True
         for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
-            self.folder.open()
+            if first:
+                batches.times.restart()
+                self.folder.open()
+            first = False
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
             last = batches.step == self.stream.steps
             if meter.diverged(last=last):
