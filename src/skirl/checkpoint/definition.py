@@ -26,11 +26,7 @@ def definition(collection: Collection) -> dict[str, Any]:
     frozen = collection.frozen
     tables = [
         {
-            "name": table.name,
-            "rows": table.rows,
-            "dim": table.dim,
-            "features": table.features,
-            "pooling": table.pooling,
+            **{name: getattr(table, name) for name in ("name", "rows", "dim", "features", "pooling")},
             "init": _init(table.initial),
             "optimizer": rules[t],
             "pattern": groups.all[groups.of[t]].name,

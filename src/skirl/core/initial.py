@@ -74,7 +74,7 @@ class Constant:
             raise ValueError(f"Constant: value is {self.value}, set it to a finite number")
 
 
-_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _PIECE = 16 << 20
 
 
@@ -91,9 +91,9 @@ class Given:
         self._raw = raw
         """uint8 [rows, bytes of a row]; None if only their digest is known."""
         self._digest = digest
-        self._file = None if mapped is None else (Path(str(mapped.filename)), mapped.offset)
-        self._stamp = None if self._file is None else _stamp(self._file[0])
-        self.where = "the checkpoint" if raw is None else "the array" if self._file is None else str(self._file[0])
+        self._file = None if mapped is None else Path(str(mapped.filename))
+        self._stamp = None if self._file is None else _stamp(self._file)
+        self.where = "the checkpoint" if raw is None else "the array" if self._file is None else str(self._file)
 
     @classmethod
     def of(cls, source: Any, table: str, rows: int, dim: int) -> Self:
@@ -123,15 +123,6 @@ class Given:
 
     def __repr__(self) -> str:
         return f"Given({self.where}, {list(self.shape)}, {self.kind})"
-
-    def __getstate__(self) -> dict[str, Any]:  # a file is mapped again, as it may be larger than memory
-        return self.__dict__ | ({} if self._file is None else {"_raw": None})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self._file is not None:
-            width = self.shape[1] * _BYTES[self.kind]
-            self._raw = np.memmap(self._file[0], np.uint8, "r", self._file[1], (self.shape[0], width)).view(np.ndarray)
 
     @property
     def digest(self) -> str:
@@ -171,9 +162,9 @@ class Given:
                 f"the first values of rows that were never used are not in {self.where}, which has only used rows: pass the "
                 "array as init of the table, or leave such rows out"
             )
-        if self._file is not None and _stamp(self._file[0]) != self._stamp:
+        if self._file is not None and _stamp(self._file) != self._stamp:
             raise ValueError(
-                f"{self._file[0]} has changed since rows were initialized from it: restore the file, and resume from a "
+                f"{self._file} has changed since rows were initialized from it: restore the file, and resume from a "
                 "checkpoint"
             )
         return self._raw
@@ -199,8 +190,8 @@ def _rows(source: Any) -> tuple[NDArray[Any], str, NDArray[np.uint8]]:
         source = source.numpy()
     mapped = isinstance(source, np.memmap) and source.mode == "r" and source.filename and source.flags.c_contiguous
     values, kind = source if mapped else np.array(source, order="C"), kind or source.dtype.name
-    if kind not in _BYTES or not values.dtype.isnative:
-        raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}: convert it to float32")
+    if kind not in _FLOATS or not values.dtype.isnative:
+        raise TypeError(f"is an array of {values.dtype if kind in _FLOATS else kind}: convert it to float32")
     if values.ndim != 2 or not values.size:
         raise ValueError(f"is an array of shape {list(values.shape)}: give [rows, dim]")
     return values, kind, values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
