@@ -121,8 +121,12 @@ def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins 
     if origins is not None:
         fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]
     schema = pa.schema([*fields, ("weight", pa.list_(number))])
+    chosen = _chosen(rows, table)
+    keys = _touched(chosen)
+    pieces = ((name, piece) for name, place in chosen.items() for piece in _pieces(place, keys[name]))
     with replacing(path) as draft, pq.ParquetWriter(draft, schema) as writer:
-        for name, ids, weights in rows_of(rows, table):
+        for name, piece in pieces:
+            ids, weights = row_of(piece), _records(chosen[name], piece)[:, : chosen[name].table.dim]
             flat = pa.array(np.ascontiguousarray(weights).reshape(-1), number)
             offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * weights.shape[1])
             columns = [pa.array([name] * len(ids)), pa.array(ids)]
@@ -189,15 +193,6 @@ def tensors_written(
         yield write
         to_disk(file)
     sync_folder(path.parent)
-
-
-def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield the touched rows of one table, or of all, in pieces: the table's name, ascending row numbers, and weights."""
-    chosen = _chosen(model, table)
-    keys = _touched(chosen)
-    for name, place in chosen.items():
-        for piece in _pieces(place, keys[name]):
-            yield name, row_of(piece), _records(place, piece)[:, : place.table.dim]
 
 
 def _chosen(model: nn.Module, table: str | None) -> dict[str, TablePlace]:
