@@ -1,9 +1,9 @@
 """Exported rows equal those of the plain reference, bit for bit; rows from elsewhere come under any name, from any file."""
 
 import json
-import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_rows_are_the_references(
     optimizer: RowOptimizer, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written in pieces of three rows."""
-    monkeypatch.setattr(sys.modules["skirl.checkpoint.export"], "_PIECE", 3)
+    monkeypatch.setattr(import_module("skirl.checkpoint.export"), "_PIECE", 3)
     both = Both(optimizer, dtype)
     path = tmp_path / "rows.safetensors"
 

@@ -15,7 +15,7 @@ from skirl.core.placement import Owner, Placement, site_in, sites_of
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.planner import Plan, Vote, due
-from skirl.tools.jit import kernel
+from skirl.tools.jit import kernel, read_only
 from skirl.tools.message import pack, unpack
 
 log = logging.getLogger("skirl")
@@ -85,6 +85,29 @@ def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Id
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays).astype(np.int64, copy=False) if arrays else np.empty(0, np.int64)
+
+
+def _narrow(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers that are not negative in as few bytes as hold them, after a byte that says how many."""
+    width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 8))
+    planes = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, 8)[:, :width].T  # all lowest bytes, then the next
+    return np.concatenate([np.array([width], np.uint8), planes.reshape(-1)])
+
+
+def _wide(narrow: np.ndarray) -> np.ndarray:
+    planes = narrow[1:].reshape(int(narrow[0]), -1)
+    numbers = np.empty(planes.shape[1], np.int64)
+    _join(read_only(planes), numbers)
+    return numbers
+
+
+@kernel
+def _join(planes, numbers):
+    for i in range(len(numbers)):
+        numbers[i] = planes[0, i]
+    for byte in range(1, len(planes)):
+        for i in range(len(numbers)):
+            numbers[i] |= np.int64(planes[byte, i]) << 8 * byte
 
 
 @dataclass(slots=True)
@@ -207,19 +230,15 @@ class Letter:
     text: str = ""
 
     def packed(self) -> np.ndarray:
-        """Numbers of 64 bits are row numbers, ids and counts, none below 0: they travel in the smallest type that holds
-        them."""
+        """Numbers of 64 bits are row numbers, ids and counts, none below 0: they travel in as few bytes as hold them."""
         head = np.array([self.kind, *self.vote], np.int64)
-        narrow = (
-            array.astype(np.min_scalar_type(array.max(initial=0))) if array.dtype == np.int64 else array
-            for array in self.arrays
-        )
+        narrow = (_narrow(array) if array.dtype == np.int64 else array for array in self.arrays)
         return pack(head, np.frombuffer(self.text.encode(), np.uint8), *narrow)
 
     @classmethod
     def unpacked(cls, message: np.ndarray, banks: int) -> "Letter":
         head, text, *narrow = unpack(message)
-        arrays = [array.astype(np.int64) if array.dtype.kind == "u" else array for array in narrow]
+        arrays = [_wide(array) if array.dtype == np.uint8 else array for array in narrow]
         kind, *vote = head.tolist()
         asked = [Requests(*part) for part in zip(arrays[: 2 * banks : 2], arrays[1 : 2 * banks : 2])]
         return cls(kind, Vote(*vote), asked, arrays[2 * banks :], text.tobytes().decode())
