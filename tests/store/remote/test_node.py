@@ -187,6 +187,8 @@ class TestOnNode(StoreConformance):
 
 @pytest.mark.slow  # TestShardedStore has lists of stores, and test_node.py two nodes
 class TestOnTwoNodes(TestOnNode):
+    all_or_nothing = False
+
     def make(self, layout: Layout) -> Store:
         return open_store(self.nodes.spec, layout)
 
