@@ -27,8 +27,6 @@ class Resident:
 
 
 _NONE, _NO_ROWS = np.empty(0, np.bool_), np.empty(0, np.int64)
-LEAST_IN_ARRAY = 1 << 23
-"""Rows whose states are in the array, however small the cache is: 32 MB."""
 
 
 class BatchTooLarge(ValueError):
@@ -65,12 +63,15 @@ class BankPlanner:
         self.entered = self.planned = first
         self.window_rows = 0
         self.dim = schema.banks[bank].dim
+        self._schema = schema
         self._seen = seen
+        self._depth = depth
         self._finder = Finder(schema, bank)
         self._tables = self._finder.tables
         self._in_set = np.flatnonzero(seen.base[self._tables] < 0)
         """Tables whose rows `Seen` keeps in its set."""
-        self._rows = RowStates(schema, tuple(self._tables.tolist()), max(LEAST_IN_ARRAY, 4 * capacity))
+        self._rows: RowStates
+        """Made with the first batch, which says how large the window will be."""
         self._uses = Uses(depth)
         self._all_fit = policy == "min" and capacity >= int(self._finder.rows.sum())
         """True if no row ever leaves: a batch is planned when it enters, since later ones change nothing."""
@@ -94,8 +95,8 @@ class BankPlanner:
         self._hold_from = first
         self._first_uses: deque[tuple[int, np.ndarray]] = deque()
         """New rows of each step that is planned and not known to be executed, for a rollback."""
-        if resident is not None:
-            self._adopt(resident)
+        self._resident: Resident | None = resident or Resident(_NO_ROWS, _NO_ROWS)
+        """What is in the cache before the first batch, until that enters."""
 
     def enter(self, batch: BankIds | np.ndarray, next_uses: np.ndarray | None = None) -> int:
         """Let the next batch enter the window, and return the bytes of its Step if that is planned now. After an error only
@@ -106,6 +107,8 @@ class BankPlanner:
         first, total = distinct.first, distinct.total
         if total > self.capacity:
             raise BatchTooLarge(self.entered, total, self.capacity, self.dim)
+        if self._resident is not None:
+            self._begin(distinct.positions, self._resident)
         rows, uses = self._rows, self._uses
         place = uses.take(total, self.entered)
         rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
@@ -221,6 +224,13 @@ class BankPlanner:
         self.executed(number)
         while self._first_uses:
             self._seen.discard(self._first_uses.pop()[1])
+
+    def _begin(self, positions: int, resident: Resident) -> None:
+        """Make the row states, and adopt what is resident. The array of states may take as much as the window will."""
+        room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
+        self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room)
+        self._resident = None
+        self._adopt(resident)
 
     def _existed(self, batch: BatchRows, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return whether missing rows exist, for those that `Seen` keeps in its set and that have no known eviction."""
