@@ -38,8 +38,6 @@ class Disk(Bench):
     """Rows in a call."""
     calls: int = 20
     """Calls of each kind; the median is reported."""
-    room: float = 1.5
-    """Maximum bytes on disk per byte of rows."""
 
     def run(self) -> dict[str, Any]:
         """Measure the device, then the store."""
@@ -138,7 +136,7 @@ class Disk(Bench):
 
     def _open(self, path: Path, files: OsFiles) -> DiskStore:
         layout, rows = {0: Record(self.width)}, {0: self.rows * _KEEP}
-        return DiskStore(path, layout, rows=rows, room=self.room, files=files)
+        return DiskStore(path, layout, rows=rows, files=files)
 
     def _rate(self, rows: int, took: float) -> dict[str, float]:
         return {"rows_s": round(rows / took), "mb_s": round(rows * 4 * self.width / took / 1e6, 1)}
