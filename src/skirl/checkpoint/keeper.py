@@ -136,7 +136,7 @@ class Keeper:
             self._release()
         refused = isinstance(error, Exception) and not isinstance(error, folders.Superseded)
         if refused and self._data.step == 0 and self._savings and self._first:  # free the folder for another try
-            folders.drop_newer(self._savings[0].folder, 0, self._start)
+            folders.drop_newer(self._savings[0].folder, self._savings[0].number - 1, self._start)
 
     def asked(self) -> Asked:
         minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
