@@ -71,6 +71,9 @@ def test_a_run_refused_at_its_first_batch_leaves_no_folder(run, tmp_path, monkey
     with pytest.raises(ValueError, match="batch 0 needs"):
         Train.of(**flags, cache=2, run=run if run == "auto" else str(tmp_path / run)).run()
     assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
+    with pytest.raises(ValueError, match="batch 0 needs"):
+        Train.of(**flags, cache=2, run=run, save=str(tmp_path / "there")).run()
+    assert not [*tmp_path.glob("runs/*")]
 
 
 def test_a_run_that_fails_after_a_step_keeps_its_folder(tmp_path, monkeypatch):

@@ -92,5 +92,6 @@ class SweepFolder:
         """Write the result. One that is there stays if a resume found nothing left to train."""
         if self.path is not None and not (self._begun_at is None and (self.path / RESULT).is_file()):
             with self._missing.tried(RESULT, self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
+                if self._begun_at is None:
+                    self.path.mkdir(parents=True, exist_ok=True)
                 put_json(self.path / RESULT, result)

@@ -181,6 +181,9 @@ class RunFolder:
             with self._missing.tried(sink.name, self.folder):
                 sink.close()
         self._lines = None
+        if self._auto and not self._opened and self.folder is not None:
+            with suppress(OSError):
+                self.folder.rmdir()  # of a run that was refused: a checkpoint names it, and it is empty
 
     @property
     def path(self) -> str | None:
