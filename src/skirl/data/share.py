@@ -162,5 +162,13 @@ class ShardSampler(Sampler[list[int]]):
 def _trainers() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    return (0 if ranks == 1 else int(os.environ["RANK"])), ranks
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks == "1":
+        return 0, 1
+    try:
+        return int(os.environ["RANK"]), int(ranks)
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"WORLD_SIZE is {ranks!r} and RANK is {os.environ.get('RANK')!r} in the environment: start trainers with "
+            "`skirl launch` or torchrun, which set both, or pass rank and ranks"
+        ) from None
