@@ -65,6 +65,7 @@ BAD = [
     ([TABLE], ["--memory", "1KB,2KB,3KB"], "--memory is 1KB,2KB,3KB, and there are 2 ranks: name one for each"),
     ([TABLE], ["--costs", "c.txt"], "--costs is 'c.txt': name a file that ends in .json"),
     ([TABLE], ["--kernel", "fbgemm-cpu"], "skirl comes with no costs of kernel fbgemm-cpu: leave --no-measure out"),
+    ([{**TABLE, "dim": 6}], ["--kernel", "fbgemm-cpu"], "has dim 6, and FBGEMM's operator takes multiples of 4"),
 ]
 
 

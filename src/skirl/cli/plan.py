@@ -159,7 +159,7 @@ class Place(Composed):
 
     def run(self) -> dict[str, Any]:
         from skirl.placement.calibrate import costs_for
-        from skirl.placement.measure import arena_of, check_plans, count_tables, exchange_of
+        from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
         from skirl.placement.problem import UNBOUND
         from skirl.placement.search import plan_tables, ways_ms
         from skirl.placement.spec import pieces_of, plan_of, read_specs
@@ -170,7 +170,7 @@ class Place(Composed):
             specs = read_specs(self.tables, self.optimizer.optimizer)
         else:
             specs = count_tables(Recipe(data=self.data, model=self.model, optimizer=self.optimizer))
-        arena = None if self.no_measure else arena_of(self.kernel)  # before the search, which may take long
+        check_specs(self.kernel, specs, self.no_measure)  # before the search, which may take long
         path = self.costs or (None if self.no_measure else Path(f"costs-{self.kernel}.json"))
         costs = costs_for(
             self.kernel, {spec.optimizer for spec in specs}, path, link=self.rate(), ranks=self.count,
@@ -186,9 +186,9 @@ class Place(Composed):
             costs = replace(costs, sent=sent)
         plan, found, problem = plan_tables(specs, self.caps(), costs, columns=self.columns, seconds=self.seconds)
         placed, checked = found.placed, None
-        if arena is not None:
+        if not self.no_measure:
             with progress_of("measure plans"):
-                checked = check_plans(problem, found, arena, self.data.seed)
+                checked = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
             placed = checked.placed
             plan = plan_of(specs, placed)
         if self.out is not None:

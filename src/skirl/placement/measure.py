@@ -204,6 +204,17 @@ def missing(kernel: Kernel) -> str | None:
     return None
 
 
+def check_specs(kernel: Kernel, specs: Sequence[TableSpec], no_measure: bool) -> None:
+    if kernel != "skirl-cpu":
+        from skirl.placement.fbgemm import check_dim, check_optimizers
+
+        check_optimizers([spec.optimizer for spec in specs], kernel.rpartition("-")[2])
+        for spec in specs:
+            check_dim(spec.name, spec.dim)
+    if not no_measure and (why := missing(kernel)) is not None:
+        raise ValueError(f"{why}; or plan with --no-measure and the --costs of a machine that has it")
+
+
 def arena_of(kernel: Kernel) -> Arena:
     if (why := missing(kernel)) is not None:
         raise ValueError(why)
