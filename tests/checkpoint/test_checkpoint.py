@@ -314,10 +314,18 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
         refused(tmp_path, "is damaged, or not a checkpoint of skirl", run)
     body = json.loads((saved / HEADER).read_text())
     del body["~sha256"]
+    [part] = body["parts"]
+    cache = part["rows"]["rows"]["cache"]
+    outside = cache | {"segments": ["../x" + cache["segments"][0][16:]]}
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)
-    (copy / HEADER).write_bytes(seal(body | {"format_version": 99, "skirl": "9.9"}))
-    refused(copy, "written by skirl 9.9 in format 99", run)
+    for changes, words in (
+        ({"format_version": 99, "skirl": "9.9"}, "written by skirl 9.9 in format 99"),
+        ({"dense": body["dense"] | {"file": "../secret/x"}}, "outside its folder"),
+        ({"parts": [part | {"rows": {"rows": part["rows"]["rows"] | {"cache": outside}}}]}, "is not a segment"),
+    ):
+        (copy / HEADER).write_bytes(seal(body | changes))
+        refused(copy, words, run)
     (copy / HEADER).write_bytes(seal(body))
     run.batches = run.lookahead()
     run.load(copy)

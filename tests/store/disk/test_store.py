@@ -11,7 +11,7 @@ import pytest
 
 from skirl.core.tables import MAX_ROWS
 from skirl.store import DiskError, DiskFull, DiskStore, Layout, Record, open_store
-from skirl.store.disk import log
+from skirl.store.disk import log, records
 from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME
 from skirl.store.disk.os_files import OsFiles
@@ -518,3 +518,23 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
             found = store.read(np.arange(n) + i * n, out)
             assert found.all() == found.any() and (out == out[0, 0]).all()
     store.close()
+
+
+@pytest.mark.parametrize("key", [-1, 1 << 48])
+def test_a_key_of_another_table_under_right_checksums_is_refused(tmp_path, key):
+    layout = {0: Record(2), 1: Record(3)}
+    with DiskStore(tmp_path / "s", layout) as store:
+        store.write(np.arange(4), np.ones((4, 2), np.float32))
+    manifest = tmp_path / "s" / "store.json"
+    body = json.loads(manifest.read_text())
+    del body["~sha256"]
+    [line] = body["facts"]["segments"]
+    name, *middle, _, rows_bytes, keys_bytes = line.split(" ")
+    keys = np.array([0, 1, 2, key])
+    path = tmp_path / "s" / f"{name}.keys"
+    path.write_bytes(path.read_bytes()[:HEADER] + keys.tobytes())
+    state = int(records.hash_keys(keys, np.uint64(0)))
+    body["facts"]["segments"] = [" ".join([name, *middle, f"{state:016x}", rows_bytes, keys_bytes])]
+    manifest.write_bytes(seal(body))
+    with pytest.raises(DiskError, match="is damaged, or row"):
+        DiskStore(tmp_path / "s", layout)

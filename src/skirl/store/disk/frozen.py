@@ -21,7 +21,7 @@ from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import INDEX_BITS
-from skirl.store.disk.segment import SegmentEntry, read_keys, write_segments
+from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry, read_keys, write_segments
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.threads import Gate
 
@@ -97,6 +97,8 @@ def write_frozen(
 
 def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Manifest:
     """Return the manifest of frozen rows. Raise a CheckpointError if they do not fit the layout."""
+    if facts["segment_format"] != FORMAT_VERSION:
+        raise CheckpointError(f"{folder} has rows in format {facts['segment_format']}: use another checkpoint")
     manifest = Manifest.from_facts(facts)
     there = _narrowed(manifest.layout, facts)
     if layout is not None and there != _without(layout, facts):

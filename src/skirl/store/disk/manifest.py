@@ -49,8 +49,6 @@ class Manifest:
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Manifest":
-        if facts["segment_format"] != FORMAT_VERSION:
-            raise CheckpointError(f"it has rows in format {facts['segment_format']}: use another checkpoint")
         segments, resident = ([*map(SegmentEntry.from_text, facts.get(of, ()))] for of in ("segments", "resident"))
         return cls(
             facts["identity"],

@@ -41,7 +41,7 @@ class SegmentEntry:
     def from_text(cls, text: str) -> "SegmentEntry":
         name, width, dtype, count, keys_hash, rows_bytes, keys_bytes = text.split(" ")
         if not re.fullmatch("[0-9a-f]{16}", name):
-            raise ValueError(f"{name!r} is not a segment")
+            raise CheckpointError(f"{name!r} is not a segment: do not trust the folder that names it")
         record = Record(int(width), dtype)
         return cls(name, record, int(count), int(keys_hash, 16), int(rows_bytes), int(keys_bytes))
 
