@@ -16,14 +16,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from skirl.peers.base import Alone, PeerError, Peers, missing
-from skirl.peers.processes import die_with_launcher, leave_note
+from skirl.peers.processes import LOOPBACK, die_with_launcher, leave_note
 from skirl.tools.units import timeout_of
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("skirl")
-LOOPBACK = "127.0.0.1"
 BEGINNING = 60.0
 """Least number of seconds that trainers have to start: interpreters take long on a busy machine."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

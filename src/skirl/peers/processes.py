@@ -1,5 +1,5 @@
-"""The processes of a job on one machine: facts about ranks from the operating system, whether one has ended and which
-connections groups have opened, and `skirl launch`, several trainers that torchrun starts and watches."""
+"""The processes of a job on one machine: whether one has ended, which connections groups have opened, and `skirl launch`,
+which has torchrun start and watch several trainers."""
 
 import ctypes
 import json
@@ -24,6 +24,14 @@ job on machines where nobody stopped it."""
 NOTES, COMMAND_LINE = "SKIRL_NOTES", "SKIRL_COMMAND"
 """What `skirl launch` sets for its trainers: a folder for their last notes, and how its command line began."""
 STOPPED = "stopped"
+LOOPBACK = "127.0.0.1"
+SETTINGS = {
+    # Otherwise the trainers' store would be the launcher's, which listens on all networks.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    # The bits of a run depend on its number of threads, so that must not depend on the number of trainers.
+    "OMP_NUM_THREADS": "1",
+}
+"""Environment variables of trainers, unless the user has set them."""
 
 
 def this_process() -> list[Any]:
@@ -141,16 +149,6 @@ def _sockets() -> dict[int, str]:
             if (name := os.readlink(f"/proc/self/fd/{file}")).startswith("socket:"):
                 found[int(file)] = name
     return found
-
-
-SETTINGS = {
-    # Otherwise the trainers' store would be the launcher's, which listens on all networks.
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    # The bits of a run depend on its number of threads, so that must not depend on the number of trainers.
-    "OMP_NUM_THREADS": "1",
-}
-"""Environment variables of trainers, unless the user has set them."""
-LOOPBACK = "127.0.0.1"
 
 
 def launch(words: Sequence[str], trainers: int, restarts: int) -> tuple[int, str | None, bool]:

@@ -76,9 +76,8 @@ class Survey:
 
 class _Bank:
     def __init__(self, schema: Schema, bank: int) -> None:
-        self.rows = RowStates(
-            schema, schema.banks[bank].tables, room=0
-        )  # nothing is released: handles are 0, 1, 2, ...
+        # Nothing is released: handles are 0, 1, 2, ...
+        self.rows = RowStates(schema, schema.banks[bank].tables, room=0)
         self.starts = [0]
         self.file = tempfile.TemporaryFile(prefix="skirl-survey-")  # noqa: SIM115 closed with the survey
         self._finder = Finder(schema, bank)

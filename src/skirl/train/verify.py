@@ -50,10 +50,8 @@ def trained(name: str, recipe: Recipe, model: nn.Module, done: Iterable[Done]) -
         for step in done:
             losses.append(step.loss)
             progress(len(losses), lambda: {"loss": f"{losses[-1]:.4f}"})
-    weights = {
-        n: w.detach().cpu().numpy() for n, w in model.named_parameters() if w.numel()
-    }  # embeddings have an empty one
-    return Trace(name, losses, weights)
+    weights = [(n, w) for n, w in model.named_parameters() if w.numel()]  # embeddings have an empty one
+    return Trace(name, losses, {n: w.detach().cpu().numpy() for n, w in weights})
 
 
 def compare(one: Trace, other: Trace, schema: Schema) -> str | None:
