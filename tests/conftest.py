@@ -4,6 +4,7 @@ Tests run with one torch thread. The bits of torch's own matrix products may dep
 for each core uses the machine better than many threads for each small product.
 """
 
+import fcntl
 import gc
 import hashlib
 import json
@@ -27,6 +28,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from skirl.tools.kernel_cache import KernelCache
 from tests.warm import MODULE, Process, Python, python  # noqa: F401 a fixture
 
 torch.set_num_threads(1)
@@ -56,6 +58,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--record-golden", action="store_true", help="write golden traces anew instead of comparing")
     group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 4, or 3600 in a campaign")
     group.addoption("--fuzz-case", type=int, help="run only this case of a fuzz target")
+
+
+def once_on_this_machine(cache: type[KernelCache] = KernelCache) -> None:
+    """Have test processes that want one kernel at once wait for the first of them to compile it."""
+    load, save = cache.load_overload, cache.save_overload
+    locks: dict[Path, int] = {}
+
+    def loaded(self: KernelCache, sig: Any, target: Any) -> Any:
+        if (found := load(self, sig, target)) is None:
+            path = self._path(sig, target.codegen())
+            folder = self.cache_path.with_name("compiling")
+            folder.mkdir(exist_ok=True)
+            locks[path] = os.open(folder / path.name, os.O_CREAT | os.O_RDWR)
+            fcntl.flock(locks[path], fcntl.LOCK_EX)
+            if (found := load(self, sig, target)) is not None:
+                release(path)
+        return found
+
+    def saved(self: KernelCache, sig: Any, result: Any) -> None:
+        save(self, sig, result)
+        release(self._path(sig, result.codegen))
+
+    def release(path: Path) -> None:
+        fcntl.flock(locks[path], fcntl.LOCK_UN)  # closing is not enough if a fork has it too
+        os.close(locks.pop(path))
+
+    cache.load_overload, cache.save_overload = loaded, saved
+
+
+once_on_this_machine()
 
 
 @pytest.fixture(autouse=True)
