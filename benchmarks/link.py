@@ -117,7 +117,7 @@ def judged(ranks: Sequence[Figures], rate: float) -> dict[str, Any]:
     together = [rank["together"] for rank in ranks]
     roof = {
         "compute": max(rank["local"]["seconds"] for rank in ranks),
-        "wire": max(max(rank["sent"], rank["received"]) for rank in together) / rate,
+        "wire": max(rank["sent"] for rank in together) / rate,
         "cores": sum(rank["cpu"] for rank in together) / cores(),
     }
     seconds = max(rank["seconds"] for rank in together)
@@ -254,8 +254,8 @@ def turn(way: Iterator[None], steps: int, peers: Peers) -> dict[str, float]:
 
 def counted(peers: Peers) -> dict[str, float]:
     channels = {name: of for name, of in peers.counted().items() if name != "start"}
-    moved = {side: float(sum(sum(of[f"bytes_{side}"]) for of in channels.values())) for side in ("sent", "received")}
-    return {**moved, "of_rows": float(sent(peers).sum()), "waited": channels["rows"]["seconds"]}
+    moved = float(sum(sum(of["bytes_sent"]) for of in channels.values()))
+    return {"sent": moved, "of_rows": float(sent(peers).sum()), "waited": channels["rows"]["seconds"]}
 
 
 def _run(*words: str) -> None:

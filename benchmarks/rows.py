@@ -21,7 +21,7 @@ from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
-from skirl.engine.work import State, Work
+from skirl.engine.work import Work
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle import loops
 from skirl.oracle.bank import BankPlanner
@@ -57,7 +57,7 @@ class Skirl:
     def __call__(self, given: Given) -> Any:
         given.micro.returned = False
         given.micro.hashes = given.micro.hashes or hashes_of(given.micro)
-        self.module.current.expect(Work([given.micro], given.step.number, [given.step], state=State.RESIDENT), 0)
+        self.module.current.expect(Work([given.micro], given.step.number, [given.step]), 0)
         return self.module(given.sparse)
 
     def coming(self) -> list[Ids]:
