@@ -215,7 +215,8 @@ def test_a_nested_command_prints_its_summary_and_fails_by_its_result(capsys):
     assert exit_code("traffic", "--number", "7") == 0
     assert capsys.readouterr().out == "  number  7\n  is      a\n          b\n"
     assert exit_code("traffic", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"number": 3, "failed": None}
+    shown = {"command": "traffic", "number": 3, "json": True, "failed": None}
+    assert json.loads(capsys.readouterr().out) == shown
     assert exit_code("traffic", "--number", "13") == 1
     assert capsys.readouterr().err == "skirl traffic: it is 13\n"
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from skirl.cli.command_line import CONFIG, in_flags, read_flags
 from skirl.cli.show import goes_on, listed, progress
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here, leave_stop, says_first
 from skirl.tools import __version__
-from skirl.tools.flags import Composed, WrongFlags, flags_of
+from skirl.tools.flags import Composed, WrongFlags, flags_of, flat_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import progress_of, shown_by
 
@@ -126,9 +126,9 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     with shown_by(display):
         if display is not None and name in COMPILED:
             _tell_of_compiling()
-        result: Mapping[str, Any] = command.run()
-    failed, trains = result.get("failed"), result.get("command") in ("train", "sweep")
-    stopped = result["stopped_by"] if trains else None  # a report is of another one
+        result = {"command": name, "failed": None, **flat_of(command), **command.run()}
+    failed, trains = result["failed"], name in ("train", "sweep")
+    stopped = result["stopped_by"] if trains else None
     if trains and not failed:
         leave_stop()
     if not first or "exit_code" in result:  # the first trainer, or the command that was started, shows the rest

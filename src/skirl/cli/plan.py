@@ -54,8 +54,7 @@ class Size(Composed):
 
         stream, rule = self.data.stream(), row_optimizer(self.optimizer.optimizer)()
         tables, batches = stream.tables(self.model.row_dim), (batch.sparse for batch in stream)
-        found = sized(batches, tables, rule, self.movement.prefetch, self.link, self.step_ms, self.data.steps)
-        return {"command": "size", **self.flat(), **found}
+        return sized(batches, tables, rule, self.movement.prefetch, self.link, self.step_ms, self.data.steps)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         from skirl.cli.size import lines_of

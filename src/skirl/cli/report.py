@@ -60,7 +60,7 @@ def report(folder: Path) -> dict[str, Any]:
             f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
         ) from error
     page = write_page(folder / PAGE, f"{kind} {folder.name}", lead, charts, lines | details)
-    return {"command": "report", "result": result, "lines": lines, "page": page, "failed": None}
+    return {"result": result, "lines": lines, "page": page}
 
 
 def _read(path: Path) -> dict[str, Any]:

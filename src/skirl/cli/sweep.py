@@ -1,7 +1,8 @@
 """The command `skirl sweep`: its flags and what it prints. The code that trains is imported only when it runs."""
 
 import os
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +22,7 @@ class SweepCommand(Composed):
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
+    defaults: ClassVar[Mapping[str, Any]] = {"threads": 1}  # bits depend on it
     hidden: ClassVar[tuple[str, ...]] = ("shards", "placement", "patience", "keep_best", "from_")  # of single runs
 
     race: RaceFlags = field(default_factory=RaceFlags)
@@ -82,9 +84,6 @@ class SweepCommand(Composed):
         return how_many(self.processes, self.recipe, len(self.made()) - left, trace=self.log.trace is not None)
 
     def run(self) -> dict[str, Any]:
-        device = self.recipe.device
-        if device.threads is None:  # bits depend on the thread count, so it is written down
-            return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
         from skirl.sweep.run import run
 
         result = run(self.recipe, self.made(), self.race, self.save, self.log, self.flat(), self.evaluation)

@@ -103,7 +103,7 @@ class Verify(Composed):
             run = verify(self.recipe, touched)
             shown = None if run["moved"]["fetched"] else NOTHING_SHOWN
             found = {"runs": [run], "failed": run["difference"] or shown}
-        return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
+        return {**self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:
         words = [] if self.trainers is None else self.trainers.split(",")
