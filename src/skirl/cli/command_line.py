@@ -35,24 +35,22 @@ CONFIG = Flag(
 
 def read_flags(command: str, about: str, kind: Any, args: Sequence[str], *, configured: bool) -> dict[str, Any]:
     """Return the value of each flag by name: that of the command line, of the file that --config names, or the default.
-    In `kind`, the class of the command, `common` and `usual` are what its help shows, `positional` may be given without
-    their names, `repeated` several times."""
+    In `kind`, the class of the command, `common` are the flags that its help shows if not asked for all, `positional` may be
+    given without their names, `repeated` several times."""
     own, prog, positional = flags_of(kind), f"skirl {command}", getattr(kind, "positional", ())
     flags = own | {CONFIG.name: CONFIG} if configured else own
     if any(arg in ("-h", "--help") for arg in args):
         _show_help(prog, about, kind, flags, "all" in args)
-    given, words, follows = _split(prog, kind, flags, args)
+    given, words = _split(prog, kind, flags, args)
     values = {name: _value(kind, flags[name], texts) for name, texts in given.items()}
     alone = [name for name in positional if name not in given]
     if words[len(alone) :]:
-        if before := next(filter(None, follows), None):
-            raise WrongFlags(f"{option(before)} takes no value: leave out what follows it, or write a flag before that")
-        if twice := [name for name in positional if name in given]:
-            raise WrongFlags(f"{twice[0]} is given twice, with its name and without it: leave one of them out")
         raise _unknown(prog, flags, words[len(alone)])
     values |= {name: _value(kind, flags[name], [word]) for name, word in zip(alone, words)}
     if (path := values.pop(CONFIG.name, None)) is not None:
-        values = read_config(path, command, own, _of_train(), getattr(kind, "hidden", ())) | values
+        from skirl.cli.train import Train
+
+        values = read_config(path, command, own, flags_of(Train), getattr(kind, "hidden", ())) | values
     for name, flag in own.items():
         if name not in values:
             _check_missing(prog, kind, flag)
@@ -73,16 +71,15 @@ def _check_missing(prog: str, kind: Any, flag: Flag) -> None:
 
 def _split(
     prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str]
-) -> tuple[dict[str, list[str]], list[str], list[str]]:
-    """Return the words that follow each flag, those that follow none, and the flags without values before these, if any."""
-    given, words, follows, taking, last = dict[str, list[str]](), list[str](), list[str](), "", ""
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the words that follow each flag, and those that follow none."""
+    given, words, taking, last = dict[str, list[str]](), list[str](), "", ""
     for arg in args:
         typed, equals, value = arg.partition("=")
         if not arg.startswith("-") or re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
-            if not taking and last and is_list(flags[last].type) and arg.isdecimal():
+            if last and is_list(flags[last].type) and arg.isdecimal():
                 raise WrongFlags(f"{option(last)} takes one word: write {option(last)} {given[last][-1]},{arg}")
             (given[taking] if taking else words).append(arg)
-            follows += [] if taking else [last if last and flags[last].type is bool else ""]
             taking, last = "", taking
             continue
         name = typed.removeprefix("--").replace("-", "_")
@@ -93,8 +90,8 @@ def _split(
             raise WrongFlags("--config is given twice: put all flags into one file, and name that")
         before = given.pop(name, []) if name in getattr(kind, "repeated", ()) else []
         given[name] = [*before, value] if equals else before
-        taking, last = ("", "" if equals else name) if equals or flags[name].type is bool else (name, "")
-    return given, words, follows
+        taking, last = "" if equals or flags[name].type is bool else name, ""
+    return given, words
 
 
 def _value(command: Any, flag: Flag, texts: Sequence[str]) -> Any:
@@ -120,22 +117,19 @@ def _value(command: Any, flag: Flag, texts: Sequence[str]) -> Any:
 
 
 def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], everything: bool) -> NoReturn:
-    usual, positional = () if everything else getattr(kind, "usual", ()), getattr(kind, "positional", ())
-    if usual:
+    positional, names = getattr(kind, "positional", ()), (*flags,)
+    if not everything and (common := getattr(kind, "common", ())):
+        names = (*common, *(name for name in flags if name == CONFIG.name))
         about += f". `{prog} --help all` lists all flags; these are the ones that are used most."
     words = [name.upper() if flags[name].default is MISSING else f"[{name.upper()}]" for name in positional]
-    common = [name for name in getattr(kind, "common", ()) if name in flags]
-    first = dict.fromkeys([*positional, *common, *(name for name, flag in flags.items() if not flag.group)])
     shown: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*first, *flags]):
-        if usual and name not in first and name not in usual:
-            continue
+    for name in dict.fromkeys([*positional, *names]):
         flag = flags[name]
         unset = flag.default in (None, "", (), MISSING) or flag.default is False
         typed = f"{name.upper()}, or " * (name in positional)
         typed += f"{option(name)} {'' if flag.type is bool else metavar(flag.type)}"
         text = _filled(flag.help + ("" if unset else f" (default: {flag.default})"), "      ")
-        shown.setdefault("flags" if name in first else flag.group, []).append(f"  {typed.rstrip()}\n{text}")
+        shown.setdefault(flag.group or "flags", []).append(f"  {typed.rstrip()}\n{text}")
     print("usage:", prog, *words, f"[flags]{getattr(kind, 'then', '')}\n\n" + _filled(about, ""))
     for group, texts in shown.items():
         print(f"\n{group}", *texts, sep="\n")
@@ -163,8 +157,10 @@ def metavar(kind: Any) -> str:
 
 def _unknown(prog: str, flags: Mapping[str, Flag], word: str) -> WrongFlags:
     """Return the error of a word that is no flag, or that follows none."""
+    from skirl.cli.train import Train
+
     # Without dashes, which would make all of them alike.
-    names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, _of_train()))
+    names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, flags_of(Train)))
     name = word.lstrip("-").replace("_", "-")
     name = ALIASES.get(name, name)
     if word == "--trainers" and prog == "skirl train":
@@ -176,12 +172,6 @@ def _unknown(prog: str, flags: Mapping[str, Flag], word: str) -> WrongFlags:
     if word.startswith("-"):
         return WrongFlags(f"there is no flag {word}: {hint}")
     return WrongFlags(f"{word!r} is not the value of a flag: write a flag before it ({hint})")
-
-
-def _of_train() -> dict[str, Flag]:
-    from skirl.cli.train import Train
-
-    return flags_of(Train)
 
 
 def _begun(sentence: str) -> str:

@@ -99,8 +99,6 @@ class Schema(ShowFlags):
 
 @dataclass(frozen=True)
 class Vocab(FileFlags):
-    common: ClassVar[tuple[str, ...]] = ("data", "out", "min_count", "schema", "valid", "workers", "force")
-
     out: Path
     """The vocabulary file to write."""
     min_count: int = 10
@@ -130,8 +128,6 @@ class Vocab(FileFlags):
 
 @dataclass(frozen=True)
 class Convert(SessionFlags):
-    common: ClassVar[tuple[str, ...]] = ("data", "out", "by", "session", "rows", "vocab", "schema", "workers", "force")
-
     out: Path
     """The Parquet file to write; with --by session, the folder."""
     by: Literal["session"] | None = None
@@ -239,8 +235,6 @@ class Convert(SessionFlags):
 
 @dataclass(frozen=True)
 class Analyze(SessionFlags):
-    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "memory", "schema", "workers")
-
     memory: str = "64MiB"
     """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
 

@@ -22,7 +22,17 @@ _OF_TABLES = ("data", "model", "dim", "batch", "steps")
 @dataclass(frozen=True)
 class Size(Composed):
     group: ClassVar[str] = "output"
-    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "link", "step_ms")
+    common: ClassVar[tuple[str, ...]] = (
+        "data",
+        "schema",
+        "batch",
+        "steps",
+        "model",
+        "dim",
+        "optimizer",
+        "link",
+        "step_ms",
+    )
     positional: ClassVar[tuple[str, ...]] = ("data",)
     example: ClassVar[str] = "skirl size synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50"
     """A command line to begin with, shown if no data is given."""
@@ -66,7 +76,8 @@ class Size(Composed):
 class Place(Composed):
     group: ClassVar[str] = "plan"
     common: ClassVar[tuple[str, ...]] = (
-        "tables", "data", "model", "dim", "batch", "steps", "ranks", "trainers", "memory", "link", "out",
+        "data", "schema", "batch", "steps", "model", "dim", "tables", "ranks", "trainers", "memory", "link", "kernel",
+        "costs", "no_measure", "out", "force",
     )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
     positional: ClassVar[tuple[str, ...]] = ("data",)

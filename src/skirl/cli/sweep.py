@@ -21,7 +21,10 @@ class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
-    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
+    common: ClassVar[tuple[str, ...]] = (
+        "data", "schema", "valid", "epochs", "batch", "steps", "model", "dim", "vary", "variants", "rungs", "keep", "memory",
+        "processes", "cache", "eval_every", "save", "resume", "run", "json",
+    )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"threads": 1}  # bits depend on it
     hidden: ClassVar[tuple[str, ...]] = ("shards", "placement", "patience", "keep_best", "from_")  # of single runs
 

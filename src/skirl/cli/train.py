@@ -20,11 +20,9 @@ class Train(Composed):
     group: ClassVar[str] = "output"
     positional: ClassVar[tuple[str, ...]] = ("data",)
     common: ClassVar[tuple[str, ...]] = (
-        "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
-    )  # fmt: skip
-    usual: ClassVar[tuple[str, ...]] = (
-        "schema", "rows", "vocab", "valid", "epochs", "seed", "dense_lr", "schedule", "warmup", "store", "device", "threads",
-        "eval_every", "patience", "save_every", "keep_best", "from_", "run", "json",
+        "data", "schema", "rows", "vocab", "valid", "epochs", "batch", "steps", "seed", "model", "dim", "optimizer", "lr",
+        "dense_lr", "schedule", "warmup", "cache", "store", "device", "threads", "eval_every", "patience", "save", "resume",
+        "save_every", "keep_best", "from_", "run", "json",
     )  # fmt: skip
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -67,7 +65,9 @@ class Verify(Composed):
 
     group: ClassVar[str] = "learning"
     positional: ClassVar[tuple[str, ...]] = ("data",)
-    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache")
+    common: ClassVar[tuple[str, ...]] = (
+        "data", "schema", "batch", "steps", "model", "dim", "optimizer", "lr", "shards", "cache", "trainers", "store",
+    )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {
         "model": "dlrm-tiny", "dim": 16, "batch": 256, "steps": 30, "cache": "auto",
     }  # fmt: skip
@@ -139,7 +139,6 @@ class Verify(Composed):
 class Evaluate(SavedFlags, ShowFlags):
     group: ClassVar[str] = ""
     positional: ClassVar[tuple[str, ...]] = ("checkpoint", "data")
-    common: ClassVar[tuple[str, ...]] = ("out", "held_out", "valid", "force")
 
     def run(self) -> dict[str, Any]:
         from skirl.train.predict import predict
