@@ -281,9 +281,9 @@ def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_pat
         ("layers = [4, 2.5]", "layers is [4, 2.5]: set it to a list, each a whole number"),
         ("out = 3", "out is 3: set it to a path"),
         ("quiet = 1", "quiet is 1: set it to true or false"),
-        ("name-of-run = 1000", 'name-of-run is 1000: set it to text, such as "1000"'),
+        ("name-of-run = 1000", "name-of-run is 1000: set it to text"),
         ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
-        ("[model]\ndim = 8", "[model] is a table: write flags at the top of the file"),
+        ("[batch]\ndim = 8", 'batch is {"dim": 8}: set it to a whole number'),
         ("batch 8", "this is not valid TOML (Expected '=' after a key"),
     ],
 )

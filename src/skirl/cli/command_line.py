@@ -4,15 +4,14 @@ import difflib
 import json
 import re
 import tomllib
-import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
-from skirl.tools.flags import Flag, WrongFlags, choices, expected, flags_of, is_list, option, read_as, read_text
+from skirl.tools.flags import Flag, WrongFlags, expected, flags_of, is_list, option, read_as, read_text
 
 LEFT = ("sweep.json", "config.json")
 """Files in which sweep and train leave their flags."""
@@ -65,8 +64,7 @@ def _check_missing(prog: str, kind: Any, flag: Flag) -> None:
     if flag.name in positional and (example := getattr(kind, "example", None)):
         raise WrongFlags(f"say which {flag.name}, for instance `{example}`; {prog} --help lists what else can be set")
     if needed:
-        typed = option(flag.name)
-        raise WrongFlags(f"{typed} is missing: add {typed} {metavar(flag.type)} ({_begun(flag.help)})")
+        raise WrongFlags(f"{option(flag.name)} is missing: set it to {expected(flag.type)} ({_begun(flag.help)})")
 
 
 def _split(
@@ -123,13 +121,13 @@ def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], ever
         about += f". `{prog} --help all` lists all flags; these are the ones that are used most."
     words = [name.upper() if flags[name].default is MISSING else f"[{name.upper()}]" for name in positional]
     shown: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*positional, *names]):
+    for name in dict.fromkeys([*positional, *(n for n in names if flags[n].default is MISSING), *names]):
         flag = flags[name]
         unset = flag.default in (None, "", (), MISSING) or flag.default is False
         typed = f"{name.upper()}, or " * (name in positional)
-        typed += f"{option(name)} {'' if flag.type is bool else metavar(flag.type)}"
+        typed += option(name) + f" ({expected(flag.type)})" * (flag.type is not bool)
         text = _filled(flag.help + ("" if unset else f" (default: {flag.default})"), "      ")
-        shown.setdefault(flag.group or "flags", []).append(f"  {typed.rstrip()}\n{text}")
+        shown.setdefault(flag.group or "flags", []).append(f"{_filled(typed, '  ')}\n{text}")
     print("usage:", prog, *words, f"[flags]{getattr(kind, 'then', '')}\n\n" + _filled(about, ""))
     for group, texts in shown.items():
         print(f"\n{group}", *texts, sep="\n")
@@ -140,19 +138,6 @@ def _filled(text: str, indent: str) -> str:
     width = min(100, get_terminal_size().columns)
     indents: Any = {"initial_indent": indent, "subsequent_indent": indent}
     return fill(text, width, break_long_words=False, break_on_hyphens=False, **indents)
-
-
-def metavar(kind: Any) -> str:
-    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,False}"}
-    words = []
-    for choice in choices(kind):
-        if get_origin(choice) is Literal:
-            words.append("{" + ",".join(map(str, get_args(choice))) + "}")
-        elif get_origin(choice) is tuple:
-            words.append(f"{metavar(get_args(choice)[0])},...")
-        elif choice is not types.NoneType:
-            words.append(names[choice])
-    return "|".join(words)
 
 
 def _unknown(prog: str, flags: Mapping[str, Flag], word: str) -> WrongFlags:
@@ -217,8 +202,6 @@ def read_config(
         found = {name: value for name, value in found["flags"].items() if name not in writes}
     values = {}
     for key, value in found.items():
-        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
-            raise ValueError(f"{path}: [{key}] is a table: write flags at the top of the file")
         name = key.replace("-", "_")
         name = f"{name}_" if f"{name}_" in {*flags, *train} else name  # a word that Python keeps for itself
         if name in flags:
@@ -227,9 +210,7 @@ def read_config(
             except TypeError as wanted:
                 if left and value is None:  # that command may do without it
                     continue
-                given = json.dumps(value, default=str)
-                quoted = f', such as "{given}"' if str(wanted) == "text" and isinstance(value, int | float) else ""
-                raise ValueError(f"{path}: {key} is {given}: set it to {wanted}{quoted}") from None
+                raise ValueError(f"{path}: {key} is {json.dumps(value, default=str)}: set it to {wanted}") from None
         elif name in without and value not in (None, train[name].default):
             raise ValueError(f"{path}: {key} is {value!r}, which only a single run can have: leave it out")
         elif name not in train:
@@ -243,14 +224,11 @@ def _parsed(path: Path) -> dict[str, Any]:
     kind, parse = ("JSON", json.loads) if path.suffix == ".json" else ("TOML", tomllib.loads)
     try:
         found = parse(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and isinstance(found.get("flags", {}), dict):
+            return found
+        wrong = "there are no flags in it"
     except OSError:
-        raise ValueError(
-            f"config is {str(path)!r}, which cannot be read: set it to a TOML file or a config.json"
-        ) from None
+        wrong = "it cannot be read"
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: this is not valid {kind} ({error}): set config to a TOML file or a config.json"
-        ) from None
-    if not isinstance(found, dict) or not isinstance(found.get("flags", {}), dict):
-        raise ValueError(f"{path}: there are no flags in it: set config to a TOML file or a config.json")
-    return found
+        wrong = f"this is not valid {kind} ({error})"
+    raise ValueError(f"{path}: {wrong}: set config to a TOML file or a config.json")

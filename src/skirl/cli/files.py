@@ -15,7 +15,7 @@ from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import put_whole
-from skirl.tools.units import figure, parse_bytes, size
+from skirl.tools.units import parse_bytes, size
 
 PART = 1 << 18
 """Bytes of text to read at a time: the rows in it may be many times as large."""
@@ -259,19 +259,9 @@ class Analyze(SessionFlags):
         return analyze(keyed(files, shape), shape, keep=parse_bytes(self.memory), now=now)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = {"verdict": result["verdict"]}
-        if "sampled" not in result:
-            return lines
-        of = result["columns"]
-        order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
-        lines |= facts(result, "samples", "seconds", "sessions", "per_session")
-        sampled = result["sampled"]
-        lines |= facts({"looked at": f"{sampled['sessions']:,} of them"} if sampled["one_in"] > 1 else {})
-        lines["columns"] = "\n".join(
-            f"{name}: {'a list of ' + figure(of[name]['ids'], 1) + ' ids' if of[name]['list'] else 'one value'}, which "
-            f"comes {figure(of[name]['factor'], 1)} times in a session"
-            for name in order
-        )
+        lines = facts(result, "verdict", "samples", "seconds", "sessions", "per_session", "sampled")
+        columns = sorted(result.get("columns", {}).items(), key=lambda named: -named[1]["factor"])
+        lines |= facts({"columns": [{"name": name, **of} for name, of in columns]})
         lines |= facts(result, "bytes", "peak_bytes")
         if result["advice"] != "don't bother":
             flags = {name: getattr(self, name) for name in ("schema", "session", "user", "gap")}
