@@ -44,8 +44,7 @@ NOBODY_READS = 128 + 13
 STOPPED = 128 + 2
 """The exit code that shells report for a process ended by Ctrl-C."""
 LAUNCH = "launch"
-CONFIGURED = ("train", "verify", "size", "place", "sweep")
-COMPILED = (*CONFIGURED, "evaluate", "predict", "export")
+COMPILED = ("train", "verify", "size", "place", "sweep", "evaluate", "predict", "export")
 """Commands that run kernels."""
 OVERVIEW = """usage: skirl COMMAND [flags]
 
@@ -177,10 +176,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
         at = args.index("--") if "--" in args else len(args)
         args, words = [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], args[at + 1 :]
         words = words[words[:1] == ["skirl"] :]
-    if name not in CONFIGURED and any(arg.partition("=")[0] == "--config" for arg in args):
-        names = f"{', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]}"
-        raise ValueError(f"there is no flag --config: only skirl {names} read flags from a file")
-    values = read_flags(name, COMMANDS[name][1], kind, args, configured=name in CONFIGURED)
+    values = read_flags(name, COMMANDS[name][1], kind, args)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
     if name == LAUNCH:
         command.words = words

@@ -11,7 +11,7 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, NoReturn
 
-from skirl.tools.flags import Flag, WrongFlags, expected, flags_of, is_list, option, read_as, read_text
+from skirl.tools.flags import Composed, Flag, WrongFlags, expected, flags_of, is_list, option, read_as, read_text
 
 LEFT = ("sweep.json", "config.json")
 """Files in which sweep and train leave their flags."""
@@ -32,12 +32,12 @@ CONFIG = Flag(
 )
 
 
-def read_flags(command: str, about: str, kind: Any, args: Sequence[str], *, configured: bool) -> dict[str, Any]:
+def read_flags(command: str, about: str, kind: Any, args: Sequence[str]) -> dict[str, Any]:
     """Return the value of each flag by name: that of the command line, of the file that --config names, or the default.
     In `kind`, the class of the command, `common` are the flags that its help shows if not asked for all, `positional` may be
     given without their names, `repeated` several times."""
     own, prog, positional = flags_of(kind), f"skirl {command}", getattr(kind, "positional", ())
-    flags = own | {CONFIG.name: CONFIG} if configured else own
+    flags = own | {CONFIG.name: CONFIG} if issubclass(kind, Composed) else own
     if any(arg in ("-h", "--help") for arg in args):
         _show_help(prog, about, kind, flags, "all" in args)
     given, words = _split(prog, kind, flags, args)
@@ -57,14 +57,12 @@ def read_flags(command: str, about: str, kind: Any, args: Sequence[str], *, conf
 
 
 def _check_missing(prog: str, kind: Any, flag: Flag) -> None:
-    positional, needed = getattr(kind, "positional", ()), flag.default is MISSING
-    if needed and flag.name in positional:
-        line = f"{prog} {' '.join(map(str.upper, positional))}"
-        raise WrongFlags(f"no {flag.name} is named: write {line} ({_begun(flag.help)})")
-    if flag.name in positional and (example := getattr(kind, "example", None)):
+    first = flag.name in getattr(kind, "positional", ())
+    if first and (example := getattr(kind, "example", None)):
         raise WrongFlags(f"say which {flag.name}, for instance `{example}`; {prog} --help lists what else can be set")
-    if needed:
-        raise WrongFlags(f"{option(flag.name)} is missing: set it to {expected(flag.type)} ({_begun(flag.help)})")
+    if flag.default is MISSING:
+        typed, what = flag.name.upper() if first else option(flag.name), flag.help.removesuffix(".")
+        raise WrongFlags(f"{typed} is missing: set it to {expected(flag.type)} ({what[:1].lower()}{what[1:]})")
 
 
 def _split(
@@ -157,10 +155,6 @@ def _unknown(prog: str, flags: Mapping[str, Flag], word: str) -> WrongFlags:
     if word.startswith("-"):
         return WrongFlags(f"there is no flag {word}: {hint}")
     return WrongFlags(f"{word!r} is not the value of a flag: write a flag before it ({hint})")
-
-
-def _begun(sentence: str) -> str:
-    return f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}"
 
 
 def in_flags(sentence: str, names: Collection[str]) -> str:
