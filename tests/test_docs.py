@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from skirl.cli import COMMANDS, CONFIGURED, main
+from skirl.cli import COMMANDS, main
 from skirl.core import optim
 from skirl.oracle import policies
-from skirl.tools.flags import flags_of, option
+from skirl.tools.flags import Composed, flags_of, option
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -123,8 +123,9 @@ def test_flags_exist(page, line):
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     assert name, f"{page}: skirl {words[0]} is no command"
     module, _, owner = COMMANDS[name][0].partition(":")
-    known = [option(name).removeprefix("--") for name in flags_of(getattr(import_module(module), owner))]
-    known += ["config"] if name in CONFIGURED else []
+    kind = getattr(import_module(module), owner)
+    known = [option(name).removeprefix("--") for name in flags_of(kind)]
+    known += ["config"] if issubclass(kind, Composed) else []
     for flag in re.findall(r"(?<!\S)--([a-z-]+)", line):
         assert flag in known, f"{page}: skirl {name} has no flag --{flag}"
 

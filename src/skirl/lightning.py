@@ -1,6 +1,5 @@
 """Support for Lightning: `Rows` is a callback that gives the trainer a lookahead, and adds rows to its checkpoints."""
 
-import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -21,8 +20,6 @@ from skirl.pipeline.lookahead import Lookahead, Pass, lookahead
 from skirl.tools.sealed_json import CheckpointError
 
 __all__ = ["Rows"]
-
-log = logging.getLogger("skirl")
 
 _KEY = "skirl"
 """The entry of a Lightning checkpoint that says where its rows are."""
@@ -76,16 +73,12 @@ class Rows(Callback):
         """Begin a pass over a loader: from the start of an epoch, or from where a checkpoint was written."""
         k, resumes, self._resumes = self.accumulate, self._resumes, False
         place = self.place if resumes else {**self.place, "batches": 0, "loader": None}
-        if resumes and place["batches"] and place["accumulate"] != k:
-            raise ValueError(
-                f"the checkpoint was written within an epoch with accumulate_grad_batches={place['accumulate']}: set it to "
-                f"that, not {k}"
-            )
+        place = place if place["batches"] else {**place, "accumulate": k}
         if self._made_with != (loader, k):  # first pass, another loader, or a GradientAccumulationScheduler
             self.close()
             loader.skip = place["batches"] if place["loader"] is not None else 0
             self.ahead = lookahead(loader, self.trainer.lightning_module, accumulate=k, **self.options).__enter__()
-            self.ahead.load_state_dict({**place, "accumulate": k})
+            self.ahead.load_state_dict(place)
             self._made_with = loader, k
         assert self.ahead is not None
         self.passing = iter(self.ahead)
@@ -130,15 +123,8 @@ class Rows(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if trainer.gradient_clip_val:
-            log.warning(
-                "gradient_clip_val clips the dense parameters alone: rows are not Parameters. Their optimizer clips them, "
-                "each by its own norm: skirl.Adagrad(lr=..., clip=...)"
-            )
         for collection in collections_of(pl_module).values():
-            if scaler is not None and collection.grad_scaler is None:
-                collection.grad_scaler = scaler
-            collection.anchor.said |= bool(trainer.gradient_clip_val)
+            collection.grad_scaler = collection.grad_scaler or scaler
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Keep a resumed step from being saved again after the next micro-batch."""
@@ -157,11 +143,8 @@ class Rows(Callback):
         """End the pass after the last batch, since Lightning never asks for one more."""
         if self.passing is None or not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return
-        if next(self.passing, self) is not self:
-            raise ValueError(
-                "Lightning ends the epoch here, and the loader has more batches: set length in rows.loader, or "
-                "limit_train_batches, to the batches of an epoch"
-            )
+        more = next(self.passing, None)
+        assert more is None, "Lightning counts the batches of an epoch as `Batches` does"
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End an epoch that `max_steps` or `should_stop` cut short, as Lightning does."""

@@ -162,14 +162,14 @@ def test_rows_of_another_store_snapshot_or_step_are_refused(tmp_path: Path) -> N
     model = with_top()
     step(model)
     state = model.state_dict()
-    with pytest.raises(RuntimeError, match=r"another store's rows: its identity is .* skirl\.save and skirl\.load"):
+    with pytest.raises(RuntimeError, match=r"other rows: {'identity': .* skirl\.save and skirl\.load"):
         with_top().load_state_dict(state)
     step(model)
-    with pytest.raises(RuntimeError, match="rows of another step: its steps is 1, here it is 2"):
+    with pytest.raises(RuntimeError, match=r"other rows: .*'steps': 1}, here .*'steps': 2}"):
         model.load_state_dict(state)
     state = model.state_dict()
     skirl.save(tmp_path, model=model)
-    with pytest.raises(RuntimeError, match="rows of another moment: its generation is 0, here it is 1"):
+    with pytest.raises(RuntimeError, match=r"other rows: .*'generation': 0, .*, here .*'generation': 1"):
         model.load_state_dict(state)
     del state["rows._extra_state"]
     model.load_state_dict(state, strict=False)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from skirl.checkpoint.folder import headers_with_steps
-from skirl.cli.report import report_of_run, report_of_sweep
+from skirl.cli.report import report
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER
@@ -87,7 +87,7 @@ def test_a_sweep_over_files_ends_as_its_runs_do(kind: str, name: str, tmp_path: 
     for key in ("steps", "loss", "auc", *scores):
         assert own[key] == alone[key], key
     assert headers_with_steps(tmp_path / "saved" / "lr=0.5")[0][0] == steps
-    assert report_of_run(tmp_path / "run" / "lr=0.5")["steps"] == steps
+    assert report(tmp_path / "run" / "lr=0.5")["result"]["steps"] == steps
     written = [(tmp_path / of / "metrics.jsonl").read_text().splitlines() for of in ("run/lr=0.5", "0.5")]
     ours, theirs = ([(line["kind"], line["step"]) for line in map(json.loads, lines)] for lines in written)
     assert ours == theirs and ours[-1][1] == steps
@@ -147,7 +147,7 @@ def test_who_learns_the_samples_by_heart_does_not_win(tmp_path: Path):
     assert judged == [False] * (FIRST - 1) + [True] * (len(standings) - FIRST + 1)
     best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
     assert made.summary(result)["winner"].startswith(best)
-    text = Path(report_of_sweep(tmp_path / "run")["page"]).read_text()
+    text = Path(report(tmp_path / "run")["page"]).read_text()
     assert f"The best of 4 variants is {best}" in text
 
 

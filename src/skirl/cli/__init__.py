@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from skirl.cli.command_line import CONFIG, in_flags, read_flags
 from skirl.cli.show import goes_on, listed, progress
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here, leave_stop, says_first
 from skirl.tools import __version__
-from skirl.tools.flags import Composed, WrongFlags, flags_of
+from skirl.tools.flags import Composed, WrongFlags, flags_of, flat_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import progress_of, shown_by
 
@@ -44,8 +44,7 @@ NOBODY_READS = 128 + 13
 STOPPED = 128 + 2
 """The exit code that shells report for a process ended by Ctrl-C."""
 LAUNCH = "launch"
-CONFIGURED = ("train", "verify", "size", "place", "sweep")
-COMPILED = (*CONFIGURED, "evaluate", "predict", "export")
+COMPILED = ("train", "verify", "size", "place", "sweep", "evaluate", "predict", "export")
 """Commands that run kernels."""
 OVERVIEW = """usage: skirl COMMAND [flags]
 
@@ -126,9 +125,9 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     with shown_by(display):
         if display is not None and name in COMPILED:
             _tell_of_compiling()
-        result: Mapping[str, Any] = command.run()
-    failed, trains = result.get("failed"), result.get("command") in ("train", "sweep")
-    stopped = result["stopped_by"] if trains else None  # a report is of another one
+        result = {"command": name, "failed": None, **flat_of(command), **command.run()}
+    failed, trains = result["failed"], name in ("train", "sweep")
+    stopped = result["stopped_by"] if trains else None
     if trains and not failed:
         leave_stop()
     if not first or "exit_code" in result:  # the first trainer, or the command that was started, shows the rest
@@ -177,10 +176,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
         at = args.index("--") if "--" in args else len(args)
         args, words = [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], args[at + 1 :]
         words = words[words[:1] == ["skirl"] :]
-    if name not in CONFIGURED and any(arg.partition("=")[0] == "--config" for arg in args):
-        names = f"{', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]}"
-        raise ValueError(f"there is no flag --config: only skirl {names} read flags from a file")
-    values = read_flags(name, COMMANDS[name][1], kind, args, configured=name in CONFIGURED)
+    values = read_flags(name, COMMANDS[name][1], kind, args)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
     if name == LAUNCH:
         command.words = words

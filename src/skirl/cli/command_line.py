@@ -4,15 +4,14 @@ import difflib
 import json
 import re
 import tomllib
-import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
-from skirl.tools.flags import Flag, WrongFlags, choices, expected, flags_of, is_list, option, read_as, read_text
+from skirl.tools.flags import Composed, Flag, WrongFlags, expected, flags_of, is_list, option, read_as, read_text
 
 LEFT = ("sweep.json", "config.json")
 """Files in which sweep and train leave their flags."""
@@ -33,26 +32,24 @@ CONFIG = Flag(
 )
 
 
-def read_flags(command: str, about: str, kind: Any, args: Sequence[str], *, configured: bool) -> dict[str, Any]:
+def read_flags(command: str, about: str, kind: Any, args: Sequence[str]) -> dict[str, Any]:
     """Return the value of each flag by name: that of the command line, of the file that --config names, or the default.
-    In `kind`, the class of the command, `common` and `usual` are what its help shows, `positional` may be given without
-    their names, `repeated` several times."""
+    In `kind`, the class of the command, `common` are the flags that its help shows if not asked for all, `positional` may be
+    given without their names, `repeated` several times."""
     own, prog, positional = flags_of(kind), f"skirl {command}", getattr(kind, "positional", ())
-    flags = own | {CONFIG.name: CONFIG} if configured else own
+    flags = own | {CONFIG.name: CONFIG} if issubclass(kind, Composed) else own
     if any(arg in ("-h", "--help") for arg in args):
         _show_help(prog, about, kind, flags, "all" in args)
-    given, words, follows = _split(prog, kind, flags, args)
+    given, words = _split(prog, kind, flags, args)
     values = {name: _value(kind, flags[name], texts) for name, texts in given.items()}
     alone = [name for name in positional if name not in given]
     if words[len(alone) :]:
-        if before := next(filter(None, follows), None):
-            raise WrongFlags(f"{option(before)} takes no value: leave out what follows it, or write a flag before that")
-        if twice := [name for name in positional if name in given]:
-            raise WrongFlags(f"{twice[0]} is given twice, with its name and without it: leave one of them out")
         raise _unknown(prog, flags, words[len(alone)])
     values |= {name: _value(kind, flags[name], [word]) for name, word in zip(alone, words)}
     if (path := values.pop(CONFIG.name, None)) is not None:
-        values = read_config(path, command, own, _of_train(), getattr(kind, "hidden", ())) | values
+        from skirl.cli.train import Train
+
+        values = read_config(path, command, own, flags_of(Train), getattr(kind, "hidden", ())) | values
     for name, flag in own.items():
         if name not in values:
             _check_missing(prog, kind, flag)
@@ -60,29 +57,25 @@ def read_flags(command: str, about: str, kind: Any, args: Sequence[str], *, conf
 
 
 def _check_missing(prog: str, kind: Any, flag: Flag) -> None:
-    positional, needed = getattr(kind, "positional", ()), flag.default is MISSING
-    if needed and flag.name in positional:
-        line = f"{prog} {' '.join(map(str.upper, positional))}"
-        raise WrongFlags(f"no {flag.name} is named: write {line} ({_begun(flag.help)})")
-    if flag.name in positional and (example := getattr(kind, "example", None)):
+    first = flag.name in getattr(kind, "positional", ())
+    if first and (example := getattr(kind, "example", None)):
         raise WrongFlags(f"say which {flag.name}, for instance `{example}`; {prog} --help lists what else can be set")
-    if needed:
-        typed = option(flag.name)
-        raise WrongFlags(f"{typed} is missing: add {typed} {metavar(flag.type)} ({_begun(flag.help)})")
+    if flag.default is MISSING:
+        typed, what = flag.name.upper() if first else option(flag.name), flag.help.removesuffix(".")
+        raise WrongFlags(f"{typed} is missing: set it to {expected(flag.type)} ({what[:1].lower()}{what[1:]})")
 
 
 def _split(
     prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str]
-) -> tuple[dict[str, list[str]], list[str], list[str]]:
-    """Return the words that follow each flag, those that follow none, and the flags without values before these, if any."""
-    given, words, follows, taking, last = dict[str, list[str]](), list[str](), list[str](), "", ""
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the words that follow each flag, and those that follow none."""
+    given, words, taking, last = dict[str, list[str]](), list[str](), "", ""
     for arg in args:
         typed, equals, value = arg.partition("=")
         if not arg.startswith("-") or re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
-            if not taking and last and is_list(flags[last].type) and arg.isdecimal():
+            if last and is_list(flags[last].type) and arg.isdecimal():
                 raise WrongFlags(f"{option(last)} takes one word: write {option(last)} {given[last][-1]},{arg}")
             (given[taking] if taking else words).append(arg)
-            follows += [] if taking else [last if last and flags[last].type is bool else ""]
             taking, last = "", taking
             continue
         name = typed.removeprefix("--").replace("-", "_")
@@ -93,8 +86,8 @@ def _split(
             raise WrongFlags("--config is given twice: put all flags into one file, and name that")
         before = given.pop(name, []) if name in getattr(kind, "repeated", ()) else []
         given[name] = [*before, value] if equals else before
-        taking, last = ("", "" if equals else name) if equals or flags[name].type is bool else (name, "")
-    return given, words, follows
+        taking, last = "" if equals or flags[name].type is bool else name, ""
+    return given, words
 
 
 def _value(command: Any, flag: Flag, texts: Sequence[str]) -> Any:
@@ -120,22 +113,19 @@ def _value(command: Any, flag: Flag, texts: Sequence[str]) -> Any:
 
 
 def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], everything: bool) -> NoReturn:
-    usual, positional = () if everything else getattr(kind, "usual", ()), getattr(kind, "positional", ())
-    if usual:
+    positional, names = getattr(kind, "positional", ()), (*flags,)
+    if not everything and (common := getattr(kind, "common", ())):
+        names = (*common, *(name for name in flags if name == CONFIG.name))
         about += f". `{prog} --help all` lists all flags; these are the ones that are used most."
     words = [name.upper() if flags[name].default is MISSING else f"[{name.upper()}]" for name in positional]
-    common = [name for name in getattr(kind, "common", ()) if name in flags]
-    first = dict.fromkeys([*positional, *common, *(name for name, flag in flags.items() if not flag.group)])
     shown: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*first, *flags]):
-        if usual and name not in first and name not in usual:
-            continue
+    for name in dict.fromkeys([*positional, *(n for n in names if flags[n].default is MISSING), *names]):
         flag = flags[name]
         unset = flag.default in (None, "", (), MISSING) or flag.default is False
         typed = f"{name.upper()}, or " * (name in positional)
-        typed += f"{option(name)} {'' if flag.type is bool else metavar(flag.type)}"
+        typed += option(name) + f" ({expected(flag.type)})" * (flag.type is not bool)
         text = _filled(flag.help + ("" if unset else f" (default: {flag.default})"), "      ")
-        shown.setdefault("flags" if name in first else flag.group, []).append(f"  {typed.rstrip()}\n{text}")
+        shown.setdefault(flag.group or "flags", []).append(f"{_filled(typed, '  ')}\n{text}")
     print("usage:", prog, *words, f"[flags]{getattr(kind, 'then', '')}\n\n" + _filled(about, ""))
     for group, texts in shown.items():
         print(f"\n{group}", *texts, sep="\n")
@@ -148,23 +138,12 @@ def _filled(text: str, indent: str) -> str:
     return fill(text, width, break_long_words=False, break_on_hyphens=False, **indents)
 
 
-def metavar(kind: Any) -> str:
-    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,False}"}
-    words = []
-    for choice in choices(kind):
-        if get_origin(choice) is Literal:
-            words.append("{" + ",".join(map(str, get_args(choice))) + "}")
-        elif get_origin(choice) is tuple:
-            words.append(f"{metavar(get_args(choice)[0])},...")
-        elif choice is not types.NoneType:
-            words.append(names[choice])
-    return "|".join(words)
-
-
 def _unknown(prog: str, flags: Mapping[str, Flag], word: str) -> WrongFlags:
     """Return the error of a word that is no flag, or that follows none."""
+    from skirl.cli.train import Train
+
     # Without dashes, which would make all of them alike.
-    names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, _of_train()))
+    names, of_train = ([option(n).removeprefix("--") for n in of] for of in (flags, flags_of(Train)))
     name = word.lstrip("-").replace("_", "-")
     name = ALIASES.get(name, name)
     if word == "--trainers" and prog == "skirl train":
@@ -176,16 +155,6 @@ def _unknown(prog: str, flags: Mapping[str, Flag], word: str) -> WrongFlags:
     if word.startswith("-"):
         return WrongFlags(f"there is no flag {word}: {hint}")
     return WrongFlags(f"{word!r} is not the value of a flag: write a flag before it ({hint})")
-
-
-def _of_train() -> dict[str, Flag]:
-    from skirl.cli.train import Train
-
-    return flags_of(Train)
-
-
-def _begun(sentence: str) -> str:
-    return f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}"
 
 
 def in_flags(sentence: str, names: Collection[str]) -> str:
@@ -227,8 +196,6 @@ def read_config(
         found = {name: value for name, value in found["flags"].items() if name not in writes}
     values = {}
     for key, value in found.items():
-        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
-            raise ValueError(f"{path}: [{key}] is a table: write flags at the top of the file")
         name = key.replace("-", "_")
         name = f"{name}_" if f"{name}_" in {*flags, *train} else name  # a word that Python keeps for itself
         if name in flags:
@@ -237,9 +204,7 @@ def read_config(
             except TypeError as wanted:
                 if left and value is None:  # that command may do without it
                     continue
-                given = json.dumps(value, default=str)
-                quoted = f', such as "{given}"' if str(wanted) == "text" and isinstance(value, int | float) else ""
-                raise ValueError(f"{path}: {key} is {given}: set it to {wanted}{quoted}") from None
+                raise ValueError(f"{path}: {key} is {json.dumps(value, default=str)}: set it to {wanted}") from None
         elif name in without and value not in (None, train[name].default):
             raise ValueError(f"{path}: {key} is {value!r}, which only a single run can have: leave it out")
         elif name not in train:
@@ -253,14 +218,11 @@ def _parsed(path: Path) -> dict[str, Any]:
     kind, parse = ("JSON", json.loads) if path.suffix == ".json" else ("TOML", tomllib.loads)
     try:
         found = parse(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and isinstance(found.get("flags", {}), dict):
+            return found
+        wrong = "there are no flags in it"
     except OSError:
-        raise ValueError(
-            f"config is {str(path)!r}, which cannot be read: set it to a TOML file or a config.json"
-        ) from None
+        wrong = "it cannot be read"
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: this is not valid {kind} ({error}): set config to a TOML file or a config.json"
-        ) from None
-    if not isinstance(found, dict) or not isinstance(found.get("flags", {}), dict):
-        raise ValueError(f"{path}: there are no flags in it: set config to a TOML file or a config.json")
-    return found
+        wrong = f"this is not valid {kind} ({error})"
+    raise ValueError(f"{path}: {wrong}: set config to a TOML file or a config.json")

@@ -15,7 +15,7 @@ from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import put_whole
-from skirl.tools.units import figure, parse_bytes, size
+from skirl.tools.units import parse_bytes, size
 
 PART = 1 << 18
 """Bytes of text to read at a time: the rows in it may be many times as large."""
@@ -43,11 +43,16 @@ class FileFlags(ShowFlags):
         flags = DataFlags(self.data, schema=self.schema, workers=self.workers, bad_rows=self.bad_rows, **more)
         return flags.files(part_bytes)
 
-    def timed(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+
+def timed(work: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """A command's `run` whose result also says what it took."""
+
+    def run(self: Any) -> dict[str, Any]:
         started = time.monotonic()
-        found = work()
-        took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
-        return {"command": name, **flat_of(self), **found, **took, "failed": None}
+        found = work(self)
+        return {**found, "seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Schema(ShowFlags):
         if self.out is not None:
             with writing(self.out):
                 put_whole(self.out, schema.encode(), "new")
-        return {"command": "schema", **flat_of(self), "schema": schema, "failed": None}
+        return {"schema": schema}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str] | str:
         return result["schema"].rstrip() if self.out is None else {"out": f"{self.out}; train with --schema {self.out}"}
@@ -94,8 +99,6 @@ class Schema(ShowFlags):
 
 @dataclass(frozen=True)
 class Vocab(FileFlags):
-    common: ClassVar[tuple[str, ...]] = ("data", "out", "min_count", "schema", "valid", "workers", "force")
-
     out: Path
     """The vocabulary file to write."""
     min_count: int = 10
@@ -111,14 +114,12 @@ class Vocab(FileFlags):
         check_in_and_out(self.data, str(self.out))
         check_new(self.out, self.force, ", and runs may need it")
 
+    @timed
     def run(self) -> dict[str, Any]:
         from skirl.data.vocabulary.vocabulary import count
 
-        def counted() -> dict[str, Any]:
-            # Held-out rows do not count: a vocabulary of them would leak.
-            return count(self.files(valid=self.valid, vocab="open"), str(self.out), self.min_count)
-
-        return self.timed("vocab", counted)
+        # Held-out rows do not count: a vocabulary of them would leak.
+        return count(self.files(valid=self.valid, vocab="open"), str(self.out), self.min_count)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "rows", "distinct", "peak_bytes")
@@ -127,8 +128,6 @@ class Vocab(FileFlags):
 
 @dataclass(frozen=True)
 class Convert(SessionFlags):
-    common: ClassVar[tuple[str, ...]] = ("data", "out", "by", "session", "rows", "vocab", "schema", "workers", "force")
-
     out: Path
     """The Parquet file to write; with --by session, the folder."""
     by: Literal["session"] | None = None
@@ -174,9 +173,10 @@ class Convert(SessionFlags):
             raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
 
     def run(self) -> dict[str, Any]:
-        result = self.timed("convert", self._to_file if self.by is None else self._by_session)
+        result = self._to_file() if self.by is None else self._by_session()
         return result | (self._checked() if self.check else {})
 
+    @timed
     def _to_file(self) -> dict[str, Any]:
         from skirl.data.convert import convert
 
@@ -184,6 +184,7 @@ class Convert(SessionFlags):
             self.files(rows=self.rows, vocab=self.vocab), str(self.out), self.compression, as_rows=self._as_rows
         )
 
+    @timed
     def _by_session(self) -> dict[str, Any]:
         from skirl.dedup.by_session import convert_by_session
         from skirl.dedup.spark import session_at
@@ -234,8 +235,6 @@ class Convert(SessionFlags):
 
 @dataclass(frozen=True)
 class Analyze(SessionFlags):
-    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "memory", "schema", "workers")
-
     memory: str = "64MiB"
     """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
 
@@ -247,35 +246,22 @@ class Analyze(SessionFlags):
         if parsed("memory", self.memory, parse_bytes, "a size such as 64MiB") < 1 << 20:
             raise ValueError(f"memory is {self.memory!r}: set it to 1MiB or more")
 
+    @timed
     def run(self) -> dict[str, Any]:
         from skirl.dedup.analyze import advice, analyze
         from skirl.dedup.sessions import Sessions, keyed, shaped
 
-        def found() -> dict[str, Any]:
-            files = self.files(PART)
-            schema = files.encoder.schema
-            if any(column.run for column in schema.ids):
-                return advice("lists that repeat are left out of these files already")
-            files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
-            now = sum(Path(path).stat().st_size for path in files.dataset.paths)
-            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.memory), now=now)
-
-        return self.timed("analyze", found)
+        files = self.files(PART)
+        if any(column.run for column in files.encoder.schema.ids):
+            return advice("lists that repeat are left out of these files already")
+        files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
+        now = sum(Path(path).stat().st_size for path in files.dataset.paths)
+        return analyze(keyed(files, shape), shape, keep=parse_bytes(self.memory), now=now)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = {"verdict": result["verdict"]}
-        if "sampled" not in result:
-            return lines
-        of = result["columns"]
-        order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
-        lines |= facts(result, "samples", "seconds", "sessions", "per_session")
-        sampled = result["sampled"]
-        lines |= facts({"looked at": f"{sampled['sessions']:,} of them"} if sampled["one_in"] > 1 else {})
-        lines["columns"] = "\n".join(
-            f"{name}: {'a list of ' + figure(of[name]['ids'], 1) + ' ids' if of[name]['list'] else 'one value'}, which "
-            f"comes {figure(of[name]['factor'], 1)} times in a session"
-            for name in order
-        )
+        lines = facts(result, "verdict", "samples", "seconds", "sessions", "per_session", "sampled")
+        columns = sorted(result.get("columns", {}).items(), key=lambda named: -named[1]["factor"])
+        lines |= facts({"columns": [{"name": name, **of} for name, of in columns]})
         lines |= facts(result, "bytes", "peak_bytes")
         if result["advice"] != "don't bother":
             flags = {name: getattr(self, name) for name in ("schema", "session", "user", "gap")}
@@ -317,15 +303,13 @@ class Export(ShowFlags):
         from skirl.checkpoint.without_model import opened
         from skirl.data.vocabulary.vocabulary import Origins
 
-        checkpoint = self.checkpoint
-        with opened(checkpoint) as (rows, parameters, data, _), writing(self.out):
+        with opened(self.checkpoint) as (rows, parameters, data, _), writing(self.out):
             origins = Origins.of(data) if self.out.suffix == ".parquet" else None
             write_rows(
                 rows, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix,
                 dense=parameters if self.dense else None, origins=origins,
             )  # fmt: skip
-        written = {"checkpoint": str(checkpoint), "out": str(self.out), "bytes": self.out.stat().st_size}
-        return {"command": "export", **written, "failed": None}
+        return {"bytes": self.out.stat().st_size}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         return facts(result, "checkpoint", "out", "bytes")
@@ -357,11 +341,10 @@ class Import(ShowFlags):
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.import_rows import read_rows
 
-        found = read_rows(
+        return read_rows(
             self.source, self.out, names=self.table, prefix=self.prefix, pooling=self.pooling, optimizer=self.optimizer,
             store=self.store,
         )  # fmt: skip
-        return {"command": "import", "out": str(self.out), **found, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         state = f"after {max(steps.values()):,} steps" if (steps := result["steps"]) is not None else "from zero"
@@ -383,7 +366,7 @@ class Info(ShowFlags):
     def run(self) -> dict[str, Any]:
         from skirl.sizing.look import look
 
-        return {"command": "info", "path": str(self.path), **look(self.path, check=self.check)}
+        return look(self.path, check=self.check)
 
     def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
-        return facts({name: value for name, value in result.items() if name not in ("command", "path", "failed")})
+        return facts(result, *(name for name in result if name not in ("command", "failed", *flat_of(self))))

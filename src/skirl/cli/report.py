@@ -1,27 +1,35 @@
-"""`skirl report`: the folder of a run or a sweep as text and as a page, also if it still goes on or was killed."""
+"""`skirl report`: the folder of a run or a sweep as text and as a page, also if it still goes on or was killed. The lines
+of a result are those that `skirl train` and `skirl sweep` print."""
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.checkpoint.folder import BEST
-from skirl.cli.show import SCORES, ShowFlags, columns, facts, scores, write_page
+from skirl.cli.show import SCORES, Chart, ShowFlags, columns, facts, scores, write_page
 from skirl.tools.flags import flags_of, option
-from skirl.tools.units import clock, figure, size
+from skirl.tools.units import clock, figure, malformed, size
 from skirl.train.resume import shown, told
 from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
 Line = Mapping[str, Any]
+Page = tuple[Sequence[str], Mapping[str, Chart], dict[str, str], dict[str, str]]
+"""The sentences at the top of a page, its charts, the lines that are printed too, and those that only the page has."""
 SWEEP, RACE, PAGE = "sweep.json", "race.jsonl", "report.html"
+UNKNOWN = "still going on, killed, or failed"
+NOTE = """a loss is a mean over the recent batches, each before it was trained on
+one to rank 1 is on the same batches, with its standard error
+of a variant that left, all is as it was then"""
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
-LEFT = "of a variant that left, all is as it was then"
-JUDGED = "ranks are by held-out loss; loss is of training, each batch before it was trained on"
-UNKNOWN = "still going on, killed, or failed"
+JUDGED = "ranks are by held-out loss"
+COMPUTED = {
+    "loop": "one variant after the other", "fused": "variants of one architecture at once",
+    "graph": "variants as branches of one CUDA graph", "planned": "as planned for --memory",
+}  # fmt: skip
+"""How steps trained their variants."""
 
 
 @dataclass(frozen=True)
@@ -32,31 +40,34 @@ class Report(ShowFlags):
     """The folder of the run or the sweep."""
 
     def run(self) -> dict[str, Any]:
-        report = report_of_sweep if (self.folder / SWEEP).is_file() else report_of_run
         return report(self.folder)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = run_lines(result) if result["command"] == "report" else sweep_lines(result)
-        return lines | {"page": result["page"]}
+        return result["lines"] | {"page": result["page"]}
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """Write the page of a folder. Return its path, the result in the folder, if there is one, and the lines about it."""
+    kind, file, make = ("Sweep", SWEEP, _sweep) if (folder / SWEEP).is_file() else ("Run", CONFIG, _run)
+    if not (folder / file).is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
+    try:
+        result = _read(folder / RESULT)
+        lead, charts, lines, details = make(folder, _read(folder / file), result)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        wrong = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
+        ) from error
+    page = write_page(folder / PAGE, f"{kind} {folder.name}", lead, charts, lines | details)
+    return {"result": result, "lines": lines, "page": page}
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_bytes()) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another run") from error
-
-
-@contextmanager
-def _of_files(folder: Path) -> Iterator[None]:
-    """Turn an error about what files of the folder hold into a sentence."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        wrong = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(
-            f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
-        ) from error
+        raise ValueError(f"{path.name} is damaged: {error}") from error
 
 
 def _of_kind(lines: Sequence[Line], kind: str) -> list[Line]:
@@ -71,144 +82,138 @@ def _figure(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else figure(value, digits)
 
 
-def _kept(folder: Any) -> str:
-    return f"kept in {folder}" if folder else "which is not kept: --keep-best keeps the best in --save"
-
-
 # A run
 
 
-def report_of_run(folder: Path) -> dict[str, Any]:
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
-    lines, config, result = lines_of(folder), _read(folder / CONFIG), _read(folder / RESULT)
-    with _of_files(folder):
-        train, evaluations = _of_kind(lines, "train"), _of_kind(lines, "eval")
-        run = facts_of_result(result) if result else facts_so_far(config, train, evaluations)
-        run |= {"changes": config.get("changes"), "command": "report", "failed": None, "run": str(folder)}
-        losses = {"training, each interval": _points(train, "loss"), "held out": _points(evaluations, "test_logloss")}
-        aucs = {"training, so far": _points(train, "auc"), "held out": _points(evaluations, "test_auc")}
-        speed = {"samples": _points(train, "samples_per_second")}
-        charts = {"Log loss": losses, "AUC": aucs, "Samples a second": speed}
-        shown = run_lines(run) | _details(config, run, evaluations)
-        run["page"] = write_page(folder / PAGE, f"Run {folder.name}", _lead(run), charts, shown)
-    return run
-
-
-def facts_so_far(config: Mapping[str, Any], lines: Sequence[Line], evaluations: Sequence[Line]) -> dict[str, Any]:
-    """Return what a run did that has not ended, as `facts_of_result` does for one that has."""
-
-    def total(name: str) -> float:
-        return sum(line[name] for line in lines)
-
-    def by_stage(name: str) -> dict[str, float]:
-        stages = dict.fromkeys(stage for line in lines for stage in line[name])
-        return {stage: sum(line[name].get(stage, 0.0) for line in lines) for stage in stages}
-
-    last: Line = lines[-1] if lines else {}
-    seconds, stall, busy = total("seconds"), total("stall"), by_stage("busy")
-    samples = sum(line["samples_per_second"] * line["seconds"] for line in lines)
-    return {
-        **dict.fromkeys(("stopped_by", "run_failed", "missing", "kept", "loss", "by_trainer")),
-        **{name: last.get(name) for name in ("auc", "ne", "touched", "fetched", "new", "written", "forwarded")},
-        "flags": config["flags"], "trainers": config.get("trainers") or 1, "ended": False,
-        "steps": last.get("step", 0), "samples": last.get("samples", 0), "interval_loss": last.get("loss"),
-        "seconds": seconds, "samples_per_second": samples / max(seconds, 1e-9),
-        "last": evaluations[-1] if evaluations else None,
-        "stall": stall, "read": total("read"), "busy": busy, "blame": by_stage("blame"),
-        "hidden": max(0.0, 1.0 - (stall + busy.get("load", 0.0)) / max(sum(busy.values()), 1e-9)),
-    }  # fmt: skip
-
-
-def facts_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **result, **result["counters"], **result["movement"],
-        "flags": result, "ended": True, "stopped_by": result["checkpoints"]["stopped_by"], "run_failed": result["failed"],
-        "touched": result["rows"]["touched"], "kept": result["best"],
-        "last": result if "test_step" in result else None,
-    }  # fmt: skip
+def _run(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page:
+    every = lines_of(folder)
+    train, evaluations = _of_kind(every, "train"), _of_kind(every, "eval")
+    last = result or {**config["flags"], **(evaluations[-1] if evaluations else {})}
+    if result:
+        lines = run_lines(result)
+    else:
+        lines = {**held_out_lines(last), "run": f"{last['model']} on {last['data']}, {UNKNOWN}"}
+        lines |= facts(train[-1]) if train else {"loss": "none yet: a line comes every --log-every steps"}
+    charts = {
+        "Log loss": {
+            "training, each interval": _points(train, "loss"),
+            "held out": _points(evaluations, "test_logloss"),
+        },
+        "AUC": {"training, so far": _points(train, "auc"), "held out": _points(evaluations, "test_auc")},
+        "Samples a second": {"samples": _points(train, "samples_per_second")},
+    }
+    return [*_lead(last, lines)], charts, lines, _details(config, result, evaluations)
 
 
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
-    flags, steps = run["flags"], max(1, run["steps"])
-    state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended" if run["ended"] else UNKNOWN
-    if run.get("stopped_early"):
-        state = f"stopped early: {flags['patience']} evaluations brought no better log loss"
-    took, begun = f"in {clock(run['seconds'])}", run.get("begun_at")
-    took = f"; the last {run['steps'] - begun:,} steps {took}" if begun else f" {took}"
-    lines = held_out_lines(run["last"], run["kept"], flags.get("save")) | {
-        "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
-        "steps": f"{run['steps']:,}, {run['samples']:,} samples{took}",
+    """Return what a result says, line by line."""
+    steps, rows, counters, moved, kept = (run[of] for of in ("steps", "rows", "counters", "movement", "checkpoints"))
+    state = "ended"
+    if run["stopped_early"]:
+        state = f"stopped early: {run['patience']} evaluations brought no better log loss"
+    state = "failed" if run["failed"] else f"stopped by {kept['stopped_by']}" if kept["stopped_by"] else state
+    took, begun = f"in {clock(run['seconds'])}", run["begun_at"]
+    took = f"; the last {steps - begun:,} steps {took}" if begun else f" {took}"
+    first, last, mean = (figure(run["loss"][name]) for name in ("first", "last", "mean"))
+    before = "its batch was trained on" if run.get("epochs", 1) == 1 else "this pass trained on its batch"
+    each = {name: f"{counters[name] / max(1, steps):,.0f} {word}" for name, word in WORDS.items()}
+    if counters["forwarded"]:
+        each["fetched"] += f" ({counters['forwarded'] / counters['fetched']:.0%} of them from the write-back queue)"
+    blame = moved["blame"]
+    worst = max(blame, key=blame.__getitem__, default=None)
+    worst = f", most of it for {worst}" if worst and moved["stall"] >= 0.005 else ""
+    lines = held_out_lines(run) | {
+        "run": f"{run['model']} on {run['data']}, {state}",
+        "steps": f"{steps:,}, {run['samples']:,} samples{took}",
         "speed": f"{run['samples_per_second']:,.0f} samples/s after the first step, without evaluations and checkpoints",
-        **facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"] or []))}),
-        **facts({"missing": "\n".join(run["missing"] or [])}),
+        **facts({"failed": run["failed"], "changed": "\n".join(told(run.get("changes") or []))}),
+        **facts({"missing": "\n".join(run["missing"])}),
+        "loss": f"{first} for the first batch, {last} for the last, {mean} on average",
+        "metrics": f"{scores(run)} of all predictions, each made before {before}",
+        "rows": f"{rows['touched']:,} touched; {', '.join(each.values())} a step",
     }
-    if not run["samples"]:
-        return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
-    if run["loss"]:
-        first, last, mean = (figure(run["loss"][name]) for name in ("first", "last", "mean"))
-        lines["loss"] = f"{first} for the first batch, {last} for the last, {mean} on average"
-    else:
-        lines["loss"] = f"{figure(run['interval_loss'])} over the last interval"
-    before = "its batch was trained on" if flags.get("epochs", 1) == 1 else "this pass trained on its batch"
-    lines["metrics"] = f"{scores(run)} of all predictions, each made before {before}"
-    moved = {name: f"{run[name] / steps:,.0f} {word}" for name, word in WORDS.items()}
-    if run["forwarded"]:
-        moved["fetched"] += f" ({run['forwarded'] / run['fetched']:.0%} of them from the write-back queue)"
-    lines["rows"] = f"{run['touched']:,} touched; {', '.join(moved.values())} a step"
-    if run["fetched"] + run["written"]:
-        lines["hidden"] = f"{run['hidden']:.0%} of the movement, behind compute"
-    worst = max(run["blame"], key=run["blame"].__getitem__, default=None)
-    blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
-    lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
-    lanes = run["by_trainer"]["lanes"] if run["by_trainer"] else []
-    return lines | {
-        f"trainer {n}": ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())
-        + f"; {size(lane['sent'])} sent; in {clock(lane['seconds'])} it waited {lane['waited']:.2f} s for others, "
-        + f"{lane['stall']:.2f} s for rows, {lane['read']:.2f} s for the loader; {size(lane['peak_bytes'])} at its peak"
-        for n, lane in enumerate(lanes)
-    }
+    if counters["fetched"] + counters["written"]:
+        lines["hidden"] = f"{moved['hidden']:.0%} of the movement, behind compute"
+    lines["waited"] = f"{moved['stall']:.2f} s for rows{worst}, {moved['read']:.2f} s for the loader"
+    for n, lane in enumerate(run["by_trainer"]["lanes"] if run["by_trainer"] else ()):
+        counts = ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())
+        lines[f"trainer {n}"] = (
+            f"{counts}; {size(lane['sent'])} sent; in {clock(lane['seconds'])} it waited {lane['waited']:.2f} s for others, "
+            f"{lane['stall']:.2f} s for rows, {lane['read']:.2f} s for the loader; {size(lane['peak_bytes'])} at its peak"
+        )
+    return lines if "left" in run else lines | _lines_of_one(run)
 
 
-def held_out_lines(last: Line | None, kept: Line | None, save: Any = None) -> dict[str, str]:
-    if last is None:
-        return {}
+def _lines_of_one(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the result of a run says that variants of a sweep share."""
+    rows, kept, begun = run["rows"], run["checkpoints"], run["from"]
+    share = f", {rows['touched'] / max(1, rows['cache']):,.1f} times the cache" * (rows["touched"] > rows["cache"])
     lines = {
-        "test": f"{scores(last, 'test_')} on {last['test_samples']:,} samples held out, at step {last['test_step']:,}"
+        "tables": f"{rows['tables']:,} rows of {run['dim']}, {size(rows['bytes_of_all'])} with their state",
+        "touched": f"{rows['touched']:,} rows{share}",
+        "cache": f"{rows['cache']:,} rows, {size(run['cache_bytes'])}, {rows['in_cache']:,} filled",
+        "staging": f"{size(run['staging_bytes'])} more, for {rows['staging']:,} rows on their way",
+        "memory": f"{size(run['peak_bytes'])} at its peak, the whole process",
     }
-    there = None if save is None else Path(save) / BEST
-    best = kept or {
-        "step": last["best_step"], "test_logloss": last["best_logloss"],
-        "folder": there if there and there.is_dir() else None,
-    }  # fmt: skip
-    if kept is not None or best["step"] < last["test_step"]:
-        lines["best"] = f"step {best['step']:,}, log loss {_figure(best['test_logloss'])}, {_kept(best['folder'])}"
-    return lines
+    if run["run"]:
+        lines["folder"] = f"{run['run']}; tensorboard --logdir {Path(run['run']).parent}"
+    if run["save"]:
+        lines["saved"] = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {run['save']}"
+        if kept["failed"]:
+            lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
+        written = f"{kept['count']:,} written, {size(kept['bytes'])} of changes"
+        lines["checkpoints"] = f"{written}; training stood still for {kept['pause_share']:.1%} of the time"
+    if run["bad_rows_skipped"]:
+        lines["skipped"] = malformed(run["bad_rows_skipped"], run["first_bad_row"])
+    if begun is not None:
+        state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
+        lines["begun"] = f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
+    return lines | facts(run, "trace")
 
 
-def _lead(run: Mapping[str, Any]) -> Iterator[str]:
+def held_out_lines(last: Line) -> dict[str, str]:
+    """Return what the last evaluation found, and the best one. `last` also has the flags of its run."""
+    if "test_step" not in last:
+        return {}
+    kept = last.get("best")
+    best, loss = (kept["step"], kept["test_logloss"]) if kept else (last["best_step"], last["best_logloss"])
+    test = f"{scores(last, 'test_')} on {last['test_samples']:,} samples held out, at step {last['test_step']:,}"
+    if not kept and best == last["test_step"]:
+        return {"test": test}
+    where = f", kept in {kept['folder']}" if kept else ", which is not kept: --keep-best keeps the best in --save"
+    return {
+        "test": test,
+        "best": f"step {best:,}, log loss {_figure(loss)}" + where * bool(kept or not last.get("keep_best")),
+    }
+
+
+def _lead(last: Line, lines: Mapping[str, str]) -> Iterator[str]:
     """Yield what came of the run, and whether it overfits."""
-    lines, last = run_lines(run), run["last"]
-    yield f"{lines['run']}: {lines.get('test') or lines.get('loss') or lines['metrics']}."
-    if last is not None and last["best_step"] != last["test_step"]:
+    yield f"{lines['run']}: {lines.get('test') or 'loss ' + lines['loss']}."
+    if "test_step" in last and last["best_step"] != last["test_step"]:
         grown = f"from {_figure(last['best_logloss'])} to {last['test_logloss']:.4f} by step {last['test_step']:,}"
         yield f"It overfits: after step {last['best_step']:,}, held-out log loss rose {grown}."
 
 
-def _details(config: Mapping[str, Any], run: Mapping[str, Any], evaluations: Sequence[Line]) -> dict[str, str]:
-    """Return what the page shows beside the lines of the summary."""
+def _details(config: Line, result: Line, evaluations: Sequence[Line]) -> dict[str, str]:
     from skirl.cli.train import Train
 
-    times = [("seconds", "", "of them while the loop waited")]
-    times += [(name, f"{s:,.2f}", f"{run['blame'].get(name, 0.0):,.2f}") for name, s in run["busy"].items() if s]
-    tests = [("step", *SCORES.values())]
-    tests += [(f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in SCORES)) for e in evaluations]
+    details = {}
+    if result:
+        moved = result["movement"]
+        times = [("seconds", "", "of them while the loop waited")]
+        times += [
+            (name, f"{s:,.2f}", f"{moved['blame'].get(name, 0.0):,.2f}") for name, s in moved["busy"].items() if s
+        ]
+        details["stages of trainer 0" if result["by_trainer"] else "stages"] = columns(times)
+    if evaluations:
+        tests = [("step", *SCORES.values())]
+        tests += [(f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in SCORES)) for e in evaluations]
+        details["evaluations"] = columns(tests, left=())
     usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
     changed = {n: shown(v) for n, v in config["flags"].items() if n not in usual or v != usual[n]}
-    return {
-        "stages of trainer 0" if run["trainers"] > 1 else "stages": columns(times),
-        **({"evaluations": columns(tests, left=())} if evaluations else {}),
-        "begun": f"{config['started']}, at step {config['begun_at']}",
+    return details | {
+        "started": f"{config['started']}, at step {config['begun_at']}",
         **{f"version of {name}": version for name, version in config["versions"].items()},
         "set": "\n".join(f"{option(name)} {value}" for name, value in changed.items()),
     }
@@ -217,7 +222,31 @@ def _details(config: Mapping[str, Any], run: Mapping[str, Any], evaluations: Seq
 # A sweep
 
 
-def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | None]) -> str:
+def _sweep(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page:
+    data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
+    race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
+    last = race[-1] if race else {"step": 0, "places": []}
+    places, names = result["standing"] if result else last["places"], [of["name"] for of in config["variants"]]
+    if result:
+        lines = sweep_lines(result)
+    else:
+        lines = {
+            "sweep": f"{len(names)} variants on {config['flags']['data']}, {UNKNOWN}",
+            "steps": f"{last['step']:,}",
+        }
+        lines |= {"leader": best_line(places), "race": standing(places, {})} if places else {}
+    every = {at["variant"]: lines_of(folder / at["variant"]) for at in places}
+    charts = {
+        "Log loss, each interval": {of: _points(_of_kind(told, "train"), "loss") for of, told in every.items()},
+        "Log loss on the samples held out": {
+            of: _points(_of_kind(told, "eval"), "test_logloss") for of, told in every.items()
+        },
+    }
+    best = f"The best of {len(names)} variants is {best_line(places)}." if places else "No step is done yet."
+    return [result.get("failed") or best], charts, lines, {}
+
+
+def standing(places: Sequence[Line], aucs: Mapping[str, float | None]) -> str:
     """Return a table with a line for each place, with held-out losses only if ranks are by them, and AUCs if known."""
     from skirl.sweep.race import VariantPlace, difference
 
@@ -230,84 +259,46 @@ def standing(places: Sequence[Mapping[str, Any]], aucs: Mapping[str, float | Non
         losses = (_figure(at.get(name), 5) for name in by)
         auc = _figure(aucs.get(at["variant"]))
         lines.append((str(at["rank"]), at["variant"], *losses, difference(VariantPlace(**at)), auc, at["state"]))
-    return columns(lines, left=(1, len(lines[0]) - 1))
+    notes = [NOTE, *[MEANS] * ("mean" in by), *[JUDGED] * ("held_out" in by)]
+    return "\n".join([columns(lines, left=(1, len(lines[0]) - 1)), *notes])
 
 
-def best_line(sweep: Mapping[str, Any]) -> str:
-    place = sweep["standing"][0]
-    if place.get("held_out") is None:
-        loss = "no loss yet" if place["loss"] is None else f"loss {figure(place['loss'], 5)}"
-        return f"{place['variant']}, {loss} on samples that nobody had trained on"
-    return f"{place['variant']}, log loss {figure(place['held_out'], 5)} on the samples held out"
-
-
-def report_of_sweep(folder: Path) -> dict[str, Any]:
-    config, result = _read(folder / SWEEP), _read(folder / RESULT)
-    with _of_files(folder):
-        sweep = facts_of_sweep(result) if result else sweep_so_far(folder, config)
-        sweep |= {"command": "report of a sweep", "sweep": str(folder)}
-        every = {at["variant"]: lines_of(folder / at["variant"]) for at in sweep["standing"]}
-        losses = {of: _points(_of_kind(lines, "train"), "loss") for of, lines in every.items()}
-        held_out = {of: _points(_of_kind(lines, "eval"), "test_logloss") for of, lines in every.items()}
-        charts = {"Log loss, each interval": losses, "Log loss on the samples held out": held_out}
-        best = sweep["standing"] and f"The best of {len(sweep['variants'])} variants is {best_line(sweep)}."
-        lead = (
-            sweep["failed"] or best or "No step is done yet.",
-            "A loss is a mean over the recent batches, each before anybody trained on its samples. A difference is to rank "
-            f"1, on the same batches, with its standard error; {LEFT}.",
-        )
-        sweep["page"] = write_page(folder / PAGE, f"Sweep {folder.name}", lead, charts, sweep_lines(sweep))
-    return sweep
-
-
-def sweep_so_far(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a sweep did that has not ended, as `facts_of_sweep` does for one that has."""
-    data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
-    standings = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
-    ends = [one for one, after in zip(standings, [*standings[1:], {}]) if one["begun_at"] != after.get("begun_at")]
-    last = standings[-1] if standings else {"step": 0, "places": []}
-    return {
-        **dict.fromkeys(("winner", "failed", "stopped_by", "cost", "seed_noise")),
-        "flags": config["flags"], "variants": [variant["name"] for variant in config["variants"]], "ended": False,
-        "step": last["step"], "standing": last["places"], "aucs": {},
-        "seconds": sum(one["seconds"] for one in ends),
-    }  # fmt: skip
-
-
-def facts_of_sweep(result: Mapping[str, Any]) -> dict[str, Any]:
-    by_variant = result["by_variant"]
-    auc = "test_auc" if any("test_auc" in of for of in by_variant.values()) else "auc"
-    aucs = {name: of.get(auc) for name, of in by_variant.items()}
-    return {**result, "flags": result, "variants": [*aucs], "ended": True, "step": result["steps"], "aucs": aucs}
+def best_line(places: Sequence[Line]) -> str:
+    first = places[0]
+    if first.get("held_out") is None:
+        loss = "no loss yet" if first["loss"] is None else f"loss {figure(first['loss'], 5)}"
+        return f"{first['variant']}, {loss} on samples that nobody had trained on"
+    return f"{first['variant']}, log loss {figure(first['held_out'], 5)} on the samples held out"
 
 
 def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
-    state = ("failed" if sweep["failed"] else "ended") if sweep["ended"] else UNKNOWN
+    """Return what the result of a sweep says, line by line."""
+    places, by_variant = sweep["standing"], sweep["by_variant"]
+    state = "failed" if sweep["failed"] else "ended"
     state = f"stopped by {sweep['stopped_by']}" if sweep["stopped_by"] else state
     lines = {
-        "sweep": f"{len(sweep['variants'])} variants on {sweep['flags'].get('data')}, {state}",
-        "steps": f"{sweep['step']:,} in {clock(sweep['seconds'])}",
+        "sweep": f"{len(by_variant)} variants on {sweep['data']}, {state}",
+        "steps": f"{sweep['steps']:,} in {clock(sweep['seconds'])}",
         **facts(sweep, "failed"),
     }
-    places = sweep["standing"]
-    if places and not sweep["failed"]:
-        lines["winner" if sweep["winner"] else "leader"] = best_line(sweep)
-    if sweep["cost"] is not None:
-        lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
-    if (after := sweep.get("rungs_after")) and not (sweep["failed"] or sweep["stopped_by"]):
-        lines["rungs"] = f"none was dropped at step {', '.join(map(str, after))}, which the data does not reach"
-    left = [at["state"].split()[0] for at in places if at["left"] is not None]
-    if left:
-        says = {"dropped": "dropped at a rung", "diverged": "diverged"}
-        lines["left"] = ", ".join(f"{left.count(kind)} {what}" for kind, what in says.items() if kind in left)
+    if not sweep["failed"]:
+        lines["winner" if sweep["winner"] else "leader"] = best_line(places)
+    lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
+    if sweep["rungs_after"] and state == "ended":
+        rungs = ", ".join(map(str, sweep["rungs_after"]))
+        lines["rungs"] = f"none was dropped at step {rungs}, which the data does not reach"
     if sweep["seed_noise"] is not None:
         means = sorted({at["mean"] for at in places if at["left"] is None and at["mean"] is not None})
         within = len(means) > 1 and means[1] - means[0] < sweep["seed_noise"]
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
         lines["noise"] += "; rank 1 leads by less than that" * within
-    if places:
-        judged = any(at.get("held_out") is not None for at in places)
-        notes = {MEANS: sweep["seed_noise"] is not None, JUDGED: judged, LEFT: bool(left)}
-        table = standing(places, sweep["aucs"])
-        lines["race"] = "\n".join([table, *(note for note, applies in notes.items() if applies)])
-    return lines
+    auc = "test_auc" if any("test_auc" in of for of in by_variant.values()) else "auc"
+    lines["race"] = standing(places, {name: of.get(auc) for name, of in by_variant.items()})
+    lines |= facts(sweep, "samples_per_second", "processes_used", "peak_bytes")
+    if sweep["form"] is not None:
+        lines["form"] = COMPUTED[sweep["form"]]
+    if not sweep["exact"]:
+        lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
+    if sweep["saved_step"] is not None and not sweep["failed"]:
+        lines["saved"] = f"step {sweep['saved_step']:,} in {sweep['save']}"
+    return lines | facts(sweep, "run") | facts({"missing": "\n".join(sweep["missing"])})

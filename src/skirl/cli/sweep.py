@@ -1,11 +1,12 @@
 """The command `skirl sweep`: its flags and what it prints. The code that trains is imported only when it runs."""
 
 import os
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.report import facts_of_sweep, report_of_sweep, sweep_lines
+from skirl.cli.report import report, sweep_lines
 from skirl.cli.show import ShowFlags, facts
 from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, check_store, variants_of
 from skirl.tools.flags import Composed, parsed
@@ -14,19 +15,17 @@ from skirl.tools.units import parse_bytes
 from skirl.train.flags import EvaluationFlags, LogFlags, check_evaluated
 from skirl.train.recipe import Recipe
 
-COMPUTED = {
-    "loop": "one variant after the other", "fused": "variants of one architecture at once",
-    "graph": "variants as branches of one CUDA graph", "planned": "as planned for --memory",
-}  # fmt: skip
-"""How steps trained their variants."""
-
 
 @dataclass(frozen=True)
 class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
-    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
+    common: ClassVar[tuple[str, ...]] = (
+        "data", "schema", "valid", "epochs", "batch", "steps", "model", "dim", "vary", "variants", "rungs", "keep", "memory",
+        "processes", "cache", "eval_every", "save", "resume", "run", "json",
+    )  # fmt: skip
+    defaults: ClassVar[Mapping[str, Any]] = {"threads": 1}  # bits depend on it
     hidden: ClassVar[tuple[str, ...]] = ("shards", "placement", "patience", "keep_best", "from_")  # of single runs
 
     race: RaceFlags = field(default_factory=RaceFlags)
@@ -88,33 +87,23 @@ class SweepCommand(Composed):
         return how_many(self.processes, self.recipe, len(self.made()) - left, trace=self.log.trace is not None)
 
     def run(self) -> dict[str, Any]:
-        device = self.recipe.device
-        if device.threads is None:  # bits depend on the thread count, so it is written down
-            return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
         from skirl.sweep.run import run
 
         result = run(self.recipe, self.made(), self.race, self.save, self.log, self.flat(), self.evaluation)
         result["page"] = None
         if result["run"] and os.environ.get("RANK", "0") == "0":
             try:
-                result["page"] = report_of_sweep(Path(result["run"]))["page"]
+                result["page"] = report(Path(result["run"]))["page"]
             except (OSError, ValueError) as error:
                 result["missing"].append(f"the page is missing: {why(error)}")
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines, steps = sweep_lines(facts_of_sweep(result)), self.recipe.data.steps
-        if steps is not None and result["steps"] < steps and not (result["stopped_by"] or result["failed"]):
+        lines, steps = sweep_lines(result) | facts(result, "page"), self.recipe.data.steps
+        if steps is not None and result["steps"] < steps and lines["sweep"].endswith("ended"):
             lines["steps"] += f"; the data has no more for --steps {steps:,}"
         if result["form"] is None:
             lines["ended"] = "it had ended before: nothing was left to train"
-            return lines | facts(result, "run", "page")
-        lines |= facts(result, "samples_per_second", "processes_used", "peak_bytes")
-        lines["form"] = COMPUTED[result["form"]]
-        if not result["exact"]:
-            lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
-        lines |= facts(result, "run", "page", "stopped_by")
-        if result["saved_step"] is not None and not result["failed"]:
-            more = f"more {self.recipe.data.longer(result['steps'])} and --resume go on from there"
-            lines["saved"] = f"step {result['saved_step']:,} in {result['save']}; {more}"
-        return lines | facts({"missing": "\n".join(result["missing"])})
+        elif "saved" in lines:
+            lines["saved"] += f"; more {self.recipe.data.longer(result['steps'])} and --resume go on from there"
+        return lines

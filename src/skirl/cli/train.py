@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.cli.report import facts_of_result, run_lines
+from skirl.cli.report import run_lines
 from skirl.cli.show import ShowFlags, facts, goes_on, scores
 from skirl.peers.processes import COMMAND_LINE, launch
 from skirl.tools.flags import Composed, check_new
 from skirl.tools.machine import machine
-from skirl.tools.units import malformed, size
 from skirl.train.flags import EvaluationFlags, LogFlags, SavedFlags, SaveFlags, check_evaluated
 from skirl.train.recipe import Recipe
 
@@ -21,11 +20,9 @@ class Train(Composed):
     group: ClassVar[str] = "output"
     positional: ClassVar[tuple[str, ...]] = ("data",)
     common: ClassVar[tuple[str, ...]] = (
-        "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
-    )  # fmt: skip
-    usual: ClassVar[tuple[str, ...]] = (
-        "schema", "rows", "vocab", "valid", "epochs", "seed", "dense_lr", "schedule", "warmup", "store", "device", "threads",
-        "eval_every", "patience", "save_every", "keep_best", "from_", "run", "json",
+        "data", "schema", "rows", "vocab", "valid", "epochs", "batch", "steps", "seed", "model", "dim", "optimizer", "lr",
+        "dense_lr", "schedule", "warmup", "cache", "store", "device", "threads", "eval_every", "patience", "save", "resume",
+        "save_every", "keep_best", "from_", "run", "json",
     )  # fmt: skip
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -44,44 +41,19 @@ class Train(Composed):
         return train(self.recipe, self.evaluation, self.save, self.log, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        rows, kept, lines = result["rows"], result["checkpoints"], run_lines(facts_of_result(result))
-        ends, at, steps, dim = {}, result["steps"], self.recipe.data.steps, self.recipe.model.row_dim
-        if result["from"] is not None:
-            ends["begun"] = origin_line(result["from"])
+        lines, at, steps = run_lines(result), result["steps"], self.recipe.data.steps
+        more = f"more {self.recipe.data.longer(at)}"
         if at and result["begun_at"] >= at:  # it was resumed
-            past = f"is past --steps {steps}," if steps is not None and at > steps else None
+            past = f"is past --steps {steps}" if steps is not None and at > steps else None
             how = past or ("had stopped early" if result["stopped_early"] else "had ended")
-            shown = facts(lines, "test", "best", "loss", "metrics", "changed", "missing")
-            then = "" if past else f"; more {self.recipe.data.longer(at)} go on from there"
-            return {"ended": f"the run {how} at step {at:,}: nothing was left to train{then}"} | shown | ends
-        if steps is not None and at < steps and not (result["stopped_early"] or kept["stopped_by"] or result["failed"]):
+            then = "" if past else f"; {more} go on from there"
+            shown = facts(lines, "test", "best", "loss", "metrics", "changed", "missing", "begun")
+            return {"ended": f"the run {how} at step {at:,}: nothing was left to train{then}"} | shown
+        if steps is not None and at < steps and lines["run"].endswith("ended"):
             lines["steps"] += f"; the data has no more for --steps {steps:,}"
-        share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
-        lines |= {
-            "tables": f"{rows['tables']:,} rows of {dim}, {size(rows['bytes_of_all'])} with their state",
-            "touched": f"{rows['touched']:,} rows{share}",
-            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
-            "staging": f"{size(result['staging_bytes'])} more, for {rows['staging']:,} rows on their way",
-            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
-        }
-        if result["run"]:
-            lines["folder"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
-        if self.save.save:
-            newest = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {self.save.save}"
-            more = f"; more {self.recipe.data.longer(at)} and --resume go on from there"
-            lines["saved"] = newest + more * bool(kept["newest"])
-            if kept["failed"]:
-                lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
-            written = f"{kept['count']:,} written, {size(kept['bytes'])} of changes"
-            lines["checkpoints"] = f"{written}; training stood still for {kept['pause_share']:.1%} of the time"
-        if result["bad_rows_skipped"]:
-            lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
-        return lines | ends | facts(result, "trace")
-
-
-def origin_line(begun: Mapping[str, Any]) -> str:
-    state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
-    return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
+        if self.save.save and result["checkpoints"]["newest"]:
+            lines["saved"] += f"\n{more} and --resume go on from there"
+        return lines
 
 
 @dataclass(frozen=True)
@@ -93,7 +65,9 @@ class Verify(Composed):
 
     group: ClassVar[str] = "learning"
     positional: ClassVar[tuple[str, ...]] = ("data",)
-    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache")
+    common: ClassVar[tuple[str, ...]] = (
+        "data", "schema", "batch", "steps", "model", "dim", "optimizer", "lr", "shards", "cache", "trainers", "store",
+    )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {
         "model": "dlrm-tiny", "dim": 16, "batch": 256, "steps": 30, "cache": "auto",
     }  # fmt: skip
@@ -129,7 +103,7 @@ class Verify(Composed):
             run = verify(self.recipe, touched)
             shown = None if run["moved"]["fetched"] else NOTHING_SHOWN
             found = {"runs": [run], "failed": run["difference"] or shown}
-        return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
+        return {**self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:
         words = [] if self.trainers is None else self.trainers.split(",")
@@ -165,7 +139,6 @@ class Verify(Composed):
 class Evaluate(SavedFlags, ShowFlags):
     group: ClassVar[str] = ""
     positional: ClassVar[tuple[str, ...]] = ("checkpoint", "data")
-    common: ClassVar[tuple[str, ...]] = ("out", "held_out", "valid", "force")
 
     def run(self) -> dict[str, Any]:
         from skirl.train.predict import predict

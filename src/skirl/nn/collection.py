@@ -213,18 +213,12 @@ class Collection(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Raise, for load_state_dict, unless the rows are those that the state was saved with."""
-        here = self.get_extra_state()
-        for field, meaning in (
-            ("identity", "another store's rows"),
-            ("generation", "rows of another moment"),
-            ("steps", "rows of another step"),
-        ):
-            if state.get(field) != here[field]:
-                raise RuntimeError(
-                    f"the state was saved with {meaning}: its {field} is {state.get(field)}, here it is {here[field]}. Rows "
-                    "are not in a state_dict: save and load them together with skirl.save and skirl.load. To load the rest "
-                    "alone, leave the key that ends with '_extra_state' out and pass strict=False"
-                )
+        if state != (here := self.get_extra_state()):
+            raise RuntimeError(
+                f"the state was saved with other rows: {state}, here {here}. Rows are not in a state_dict: save and load "
+                "them together with skirl.save and skirl.load. To load the rest alone, leave the key that ends with "
+                "'_extra_state' out and pass strict=False"
+            )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse `copy` and `pickle`: two modules over one cache would each move its rows by their own plan."""
