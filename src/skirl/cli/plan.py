@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, facts
+from skirl.cli.show import ShowFlags, columns, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.tools.flags import Composed, check_new, flags_of, parsed
 from skirl.tools.progress import progress_of
-from skirl.tools.units import Link, parse_bytes
+from skirl.tools.units import Link, parse_bytes, size
 from skirl.train.flags import MovementFlags, OptimizerFlags
 
 MOST_RANKS = 1024
@@ -206,44 +206,68 @@ class Place(Composed):
         found_at = {table.name: table for table in plan.tables}
         ways = sent and {
             spec.name: {
-                "trainer": found_at[spec.name].at,
-                **{f"{way}_bytes": of for way, of in sent[spec.name]._asdict().items()},
+                "trainer": found_at[spec.name].at, **sent[spec.name]._asdict(),
                 **ways_ms(problem, n, [piece for piece, _ in pieces_of(n, found_at[spec.name], self.count) if piece.rows]),
             }
             for n, spec in enumerate(problem.specs)
         }  # fmt: skip
-        exchange, load = exchange_of(problem, placed), placed.load
-        compute, measured = load - exchange, None if checked is None else checked.compute
-        load = load if measured is None else measured + exchange
+        exchange = exchange_of(problem, placed)
         ranks = [
             {
-                "bytes": int(placed.used[rank]), "most_bytes": None if cap >= UNBOUND else cap,
-                "compute_ms": float(compute[rank]), "measured_ms": None if measured is None else float(measured[rank]),
-                "exchange_ms": float(exchange[rank]), "tables": plan.at(rank),
+                "rank": rank, "bytes": int(placed.used[rank]), "memory": None if cap >= UNBOUND else cap,
+                "compute_ms": float(placed.load[rank] - exchange[rank]), "exchange_ms": float(exchange[rank]),
+                "measured_ms": None if checked is None else float(checked.compute[rank]),
+                "tables": plan.at(rank),
             }
             for rank, cap in enumerate(problem.caps)
         ]  # fmt: skip
+        load, check = placed.load, None
+        if checked is not None:
+            load = checked.compute + exchange
+            check = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
         return {
-            "tables": len(specs), "ranks": ranks, "kernel": self.kernel, "busiest": int(load.argmax()),
-            "busiest_ms": float(load.max()), "balance": float(load.max() / load.mean()),
-            "plans_ms": None if checked is None else checked.busiest, "noise": None if checked is None else checked.noise,
-            "seconds": found.seconds, "ways": ways, "out": None if self.out is None else str(self.out),
+            "tables": len(specs), "cut": sum(not isinstance(table.at, int) for table in plan.tables), "ranks": ranks,
+            "kernel": self.kernel,
+            "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
+            "balance": float(load.max() / load.mean()),
+            "seconds": found.seconds, "check": check, "ways": ways,
+            "out": None if self.out is None else str(self.out),
         }  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        lines, checked = facts(result, "tables", *["cut"] * (self.trainers is None)), result["check"]
         one = "rank" if self.trainers is None else "trainer"
-        ways = [{"name": table, **of, "trainer": None} for table, of in (result["ways"] or {}).items()]
-        lines = facts(result, "tables") | facts({"ways": ways})
-        lines |= facts({f"{one} {number}": rank for number, rank in enumerate(result["ranks"])})
-        how = "predicted" if result["plans_ms"] is None else "computing measured, exchange predicted"
+        if result["ways"] is not None:
+            cells = [("table", "way", "by rows", "each", "whole", "its trainer")]
+            for name, of in result["ways"].items():
+                way = "by rows" if of["trainer"] is None else f"whole at {of['trainer']}"
+                if isinstance(of["trainer"], dict):
+                    cut = ", ".join(f"{count} at {site}" for site, count in of["trainer"].items())
+                    way = f"columns: {cut}, {of['planned_ms']:.3f} ms each at most"
+                ms = (f"{of[name]:.3f} ms" for name in ("rows_ms", "whole_ms"))
+                cells.append((name, way, size(of["rows"]), next(ms), size(of["whole"]), next(ms)))
+            lines["ways"] = columns(cells, left=(0, 1)) + "\nbytes and times of a step; the busiest trainer counts"
+        words = {"compute_ms": "to compute", "measured_ms": "measured", "exchange_ms": "to exchange"}
+        for rank in result["ranks"]:
+            costs = ", ".join(f"{rank[name]:.3f} ms {word}" for name, word in words.items() if rank[name] is not None)
+            most = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
+            lines[f"{one} {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
+        if idle := [str(rank["rank"]) for rank in result["ranks"] if not rank["bytes"]]:
+            lines["idle"] = f"{one} {', '.join(idle)}: no part of a table there would make the busiest {one} faster"
+        how = "predicted" if checked is None else "computing measured, exchange predicted"
         lines["busiest"] = (
             f"{one} {result['busiest']}, {result['busiest_ms']:.3f} ms ({how}), "
             f"{result['balance'] - 1:.1%} above perfect balance"
         )
-        lines |= facts(result, "plans_ms", "noise")
+        if checked is not None:
+            times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
+            number, noise = checked["chosen"] + 1, checked["noise"]
+            lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
         lines["kernel"] = self.kernel + f", with costs {self.costs or 'as shipped'}" * self.no_measure
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         if (out := result["out"]) is not None:
             trains = f"skirl launch -n {self.trainers} -- train --placement {out} takes it"
-            lines["out"] = f"{out}; {trains if self.trainers else f'skirl.torchrec.plan({out!r}, model) takes it'}"
+            lines["out"] = (
+                f"{out}; {trains}" if self.trainers else f"{out}; skirl.torchrec.plan({out!r}, model) takes it"
+            )
         return lines
