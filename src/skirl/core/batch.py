@@ -37,8 +37,7 @@ class KeyedJagged:
     - `weights`: one weight per id; None, the default, weighs all ids alike.
     - `strides`: number of bags of each feature, given with `inverse`; None, the default: one bag per sample.
     - `inverse`: by feature, or by a tuple of features that change together: the bag of each sample, `[batch]`. Features
-      not named have a bag per sample; with None, the default, all do. A bag that no sample uses is neither looked up
-      nor trained.
+      not named have a bag per sample; with None, the default, all do. Each bag belongs to at least one sample.
 
     >>> shared = KeyedJagged(["user", "clicked"], torch.tensor([7, 8, 1, 2]), lengths=torch.tensor([1, 1, 2]),
     ...                      strides=[2, 1], inverse={"clicked": torch.tensor([0, 0])})
