@@ -418,13 +418,13 @@ class GpuRows(BankRows):
 
     # Rows by their slots.
 
-    def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray:
+    def read(self, slots: np.ndarray) -> np.ndarray:
         out = np.empty((len(slots), self.facts.width), self.facts.dtype)
         each = max(1, _PIECE // self._record_bytes)
         for lo in range(0, len(slots), each):
             part = slots[lo : lo + each].astype(np.int32)
             out[lo : lo + each] = self._streams.compute.now(lambda p=part: self._gathered(p).cpu().numpy())
-        return out if columns is None else np.ascontiguousarray(out[:, columns])
+        return out
 
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:
         up = self._gpu.up

@@ -20,7 +20,6 @@ from skirl.store.base import Rows
 from skirl.tools.machine import free_bytes
 from skirl.tools.threads import run
 
-ALIGNED = 64
 KEPT = 2
 """Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps; or one
 for rows that come to the cache, and one for those that leave it."""
@@ -28,11 +27,8 @@ SMALLEST = 1024
 
 
 def empty(size: int, dtype: DTypeLike) -> np.ndarray:
-    """Return an array of `size` numbers that begins on a cache line. Its contents are undefined."""
-    itemsize = np.dtype(dtype).itemsize
-    raw = np.empty(size + ALIGNED // itemsize, dtype)
-    skip = -raw.ctypes.data % ALIGNED // itemsize
-    return raw[skip : skip + size]
+    """Return an array with undefined contents that begins on a cache line, as all of torch's memory does."""
+    return torch.empty(size, dtype=getattr(torch, np.dtype(dtype).name)).numpy()
 
 
 class Reused:
@@ -234,11 +230,9 @@ class HostRows(BankRows):
     def reading(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.from_numpy(self._rows(work)), torch.from_numpy(work.place(self.facts.number))
 
-    def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray:
-        of = columns or slice(0, self.facts.width)
-        out = np.empty((len(slots), of.stop - of.start), self.facts.dtype)
-        rows = next(rows for rows, pack in zip(self._packs, self.facts.packs) if pack.at == of.start)
-        self._run(cpu.take, len(out), rows, slots, out)
+    def read(self, slots: np.ndarray) -> np.ndarray:
+        out = np.empty((len(slots), self.facts.width), self.facts.dtype)
+        self._run(cpu.take, len(out), self.array, slots, out)
         return out
 
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:
