@@ -143,11 +143,8 @@ class Capacity:
         `distinct` rows in the first window. `largest`: the rows of one batch."""
         budget, staging = self._budget(largest, in_flight)
         floors = [min(n, most) for n, most in zip(self.rows, largest, strict=True)]
-        # If there is one bank and the cache is in rows, the planner says which batch does not fit.
-        if int(self.needs([largest])[0]) > budget and (len(self.rows) > 1 or self.in_bytes):
+        if int(self.needs([largest])[0]) > budget:
             raise self.refusal([largest], in_flight=in_flight, number=None)
-        if len(self.rows) == 1:
-            floors = [1]
         # A bank that the first window does not use will be used later. Count it as one row, so that it gets more than one.
         demand = [max(1, n) for n in distinct]
         return CacheSplit([max(1, slots) for slots in _share(budget, self.weights, floors, self.rows, demand)], staging)

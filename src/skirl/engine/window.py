@@ -218,8 +218,6 @@ class Window:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
         rest = self._planner.rest
-        if len(self._engines[i].schema.banks) == 1:
-            raise self._refusal(i, rest, error.number)
         try:
             needs = self._needs(i, rest[0])
             self._engines[i].capacity.divide(needs, needs, 2 * self._plan.hold)

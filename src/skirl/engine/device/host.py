@@ -154,30 +154,17 @@ class HostRows(BankRows):
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         out = self._buffers.take(ids.bags, dim)
-        if not ids.shares:
-            offsets = ids.offsets[:0] if ids.one_each else ids.offsets
-            self._pool(rows, place, offsets, offsets[1:], self.facts.features, ids.scale, out.numpy())
-            return out
-        samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
-        first = 0 if len(ids.columns) < ids.features else ids.samples  # rows that are copied below need no zeros
-        begins, ends = ids.of_rows[:, first:]
-        self._pool(rows, place, begins, ends, 1, ids.scale, out[first:].numpy())
-        self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
-        return out
-
-    def _pool(
-        self,
-        rows: np.ndarray,
-        place: np.ndarray,
-        begins: np.ndarray,
-        ends: np.ndarray,
-        features: int,
-        scale: np.ndarray,
-        into: np.ndarray,
-    ) -> None:
-        dim = into.shape[1]
+        into, features = out, self.facts.features
+        begins, ends = (ids.offsets[:0], ids.offsets[:0]) if ids.one_each else (ids.offsets, ids.offsets[1:])
+        if ids.shares:
+            first = 0 if len(ids.columns) < ids.features else ids.samples  # rows that are copied below need no zeros
+            into, features, (begins, ends) = out[first:], 1, ids.of_rows[:, first:]
         kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(begins))
-        self._run(kernel, len(into), rows, dim, place, begins, ends, features, scale, into)
+        self._run(kernel, len(into), rows, dim, place, begins, ends, features, ids.scale, into.numpy())
+        if ids.shares:
+            samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
+            self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
+        return out
 
     def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         if grad is None:
@@ -199,9 +186,10 @@ class HostRows(BankRows):
 
     def values(self, work: Work) -> torch.Tensor:
         slots = work.steps[self.facts.number].slots
-        out = self._buffers.take(len(slots), self.columns(work).dim)
-        none = slots[:0]
-        self._pool(self._packs[work.pack], slots, none, none, 1, np.empty(0, self.facts.dtype), out.numpy())
+        rows, dim, none = self._packs[work.pack], self.columns(work).dim, slots[:0]
+        out = self._buffers.take(len(slots), dim)
+        kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, True)
+        self._run(kernel, len(out), rows, dim, slots, none, none, 1, np.empty(0, self.facts.dtype), out.numpy())
         return out
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
