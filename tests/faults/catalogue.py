@@ -52,7 +52,7 @@ ORACLE = [
           "slot = lists[which, 0]"),
     Fault("ties leave by most recent use", "oracle.policies.minimum:Minimum._sort",
           "-self._place[members]", "self._place[members]"),
-    Fault("LRU evicts rows of the current batch", "oracle.policies:LRU._others",
+    Fault("LRU evicts rows of the current batch", "oracle.policies:LRU.evict",
           "resident[batch[batch >= 0]] = False", "pass"),
     Fault("a first use leaves no mark: the row is made again", "oracle.loops:arrive",
           "known | bit", "known"),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import NamedTuple
@@ -149,20 +150,16 @@ class Capacity:
         demand = [max(1, n) for n in distinct]
         return CacheSplit([max(1, slots) for slots in _share(budget, self.weights, floors, self.rows, demand)], staging)
 
-    def decide(
-        self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
-    ) -> CacheSplit:
-        """Return a split that holds batch `number`, and as many of the batches after it as possible."""
+    def decide(self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int) -> CacheSplit:
+        """Return a split that holds the first batch, and as many of the batches after it as possible."""
         each = np.array(needs, np.int64)
         whole = np.maximum(each.max(axis=0), self._largest)
         for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 1, -1)), each[0]):
-            try:
+            with suppress(DoesNotFit):
                 split = self.divide(distinct, largest.tolist(), in_flight)
-            except DoesNotFit:
-                continue
-            self._largest = np.maximum(self._largest, largest)
-            return split
-        raise self.refusal(needs, in_flight=in_flight, number=number)
+                self._largest = np.maximum(self._largest, largest)
+                return split
+        raise self.refusal(needs, in_flight=in_flight, number=None)
 
     def refusal(self, batches: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
         """Return the error for batch `number`, which no split holds, the first of `batches`. It asks for what the

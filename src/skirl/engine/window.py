@@ -209,7 +209,6 @@ class Window:
                 [[len(part) for part in parts] for parts in rows],
                 [len(distinct(np.concatenate(parts))[0]) for parts in zip(*rows)],
                 in_flight=2 * self._plan.hold,
-                number=self.next_number,
             )
         except DoesNotFit:
             raise self._refusal(i, rest, self.next_number) from None
