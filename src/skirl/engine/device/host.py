@@ -20,6 +20,7 @@ from skirl.store.base import Rows
 from skirl.tools.machine import free_bytes
 from skirl.tools.threads import run
 
+ALIGNED = 64
 KEPT = 2
 """Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps; or one
 for rows that come to the cache, and one for those that leave it."""
@@ -27,8 +28,12 @@ SMALLEST = 1024
 
 
 def empty(size: int, dtype: DTypeLike) -> np.ndarray:
-    """Return an array with undefined contents that begins on a cache line, as all of torch's memory does."""
-    return torch.empty(size, dtype=getattr(torch, np.dtype(dtype).name)).numpy()
+    """Return an array of `size` numbers that begins on a cache line. Its contents are undefined. NumPy asks for large pages,
+    which torch does not."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.empty(size + ALIGNED // itemsize, dtype)
+    skip = -raw.ctypes.data % ALIGNED // itemsize
+    return raw[skip : skip + size]
 
 
 class Reused:
