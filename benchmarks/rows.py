@@ -49,7 +49,7 @@ class Skirl:
         self.module = EmbeddingBagCollection(tables, optimizer=optimizer, cache=sum(t.rows for t in tables))
         engine = self.module.engine
         rows = sum(table.rows for table in tables)
-        engine.allocate(engine.capacity.decide([[1]], [rows], in_flight=1, number=0))
+        engine.allocate(engine.capacity.decide([[1]], [rows], in_flight=1))
         keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
         engine.banks[0].write(np.arange(rows), engine.begin(0, keys))
         self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next

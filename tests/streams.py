@@ -96,7 +96,8 @@ class Stream:
             else:
                 bags[name] = (ids.tolist(), offsets.tolist(), scale.tolist() if weighted else None)
             if own is not None:
-                bags[name] = _of_samples(bags[name], offsets.tolist(), own, self._unpooled)
+                of_ids = [i for bag in own for i in range(offsets[bag], offsets[bag + 1])]
+                bags[name] = (*bags[name][:3], of_ids if self._unpooled else own)
             parts[name], lengths[name], scales[name] = torch.from_numpy(ids).to(self._dtype), sizes, scale
         order = [name for name, _ in names]
         rng.shuffle(order)
@@ -123,20 +124,8 @@ class Stream:
             return {}
         group = tuple(name for name in names if rng.random() < 0.5)
         groups = [group, *((name,) for name in names if name not in group and rng.random() < 0.5)]
-        return {group: rng.integers(0, rng.integers(1, batch + 1), batch).tolist() for group in groups if group}
-
-
-def _of_samples(bags: Bags, offsets: list[int], inverse: list[int], unpooled: bool) -> Bags:
-    """Return only the bags that samples use, in order: for training, the others do not exist."""
-    ids, _, weights, *_ = bags
-    used = sorted(set(inverse))
-    places = [i for bag in used for i in range(offsets[bag], offsets[bag + 1])]
-    begins = np.cumsum([0, *(offsets[bag + 1] - offsets[bag] for bag in used)]).tolist()
-    own = [used.index(bag) for bag in inverse]
-    if unpooled:
-        of_ids = [i for bag in own for i in range(begins[bag], begins[bag + 1])]
-        return [ids[i] for i in places], list(range(len(places) + 1)), None, of_ids
-    return [ids[i] for i in places], begins, weights and [weights[i] for i in places], own
+        drawn = {group: rng.integers(0, rng.integers(1, batch + 1), batch) for group in groups if group}
+        return {group: np.unique(of, return_inverse=True)[1].tolist() for group, of in drawn.items()}
 
 
 class Naps:

@@ -121,7 +121,7 @@ WIDTH = 20
 )
 def test_of_one_trainer_among_several(cache: Any, sites: int, near: int, rows: int) -> None:
     capacity = Capacity.of(cache, Schema.of(TWO), [WIDTH], lambda: 2000 * WIDTH, sites, near)
-    split = capacity.decide([[1]], [1], in_flight=10, number=0)
+    split = capacity.decide([[1]], [1], in_flight=10)
     assert split.slots == [rows] and split.staging_rows == [10]
 
 
@@ -131,7 +131,7 @@ def test_trainers_of_one_machine_share_what_is_free(monkeypatch: pytest.MonkeyPa
     def work(peers: InProcess) -> list[int]:
         with using(peers):
             rows = skirl.EmbeddingBagCollection(TWO, optimizer=skirl.RowwiseAdagrad(lr=0.1), cache="auto")
-        return rows.engine.capacity.decide([[1]], [1], in_flight=10, number=0).slots
+        return rows.engine.capacity.decide([[1]], [1], in_flight=10).slots
 
     assert InProcess.run(1, work) == [[990]] and InProcess.run(2, work) == [[490]] * 2
 
@@ -163,14 +163,14 @@ def holds(cache: int | str, banks: int, batches: list[list[int]]) -> bool:
     together = capacity(cache, banks)
     try:
         for batch in batches:
-            capacity(cache, banks).decide([batch], batch, in_flight=8, number=0)
-            together.decide([batch], batch, in_flight=8, number=0)
+            capacity(cache, banks).decide([batch], batch, in_flight=8)
+            together.decide([batch], batch, in_flight=8)
             together.divide(batch, batch, 8)
     except DoesNotFit:
         return False
     if banks > 1:
         return True
-    slots = capacity(cache, banks).decide(batches, [60], in_flight=8, number=0).slots
+    slots = capacity(cache, banks).decide(batches, [60], in_flight=8).slots
     return max(batch[0] for batch in batches) <= slots[0]
 
 

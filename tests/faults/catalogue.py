@@ -52,7 +52,7 @@ ORACLE = [
           "slot = lists[which, 0]"),
     Fault("ties leave by most recent use", "oracle.policies.minimum:Minimum._sort",
           "-self._place[members]", "self._place[members]"),
-    Fault("LRU evicts rows of the current batch", "oracle.policies:LRU._others",
+    Fault("LRU evicts rows of the current batch", "oracle.policies:LRU.evict",
           "resident[batch[batch >= 0]] = False", "pass"),
     Fault("a first use leaves no mark: the row is made again", "oracle.loops:arrive",
           "known | bit", "known"),
@@ -279,8 +279,8 @@ TRAINERS = [
     Fault("a request for one row of a table is dropped", "oracle.route:joined",
           "parts[:, 2] - counts", "parts[:, 2] - counts + (counts == 1)"),
     Fault("requests are taken for those of another rank", "oracle.route:joined",
-          "[part.rows for part in asked]", "[part.rows for part in asked[::-1]]"),
-    Fault("one owner writes nothing back", "engine.window:Window._next",
+          "[rows for rows, _ in asked]", "[rows for rows, _ in asked[::-1]]"),
+    Fault("one owner writes nothing back", "engine.window:Window.next",
           "works, steps = planned",
           "works, steps = planned\n"
           "for step in steps if self._route.rank else []:\n"

@@ -137,35 +137,10 @@ def test_a_frozen_feature_and_one_without_a_gradient_train_no_row():
     assert set(changed.tolist()) == set(ids.select(["liked"]).values().tolist())
 
 
-def with_unused(seed: int, weights: bool) -> KeyedJagged:
-    """Return samples that use only the last two bags of a feature, so that nobody uses the others."""
-    ids, rng = shared(seed, weights=weights), np.random.default_rng(seed)
-    bags = dict(zip(ids.keys(), ids.stride_per_key(), strict=True))
-    groups = {
-        names: torch.from_numpy(max(0, bags[names[0]] - 2) + rng.integers(0, min(2, bags[names[0]]), len(of)))
-        for names, of in ids.groups.items()
-    }
-    return KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=ids.weights_or_none(),
-                       strides=ids.stride_per_key(), inverse=groups)  # fmt: skip
-
-
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
-def test_bags_that_no_sample_has_are_not_trained(kind, weights):
-    """Adam moves a row even without a gradient: rows of such bags must be left alone, as in the expanded batch."""
-    batches = [with_unused(seed, weights) for seed in range(5)]
-    assert len(batches[0].values()) > len(batches[0].samples(0, 12).values())
-    runs = []
-    for of in (batches, [ids.expanded() for ids in batches]):
-        embeddings = collection(Adam(lr=0.1), kind)
-        runs.append([*train(embeddings, of, whole_numbers), *rows_of(embeddings)])
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
 @pytest.mark.parametrize("loss", [bent, lambda out: out["word"].sum()])
-@pytest.mark.parametrize("ids", [shared(4, weights=True), with_unused(1, True)])
-def test_weights_of_shared_bags_get_the_sum_of_their_samples(ids, loss):
-    """Those of bags that no sample has, or of features without a gradient, get none."""
+def test_weights_of_shared_bags_get_the_sum_of_their_samples(loss):
+    """Those of features without a gradient get none."""
+    ids = shared(4, weights=True)
     grads = []
     for expanded in (False, True):
         weights = ids.weights_or_none().clone().requires_grad_()

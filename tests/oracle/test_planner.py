@@ -52,9 +52,11 @@ def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents
         epoch.scan()
         for bank, of in enumerate(residents or ()):
             of.next_uses = epoch.first_uses(bank, of.keys)
-        planner = made(SCHEMA, capacities, Plan("epoch"), Seen(SCHEMA), residents=residents)
-        for number, batch in enumerate(batches):
-            planner.add(None, batch, 0, epoch.next_uses(number))
+        plan = Plan("epoch")
+        banks = bank_planners(SCHEMA, capacities, plan, Seen(SCHEMA), residents=residents)
+        planner: Planner[None] = Planner(banks, plan, next_uses=epoch.next_uses)
+        for batch in batches:
+            planner.add(None, batch, 0)
         planner.end()
         return [steps for _, steps in iter(planner.next, None)]
 
@@ -259,11 +261,11 @@ def test_an_owner_says_for_how_many_steps_its_window_stays_full(trace, other, de
 
 def test_an_owner_that_has_no_room_lets_all_others_plan_what_it_has():
     plan = Plan(9)
-    planner = Planner(bank_planners(TWO, [2, 2], plan, Seen(TWO)), plan, may_stop=True)
+    planner = Planner(bank_planners(TWO, [2, 2], plan, Seen(TWO)), plan, check_fits=lambda error: None)
     planner.due = 0
     for rows in ([1], [2], [1, 2, 3]):
         planner.add(None, [np.array(rows), np.empty(0, np.int64)], 0)
-    assert planner.next() is None and planner.stopped is not None
+    assert planner.next() is None and planner.stopped
     assert planner.vote() == Vote(0, 2)
     planner.due = 2
     assert [planner.next() is not None for _ in range(3)] == [True, True, False]

@@ -35,19 +35,22 @@ Batch = list[Ids]
 class Owner(Generic[Item]):
     """One of several owners that take turns planning in one thread; the caller passes messages between them."""
 
-    def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
+    def __init__(
+        self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan,
+        next_uses: NextUses | None = None,
+    ) -> None:  # fmt: skip
         self.together = SharedRoute([(schema, {})], rank, placement, _not_called)
         self.plan = plan
         self.planner: Planner[tuple[Item, Joined]] = Planner(
-            bank_planners(schema, capacities, plan, Seen(schema)), plan
+            bank_planners(schema, capacities, plan, Seen(schema)), plan, next_uses=next_uses
         )
         self.planner.due = 0
 
-    def add(self, item: Item, batch: Joined, nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """Add a batch after its exchange. The other arguments are those of `Planner.add`."""
+    def add(self, item: Item, batch: Joined, nbytes: int) -> None:
+        """Add a batch after its exchange."""
         self.together.decide(self.plan, batch)
         self.planner.due = self.together.due
-        self.planner.add((item, batch), batch.banks, nbytes, next_uses)
+        self.planner.add((item, batch), batch.banks, nbytes)
 
     def next(self) -> tuple[Item, Joined, list[Step]] | None:
         """Return the next batch and its Steps, one per bank. None if it is not due yet, or if all are planned."""
@@ -145,8 +148,10 @@ class Trainers:
     def __init__(
         self, placement: Placement, capacities: Sequence[Sequence[int]], plan: Plan, next_uses: Sequence[NextUses] = ()
     ) -> None:
-        self.owners: list[Owner[int]] = [Owner(SCHEMA, rank, placement, of, plan) for rank, of in enumerate(capacities)]
-        self._next_uses = next_uses
+        known = next_uses or [None] * len(capacities)
+        self.owners: list[Owner[int]] = [
+            Owner(SCHEMA, rank, placement, of, plan, known[rank]) for rank, of in enumerate(capacities)
+        ]
 
     def swap(self, batch: Batch | None) -> list[list[np.ndarray]]:
         """Exchange requests, and return what every rank gets, by rank."""
@@ -164,8 +169,7 @@ class Trainers:
             for rank, (owner, given) in enumerate(zip(self.owners, self.swap(batch), strict=True)):
                 joined = owner.together.answer(given)
                 assert joined is not None
-                known = self._next_uses[rank](number) if self._next_uses else None
-                owner.add(number, joined, nbytes[rank][number], known)
+                owner.add(number, joined, nbytes[rank][number])
             yield from self.ready()
         for owner, given in zip(self.owners, self.swap(None), strict=True):
             assert owner.together.answer(given) is None

@@ -202,10 +202,8 @@ def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine
         whole = engines[name].rows.whole if name in engines else {}
         saved = Placement.even(len(parts), whole=parts[0]["whole"][name])
         here = Placement.even(votes.size, whole=whole.items())
-        cut = (
-            set() if saved == here else {t for p in (saved, here) for t, owner in p.whole if not isinstance(owner, int)}
-        )
-        own = replace(here, whole=(*(pair for pair in here.whole if pair[0] not in cut), *((t, -1) for t in cut)))
+        cut = set() if saved == here else {t for p in (saved, here) for t, owner in p.whole if len(owner) > 1}
+        own = replace(here, whole=(*(pair for pair in here.whole if pair[0] not in cut), *((t, ()) for t in cut)))
         chosen = [
             (
                 _without(parts[of]["rows"][name], cut),
@@ -231,9 +229,7 @@ def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine
 
 def _at(owner: Owner | None, site: int) -> list[slice | None]:
     """Return the columns of a table that are at a site, None for all, if any are."""
-    if owner is None or isinstance(owner, int):
-        return [None] if owner in (None, site) else []
-    return [columns for of, columns in cuts_of(owner, 0) if of == site]
+    return [None] if owner is None else [columns for of, columns in cuts_of(owner) if of == site]
 
 
 def _without(rows: dict[str, Any], cut: set[int]) -> dict[str, Any]:

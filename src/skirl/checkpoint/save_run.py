@@ -17,7 +17,6 @@ from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.rows import freeze_all
 from skirl.checkpoint.saving import Saving, refused, remember, settled, write
 from skirl.checkpoint.votes import Votes, trainers_of
-from skirl.core.placement import flat
 from skirl.nn.collection import Collection, collections_of
 from skirl.store.base import Frozen
 from skirl.tools import __version__, rng_state
@@ -113,7 +112,7 @@ def _save(
         saving.start, saving.after, saving.files = before.start, before.number or None, before.files
     part = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
-        "whole": {name: flat(engine.rows.whole.items()) for name, engine in engines.items()},
+        "whole": {name: [*engine.rows.whole.items()] for name, engine in engines.items()},
     }
     writing = partial(write, saving, votes, keep, part)
     frozen: Frozen | None = None

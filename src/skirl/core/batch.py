@@ -37,8 +37,7 @@ class KeyedJagged:
     - `weights`: one weight per id; None, the default, weighs all ids alike.
     - `strides`: number of bags of each feature, given with `inverse`; None, the default: one bag per sample.
     - `inverse`: by feature, or by a tuple of features that change together: the bag of each sample, `[batch]`. Features
-      not named have a bag per sample; with None, the default, all do. A bag that no sample uses is neither looked up
-      nor trained.
+      not named have a bag per sample; with None, the default, all do. Each bag belongs to at least one sample.
 
     >>> shared = KeyedJagged(["user", "clicked"], torch.tensor([7, 8, 1, 2]), lengths=torch.tensor([1, 1, 2]),
     ...                      strides=[2, 1], inverse={"clicked": torch.tensor([0, 0])})
@@ -85,8 +84,7 @@ class KeyedJagged:
             )
         self._keys = list(keys)
         self._values = values
-        self._lengths = lengths
-        self._offsets = offsets
+        self._offsets = _ends_of(lengths) if offsets is None else offsets
         self._weights = weights
         self.groups: dict[tuple[str, ...], torch.Tensor] = {}
         self._strides: list[int] | None = None
@@ -98,7 +96,7 @@ class KeyedJagged:
                 "many bags each feature has and which of them each sample has"
             )
         strides = [int(stride) for stride in strides]
-        check_strides(strides, self._keys, (self._lengths if self._offsets is None else self._offsets[1:]).numel())  # type: ignore[union-attr]
+        check_strides(strides, self._keys, self._offsets.numel() - 1)
         self.groups, self._strides = check_groups(inverse, dict(zip(self._keys, strides))), strides
 
     @classmethod
@@ -174,16 +172,10 @@ class KeyedJagged:
         return self._values
 
     def offsets(self) -> torch.Tensor:
-        if self._offsets is None:
-            assert self._lengths is not None
-            self._offsets = torch.zeros(self._lengths.numel() + 1, dtype=torch.int64, device=self._lengths.device)
-            torch.cumsum(self._lengths, 0, out=self._offsets[1:])
         return self._offsets
 
     def lengths(self) -> torch.Tensor:
-        if self._lengths is None:
-            self._lengths = self.offsets().diff()
-        return self._lengths
+        return self._offsets.diff()
 
     def weights_or_none(self) -> torch.Tensor | None:
         return self._weights
@@ -191,7 +183,7 @@ class KeyedJagged:
     def stride(self) -> int:
         for inverse in self.groups.values():
             return len(inverse)
-        return (self.offsets().numel() - 1) // max(1, len(self._keys))
+        return (self._offsets.numel() - 1) // max(1, len(self._keys))
 
     def stride_per_key(self) -> list[int]:
         """Return the number of bags of each feature."""
@@ -213,7 +205,7 @@ class KeyedJagged:
 
     def unweighted(self) -> "KeyedJagged":
         return KeyedJagged(
-            self._keys, self._values, offsets=self.offsets(), strides=self._strides, inverse=self.groups or None
+            self._keys, self._values, offsets=self._offsets, strides=self._strides, inverse=self.groups or None
         )
 
     def pin_memory(self) -> "KeyedJagged":
@@ -266,16 +258,16 @@ class KeyedJagged:
         - `features`: those of the result; None: all.
         """
         first, features = list(accumulate(self.stride_per_key(), initial=0)), features or self._keys
-        ends = self.offsets()[first].tolist()
+        ends, all_lengths = self._offsets[first].tolist(), self.lengths()
         parts: list[tuple[torch.Tensor, Any]] = []
         """By feature: the lengths of its bags, and the indices of its ids."""
         for name in features:
             f = self._keys.index(name)
-            lengths, starts = self.lengths()[first[f] : first[f + 1]], self.offsets()[first[f] : first[f + 1] + 1]
+            lengths, starts = all_lengths[first[f] : first[f + 1]], self._offsets[first[f] : first[f + 1]]
             if name not in bags:
                 parts.append((lengths, slice(ends[f], ends[f + 1])))
                 continue
-            begins, lengths = starts[:-1].to(torch.int64)[bags[name]], lengths[bags[name]]
+            begins, lengths = starts.to(torch.int64)[bags[name]], lengths[bags[name]]
             shift = begins - (lengths.cumsum(0) - lengths)
             every = torch.arange(int(lengths.sum()), device=shift.device)
             parts.append((lengths, every + shift.repeat_interleave(lengths)))
@@ -293,15 +285,11 @@ class KeyedJagged:
         )
 
     def _mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "KeyedJagged":
-        lengths, offsets, weights = (
-            None if of is None else function(of) for of in (self._lengths, self._offsets, self._weights)
-        )
         return KeyedJagged(
             self._keys,
             function(self._values),
-            lengths=None if offsets is not None else lengths,
-            offsets=offsets,
-            weights=weights,
+            offsets=function(self._offsets),
+            weights=None if self._weights is None else function(self._weights),
             strides=self._strides,
             inverse={names: function(inverse) for names, inverse in self.groups.items()} or None,
         )
@@ -310,6 +298,13 @@ class KeyedJagged:
         of = {name: f"{stride} bags" for name, stride in zip(self._keys, self.stride_per_key())}
         shared = "".join(f", {', '.join(names)} in {of[names[0]]}" for names in self.groups)
         return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids{shared})"
+
+
+def _ends_of(lengths: torch.Tensor | None) -> torch.Tensor:
+    assert lengths is not None
+    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
 
 
 def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:

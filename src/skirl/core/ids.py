@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Sparse
-from skirl.core.inverse import INTS, array_of, fill_bags, inverse_of, without_unused
+from skirl.core.inverse import INTS, array_of, fill_bags, inverse_of
 from skirl.core.inverse import BadIds as BadIds
 from skirl.core.keys import ROW_BITS
 from skirl.core.tables import Schema
@@ -35,8 +35,6 @@ class Ids:
     """By feature: int32 [samples], the bag of each sample, the same array for features that share it; None if each sample
     has its own bag."""
     weights: np.ndarray | None = None
-    left: np.ndarray | None = None
-    """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
     hashes: Any = None
     batch: Any = None
     """The batch that the loop gets."""
@@ -193,7 +191,7 @@ def check_form(sparse: Sparse) -> None:
 
 
 def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ids:
-    """Copy a batch's ids into arrays and check their form. Bags that no sample uses are dropped, along with their ids."""
+    """Copy a batch's ids into arrays and check their form."""
     check_form(sparse)
     keys = tuple(sparse.keys())
     values, offsets = array_of(sparse.values(), "ids", INTS, copy), array_of(sparse.offsets(), "offsets", INTS, copy)
@@ -229,23 +227,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Id
             f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}: "
             "pass offsets that never fall, or lengths of 0 or more whose sum is the number of ids"
         )
-    return _of_samples(Ids(keys, values, offsets, *shape, array))
-
-
-def _of_samples(ids: Ids) -> Ids:
-    """Drop the ids of bags that no sample uses: the expanded batch would not have them and so would not train them."""
-    if not ids.shares:
-        return ids
-    used, first, inverse = without_unused(ids.samples, ids.first, ids.inverse)
-    if used.all():
-        return ids
-    lengths = np.diff(ids.offsets)
-    offsets = np.zeros(int(used.sum()) + 1, ids.offsets.dtype)
-    np.cumsum(lengths[used], out=offsets[1:])
-    kept = np.repeat(used, lengths)
-    weights = None if ids.weights is None else ids.weights[kept]
-    values, left = ids.values[kept], np.flatnonzero(kept)
-    return Ids(ids.keys, values, offsets, ids.samples, first, inverse, weights, left)
+    return Ids(keys, values, offsets, *shape, array)
 
 
 def positions_of(ids: Ids, schema: Schema, bank: int, *, checked: bool = False) -> BankIds:

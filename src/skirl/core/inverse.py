@@ -47,28 +47,6 @@ class BadIds(ValueError): ...
 Inverse = tuple[np.ndarray | None, ...]
 
 
-def without_unused(samples: int, first: np.ndarray, inverse: Inverse) -> tuple[np.ndarray, np.ndarray, Inverse]:
-    """Return a mask, bool [bags], of the bags that some sample uses, and first bags and inverse over these."""
-    used = np.ones(int(first[-1]), np.bool_)
-    for place, array in enumerate(inverse):
-        if array is not None:
-            own = used[first[place] : first[place + 1]]
-            own[:] = False
-            own[array] = True
-    if used.all():
-        return used, first, inverse
-    ends = np.concatenate([[0], np.cumsum(used)])
-    left = ends[first]
-    of: list[np.ndarray | None] = []
-    for place, array in enumerate(inverse):
-        if array is not None:
-            array = (ends[first[place] + array.astype(np.int64)] - left[place]).astype(np.int32)
-            bags = int(left[place + 1] - left[place])
-            array = None if bags == samples and _look(array, bags)[1] else array
-        of.append(array)
-    return used, left, tuple(of)
-
-
 def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> tuple[int, np.ndarray, Inverse] | None:
     """Check and return the number of samples, first bags and inverse of a KeyedJagged, or of a TorchRec batch of variable
     stride, as in `Ids`. None for a plain batch."""
@@ -102,6 +80,11 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> tuple[int, np.nda
         wrong, own = _look(arrays[key], stride)
         if wrong >= 0:
             raise no_such(name, tensor, wrong, stride)
+        if (unused := np.bincount(arrays[key], minlength=stride) == 0).any():
+            raise BadIds(
+                f"no sample has bag {unused.argmax()} of feature {name!r}, and it would be trained all the same: leave such "
+                "bags out, as the method samples(0, stride()) of a KeyedJagged does"
+            )
         of.append(None if own and stride == batch else arrays[key])
     if all(each is None for each in of):
         return None

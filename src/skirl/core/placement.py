@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ from skirl.core.keys import ROW_BITS
 from skirl.tools.jit import kernel, read_only
 
 Use = Literal["ranks", "sites"]
-Owner = int | tuple[tuple[int, int], ...]
-"""The site of a whole table, or of a cut one: sites and how many of its columns each has, in order."""
+Owner = tuple[tuple[int, int], ...]
+"""The sites of a table that is not spread by rows, and how many of its columns each has, in order: one, or it is cut."""
 
 SALTS: dict[Use, int] = {"ranks": 0, "sites": 2}
 """Each use has its own hash: with a common one, all rows of a rank would fall into one part of its store. The hash of a
@@ -48,17 +48,17 @@ class Placement:
 
     @classmethod
     def even(cls, sites: int, use: Use = "ranks", whole: Iterable[Sequence[Any]] = ()) -> "Placement":
-        """With twice as many sites, each range is split in two. `whole`: pairs, or what `flat` returned of them."""
-        return cls((1,) * sites, use, tuple(sorted((table, _owner(*owner)) for table, *owner in whole)))
+        """With twice as many sites, each range is split in two. `whole`: tables and owners, also as JSON has them."""
+        return cls((1,) * sites, use, tuple(sorted((table, tuple(map(tuple, owner))) for table, owner in whole)))
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Placement":
-        whole = tuple((table, _owner(*owner)) for table, *owner in facts.get("whole", ()))
+        whole = cls.even(1, whole=facts.get("whole", ())).whole
         return cls(tuple(facts["weights"]), facts["use"], whole)
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"use": self.use, "weights": list(self.weights)} | ({"whole": flat(self.whole)} if self.whole else {})
+        return {"use": self.use, "weights": list(self.weights)} | ({"whole": self.whole} if self.whole else {})
 
     @property
     def digest(self) -> str:
@@ -86,7 +86,7 @@ class Placement:
         _sites(*args)
         tables = keys >> ROW_BITS
         for table, owner in self.whole:
-            out[tables == table] = owner if isinstance(owner, int) else -1
+            out[tables == table] = owner[0][0] if len(owner) == 1 else -1
         return out
 
     def meets(self, site: int, other: "Placement") -> list[int]:
@@ -97,24 +97,13 @@ class Placement:
         return [of for of, (begin, end) in enumerate(other.ranges) if begin < high and low < end]
 
 
-def flat(whole: Iterable[tuple[int, Owner]]) -> list[list[int]]:
-    """Return tables and their owners for JSON: a table's number and its site, or sites and columns by turns."""
-    return [[table, *([owner] if isinstance(owner, int) else chain(*owner))] for table, owner in whole]
-
-
-def _owner(*found: Any) -> Owner:
-    return found[0] if len(found) == 1 else tuple(zip(found[::2], found[1::2], strict=True))
-
-
 def sites_of(owner: Owner) -> tuple[int, ...]:
-    return (owner,) if isinstance(owner, int) else tuple(site for site, _ in owner)
+    return tuple(site for site, _ in owner)
 
 
-def cuts_of(owner: Owner, dim: int) -> list[tuple[int, slice]]:
+def cuts_of(owner: Owner) -> list[tuple[int, slice]]:
     """Return the sites of a table that is not spread by rows, each with its columns."""
-    if isinstance(owner, int):
-        return [(owner, slice(0, dim))]
-    ends = [*accumulate(columns for _, columns in owner)]
+    ends = accumulate(columns for _, columns in owner)
     return [(site, slice(end - columns, end)) for (site, columns), end in zip(owner, ends)]
 
 

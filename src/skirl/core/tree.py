@@ -45,52 +45,42 @@ def subtrees(begin: int, end: int) -> list[range]:
     return found
 
 
-class TreeSum(Generic[T]):
-    """Sums the parts of leaves in the tree's order, holding at most log2(leaves) + 2 partial sums."""
+class BlockSum(Generic[T]):
+    """Sums the parts of a block of leaves in the tree's order: one sum for each whole subtree in it, which is all that
+    other ranks need. Of each it holds at most log2(leaves) + 2 partial sums."""
 
-    def __init__(self, add: Callable[[T, T], T]) -> None:
+    def __init__(self, block: range, add: Callable[[T, T], T]) -> None:
         self._add = add
-        self._parts: list[tuple[int, T]] = []
+        self._trees: list[tuple[range, list[tuple[int, T]]]] = [
+            (part, []) for part in subtrees(block.start, block.stop)
+        ]
 
     def take(self, leaf: int, part: T) -> None:
         """Add the part of a leaf, or of the subtree that begins there. It must be to the right of all previous ones."""
-        parts = self._parts
+        parts = next(parts for leaves, parts in self._trees if leaf in leaves)
         # Two parts that meet lower than where the new leaf joins them are complete: nothing more comes between them.
         while len(parts) > 1 and _meet(parts[-2][0], parts[-1][0]) < _meet(parts[-1][0], leaf):
-            self._join()
+            self._join(parts)
         parts.append((leaf, part))
 
-    def total(self) -> T | None:
-        """Return the sum of all parts, or None if there were none, and start anew."""
-        while len(self._parts) > 1:
-            self._join()
-        return self._parts.pop()[1] if self._parts else None
-
-    def _join(self) -> None:
-        right = self._parts.pop()[1]
-        leaf, left = self._parts[-1]
-        self._parts[-1] = leaf, self._add(left, right)
-
-
-class BlockSum(Generic[T]):
-    """The sums of a block of leaves, one for each whole subtree in it: all that other ranks need."""
-
-    def __init__(self, block: range, add: Callable[[T, T], T]) -> None:
-        self._trees = [(part, TreeSum(add)) for part in subtrees(block.start, block.stop)]
-
-    def take(self, leaf: int, part: T) -> None:
-        next(sums for leaves, sums in self._trees if leaf in leaves).take(leaf, part)
-
     def totals(self) -> list[tuple[int, T]]:
-        found = [(leaves.start, sums.total()) for leaves, sums in self._trees]
-        return [(leaf, total) for leaf, total in found if total is not None]
+        """Return the first leaf and the sum of each subtree that has a part, and start anew."""
+        for _, parts in self._trees:
+            while len(parts) > 1:
+                self._join(parts)
+        return [(leaves.start, parts.pop()[1]) for leaves, parts in self._trees if parts]
+
+    def _join(self, parts: list[tuple[int, T]]) -> None:
+        right = parts.pop()[1]
+        leaf, left = parts[-1]
+        parts[-1] = leaf, self._add(left, right)
 
 
 def tree_sum(parts: Iterable[tuple[int, T]], add: Callable[[T, T], T]) -> T | None:
-    sums = TreeSum(add)
+    sums = BlockSum(range(1 << 32), add)
     for leaf, part in parts:
         sums.take(leaf, part)
-    return sums.total()
+    return next((total for _, total in sums.totals()), None)
 
 
 def add_lists(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:

@@ -36,7 +36,7 @@ def records_of(engine: Engine, keys: np.ndarray, bank: int, pack: int | None = N
     slots = engine.caches[bank].find(keys) if engine.caches else np.full(len(keys), -1)
     found = slots >= 0
     if engine.caches:
-        records[found] = engine.banks[bank].read(slots[found], own)
+        records[found] = engine.banks[bank].read(slots[found])[:, own]
     away = np.flatnonzero(~found)
     known = away[engine.seen.has(keys[away])]
     if len(known):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import NamedTuple
@@ -143,29 +144,22 @@ class Capacity:
         `distinct` rows in the first window. `largest`: the rows of one batch."""
         budget, staging = self._budget(largest, in_flight)
         floors = [min(n, most) for n, most in zip(self.rows, largest, strict=True)]
-        # If there is one bank and the cache is in rows, the planner says which batch does not fit.
-        if int(self.needs([largest])[0]) > budget and (len(self.rows) > 1 or self.in_bytes):
+        if int(self.needs([largest])[0]) > budget:
             raise self.refusal([largest], in_flight=in_flight, number=None)
-        if len(self.rows) == 1:
-            floors = [1]
         # A bank that the first window does not use will be used later. Count it as one row, so that it gets more than one.
         demand = [max(1, n) for n in distinct]
         return CacheSplit([max(1, slots) for slots in _share(budget, self.weights, floors, self.rows, demand)], staging)
 
-    def decide(
-        self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
-    ) -> CacheSplit:
-        """Return a split that holds batch `number`, and as many of the batches after it as possible."""
+    def decide(self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int) -> CacheSplit:
+        """Return a split that holds the first batch, and as many of the batches after it as possible."""
         each = np.array(needs, np.int64)
         whole = np.maximum(each.max(axis=0), self._largest)
         for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 1, -1)), each[0]):
-            try:
+            with suppress(DoesNotFit):
                 split = self.divide(distinct, largest.tolist(), in_flight)
-            except DoesNotFit:
-                continue
-            self._largest = np.maximum(self._largest, largest)
-            return split
-        raise self.refusal(needs, in_flight=in_flight, number=number)
+                self._largest = np.maximum(self._largest, largest)
+                return split
+        raise self.refusal(needs, in_flight=in_flight, number=None)
 
     def refusal(self, batches: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
         """Return the error for batch `number`, which no split holds, the first of `batches`. It asks for what the

@@ -92,12 +92,7 @@ def placed(
 ) -> Schema:
     """Give each pack its columns, one after the other, and return the schema of the plan, with banks `like` another's.
     Tables in `whole`, each with its owner, share no bank with those of others."""
-    cuts = {
-        t: at
-        for t, owner in (whole or {}).items()
-        for site, at in cuts_of(owner, packs[0].tables[t].dim)
-        if site == rank
-    }
+    cuts = {t: at for t, owner in (whole or {}).items() for site, at in cuts_of(owner) if site == rank}
     kinds = [(*kind, (whole or {}).get(t)) for t, kind in enumerate(zip(*(pack.kinds for pack in packs), strict=True))]
     schema = Schema.of(packs[0].tables, kinds, None if like is None else [bank.tables for bank in like.banks])
     members, begins = [bank.tables for bank in schema.banks], [0 for _ in schema.banks]

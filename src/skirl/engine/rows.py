@@ -92,8 +92,8 @@ class SharedRows(Rows):
         super().__init__(peers)
         self.whole = whole or {}
         self.placement = Placement.even(peers.size, whole=self.whole.items())
-        owners = [pair for pair in self.placement.whole if not isinstance(pair[1], int)]
-        here = [(t, at) for t, owner in owners for site, at in cuts_of(owner, 0) if site == peers.rank]
+        cut = [pair for pair in self.placement.whole if len(pair[1]) > 1]
+        here = [(t, at) for t, owner in cut for site, at in cuts_of(owner) if site == peers.rank]
         self.cut = f"-{blake2b(repr(here).encode(), digest_size=4).hexdigest()}" if here else ""
         self._rows, self._host = peers.channel("rows"), peers.channel("lookups")
 
@@ -198,8 +198,7 @@ class SharedRows(Rows):
         return [range(block.start * each, block.stop * each) for block in blocks]
 
     def _cuts(self, engine: "Engine", bank: int) -> list[tuple[int, slice]]:
-        of = engine.schema.banks[bank]
-        return cuts_of(self.whole[of.tables[0]], of.dim)
+        return cuts_of(self.whole[engine.schema.banks[bank].tables[0]])
 
     def _send_pooled(self, engine: "Engine", work: Work, bank: int) -> Swapping[Sequence[torch.Tensor]]:
         """Begin to send the pooled bags of a bank from its owners to all others: by owner, [bags, columns]."""
@@ -247,7 +246,7 @@ class SharedRows(Rows):
     def look_up(self, keys: np.ndarray, table: int, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the weights of some rows as their owners have them now. All trainers call this together."""
         owner, every = self.placement.site_of(keys), range(self.peers.size)
-        cut = dict(cuts_of(self.whole[table], dim)) if table in self.whole else {}
+        cut = dict(cuts_of(self.whole.get(table, ())))
         columns = [cut.get(rank, slice(0, dim)) for rank in every]
         places = [(owner == rank) | (owner < 0) & (rank in cut) for rank in every]
         asked = self._host.exchange([keys[at].view(np.uint8) for at in places], "rows to look up")
@@ -331,10 +330,8 @@ def open_rows(
             )
         number = numbers[name]
         try:
-            if isinstance(given, Mapping):
-                owner: Owner = tuple((index(site), index(count)) for site, count in given.items())
-            else:
-                owner = index(given)
+            cuts = given if isinstance(given, Mapping) else {given: tables[number].dim}
+            owner = tuple((index(site), index(count)) for site, count in cuts.items())
         except TypeError:
             raise TypeError(
                 f"placement of table {name!r} is {given!r}: set it to a trainer's number, or to trainers and how many "
@@ -344,7 +341,7 @@ def open_rows(
             raise ValueError(
                 f"placement has table {name!r} at trainer {given} of {peers.size}: make a plan for that many"
             )
-        if not isinstance(owner, int):
+        if isinstance(given, Mapping):
             check_cut(tables[number], optimizers[number], owner, at, half)
         whole[number] = owner
     if at.type != "cpu":

@@ -12,7 +12,7 @@ from skirl.engine.engine import Engine
 from skirl.engine.work import Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.planner import Plan, Planner, Vote, bank_planners
+from skirl.oracle.planner import Plan, Planner, bank_planners
 from skirl.oracle.route import Route
 from skirl.tools.hash_index import distinct
 
@@ -37,28 +37,28 @@ class Window:
     ) -> None:
         self.entered = 0
         self.next_number = 0
+        self.over = False
         self._engines = engines
         self._plan = plan
         self._numbered = numbered
         """True if errors name the number of a batch."""
         self._epoch = epoch
         self._shards, self._mine = shards, mine
-        self._planner: Planner[list[Work]] | None = None
-        self._fits_anew = False
-        """True if the planner stopped at a batch that is known to fit with another split."""
-        self._first: list[list[Work]] = []
-        """Batches that wait for a planner to be made."""
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
-        """Number of them that are needed to make one."""
+        """Number of batches that the planner needs to begin."""
         ends = np.cumsum([len(engine.schema.banks) for engine in engines])
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """For each engine, which of all banks are its own."""
-        self.over = False
         self._route = route or Route()
+        self._planner = self._new_planner()
+
+    def _new_planner(self) -> Planner[list[Work]]:
+        next_uses = None if self._epoch is None else self._epoch.next_uses
+        return Planner([], self._plan, next_uses=next_uses, check_fits=self._check_fits)
 
     def __len__(self) -> int:
         """Return the number of batches that the planner knows and has not planned yet."""
-        return self._planner.window if self._planner else 0
+        return self._planner.window
 
     def enter(self, batches: list[Ids]) -> None:
         """Check the ids of one more step's micro-batches, and let them enter."""
@@ -72,10 +72,9 @@ class Window:
         except BadIds as error:
             named = BadIds(f"batch {self.entered}, {error}") if self._numbered else error
             self._route.fail(named)
-            raise named from None
         banks = [BankIds.joined(parts) for work in works for parts in zip(*(micro.banks for micro in work.micros))]
         micros = [work.micros for e, work in zip(self._engines, works) for _ in e.schema.banks]
-        joined = self._route.batch(banks, self._vote(), micros)
+        joined = self._route.batch(banks, self._planner.vote(), micros)
         if joined is None:
             self._over()
             return
@@ -90,68 +89,59 @@ class Window:
             self._take(works)
 
     def _take(self, works: list[Work]) -> None:
-        """Give a batch to the planner, or keep it until there is one."""
-        if self._route.due and self._planner is None:
+        """Give a batch to the planner, and let that begin once it has enough of them."""
+        planner = self._planner
+        if self._route.due and not planner.banks:
             self._begin()
-        if self._planner is not None:
-            self._add(self._planner, works, self.entered - 1)
-            return
-        self._first.append(works)
-        if len(self._first) >= self._wanted or sum(map(nbytes_of, self._first)) >= self._plan.most_bytes:
+        self._add(works)
+        if not planner.banks and (
+            len(planner.rest) >= self._wanted or sum(map(nbytes_of, planner.rest)) >= self._plan.most_bytes
+        ):
             self._begin()
 
+    def _add(self, works: list[Work]) -> None:
+        self._planner.add(works, [part for work in works for part in work.asked], nbytes_of(works))
+
     def end(self) -> None:
-        self._route.end(self._vote())
+        self._route.end(self._planner.vote())
         self._over()
 
     def leave(self) -> None:
         """Tell other trainers that the loop has ended before the data: they may be waiting for this one's next batch."""
         if self._route.failure is None:
-            self._route.end(self._vote())
+            self._route.end(self._planner.vote())
 
     def _over(self) -> None:
-        self.over = True
-        if self._planner is None and self._first:
+        self.over, self._wanted = True, 1
+        if self._planner.rest and not self._planner.banks:
             self._begin()
-        if self._planner is not None:
+        self._planner.end()
+
+    @property
+    def stopped(self) -> bool:
+        """True if all is planned before a batch that the caches hold only if they are split anew: see `begin_anew`."""
+        return self._planner.stopped and not self._planner.window
+
+    def begin_anew(self) -> None:
+        """Begin at the first batch that is not planned. All before must be executed, and its engines without caches."""
+        self._planner.rollback(self.next_number)
+        *before, last = self._planner.unplanned
+        self._planner, self._wanted = self._new_planner(), 1 if self.over else self._first_window
+        for works in before:
+            self._add(works)
+        with self._told():
+            self._take(last)
+        if self.over:
             self._planner.end()
 
     def next(self) -> list[Work] | None:
         """Plan the next step and return it, by collection; None until the window is full, when it stops, or if all is
         planned."""
-        with self._told():
-            return self._next()
-        return None
-
-    @property
-    def stopped(self) -> bool:
-        """True if all is planned before a batch that the caches hold only if they are split anew: see `begin_anew`."""
-        planner = self._planner
-        return planner is not None and self._fits_anew and not planner.window
-
-    def begin_anew(self) -> None:
-        """Begin at the first batch that is not planned. All before must be executed, and its engines without caches."""
-        if self._planner is None:
-            return
-        self._planner.rollback(self.next_number)
-        self._first = self._planner.unplanned
-        self._planner, self._fits_anew, self._wanted = None, False, self._first_window
-        with self._told():
-            if self._route.due:
-                last = self._first.pop()
-                self._take(last)
-            elif len(self._first) >= (1 if self.over else self._wanted):
-                self._begin()
-
-    def _next(self) -> list[Work] | None:
-        planner = self._planner
-        if planner is None or self._route.failure is not None:
+        if self._route.failure is not None:
             return None
-        planner.due = self._route.due
-        planned = planner.next()
-        if planner.stopped is not None and not self._fits_anew:
-            self._check_fits(planner, planner.stopped)
-            self._fits_anew = True
+        self._planner.due, planned = self._route.due, None
+        with self._told():
+            planned = self._planner.next()
         if planned is None:
             return None
         self._route.step_planned()
@@ -169,12 +159,10 @@ class Window:
         return works
 
     def executed(self, number: int) -> None:
-        if self._planner is not None:
-            self._planner.executed(number)
+        self._planner.executed(number)
 
     def rollback(self, number: int) -> None:
-        if self._planner is not None:
-            self._planner.rollback(number)
+        self._planner.rollback(number)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -183,9 +171,6 @@ class Window:
             yield
         except DoesNotFit as error:
             self._route.tell(error)
-
-    def _vote(self) -> Vote:
-        return Vote(0, 0) if self._planner is None else self._planner.vote()
 
     @property
     def _first_window(self) -> int:
@@ -210,36 +195,28 @@ class Window:
             )
         owners = [(e.rows, e.rows.whole.get(bank.tables[0])) for e in self._engines for bank in e.schema.banks]
         elsewhere = {i for i, (rows, of) in enumerate(owners) if of is not None and rows.peers.rank not in sites_of(of)}
-        self._planner = Planner(banks, self._plan, may_stop=True, elsewhere=elsewhere)
-        for number, works in enumerate(self._first, self.next_number):
-            self._add(self._planner, works, number)
-        self._first.clear()
-        if self._route.due:  # these were in the window before: they enter before any is planned
+        self._planner.begin(banks, elsewhere)
+        if self._route.due:  # the batches so far were in the window before: they enter before any is planned
             self._planner.due = 0
             self._planner.next()
-        if self.over:
-            self._planner.end()
 
     def _split(self, i: int) -> CacheSplit:
         """Return how the cache of an engine is split for the first batches."""
-        first = self._first[: self._first_window]
-        rows = [[distinct(part.keys())[0] for part in works[i].asked] for works in first]
+        rest = self._planner.rest
+        rows = [[distinct(part.keys())[0] for part in works[i].asked] for works in rest[: self._first_window]]
         try:
             return self._engines[i].capacity.decide(
                 [[len(part) for part in parts] for parts in rows],
                 [len(distinct(np.concatenate(parts))[0]) for parts in zip(*rows)],
                 in_flight=2 * self._plan.hold,
-                number=self.next_number,
             )
         except DoesNotFit:
-            raise self._refusal(i, self._first, self.next_number) from None
+            raise self._refusal(i, rest, self.next_number) from None
 
-    def _check_fits(self, planner: Planner[list[Work]], error: BatchTooLarge) -> None:
+    def _check_fits(self, error: BatchTooLarge) -> None:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
-        rest = planner.rest
-        if len(self._engines[i].schema.banks) == 1:
-            raise self._refusal(i, rest, error.number)
+        rest = self._planner.rest
         try:
             needs = self._needs(i, rest[0])
             self._engines[i].capacity.divide(needs, needs, 2 * self._plan.hold)
@@ -262,10 +239,6 @@ class Window:
             if self._epoch is not None and len(of.keys):
                 of.next_uses = self._epoch.first_uses(bank, of.keys)
         return residents
-
-    def _add(self, planner: Planner[list[Work]], works: list[Work], number: int) -> None:
-        next_uses = None if self._epoch is None else self._epoch.next_uses(number)
-        planner.add(works, [part for work in works for part in work.asked], nbytes_of(works), next_uses)
 
 
 def nbytes_of(works: list[Work]) -> int:

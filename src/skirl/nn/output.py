@@ -361,9 +361,7 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
         part = dots[n : n + int(starts[-1] - starts[0])]
         if engine.schema.tables[feature.table].pooling == "mean":
             part = part / np.repeat(np.diff(starts), np.diff(starts))
-        at = slice(int(starts[0]), int(starts[-1]))
-        place = at if ids.left is None else torch.from_numpy(ids.left[at]).to(out.device)
-        out[place] = torch.from_numpy(np.ascontiguousarray(part)).to(out.device, out.dtype)
+        out[int(starts[0]) : int(starts[-1])] = torch.from_numpy(np.ascontiguousarray(part)).to(out.device, out.dtype)
         n += len(part)
 
 

@@ -154,7 +154,7 @@ class BankPlanner:
         self._hold_on(number, evict_keys)
 
         # Bring rows in.
-        moves = loops.Moves.of(n_missing)
+        moves = loops.Moves(*(np.empty(n_missing, kind) for kind in [np.int64, np.int32] * 4))
         f, w, n, fetch_after = loops.arrive(
             self._tables, row_arrays, first, counts, missing, place, use_arrays, keys, self._cache, self._n_free,
             self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys), self._held(), self._hold_from,

@@ -95,7 +95,6 @@ def planned(
     """Yield the Steps of a run over batches of keys, one for each bank, from an empty cache and an empty store: what a
     run would move. The window's limit in bytes counts only the keys. `hold_rows`: evicted rows of each bank that can be
     forwarded at any moment; it turns fetches from the store into forwards and changes no other count."""
-    planner = Planner[None](bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
     with closing(Epoch([schema])) if plan.depth == "epoch" else nullcontext() as epoch:
         if epoch is not None:
             if iter(batches) is batches:
@@ -103,9 +102,10 @@ def planned(
             for keys in batches:
                 epoch.add(keys)
             epoch.scan()
-        for number, keys in enumerate(batches):
-            next_uses = None if epoch is None else epoch.next_uses(number)
-            planner.add(None, keys, sum(part.nbytes for part in keys), next_uses)
+        banks = bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows)
+        planner = Planner[None](banks, plan, next_uses=None if epoch is None else epoch.next_uses)
+        for keys in batches:
+            planner.add(None, keys, sum(part.nbytes for part in keys))
             yield from _ready(planner)
         planner.end()
         yield from _ready(planner)

@@ -1,6 +1,6 @@
 """The kernels of planning: link a batch's uses when it enters; move rows out and in and hand slots on when it is planned."""
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class Slots(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Where missing rows come from, as in a Step."""
+    """Where missing rows come from, as in a Step: int64 and int32 by turns."""
 
     fetch_keys: np.ndarray
     fetch_slots: np.ndarray
@@ -32,11 +32,6 @@ class Moves(NamedTuple):
     new_slots: np.ndarray
     from_step: np.ndarray
     from_index: np.ndarray
-
-    @classmethod
-    def of(cls, most: int) -> Self:
-        kinds = [np.int64, np.int32] * 3 + [np.int64, np.int32]
-        return cls(*(np.empty(most, kind) for kind in kinds))
 
 
 class Held(NamedTuple):

@@ -4,7 +4,7 @@
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -138,20 +138,32 @@ Item = TypeVar("Item")
 
 class Planner(Generic[Item]):
     def __init__(
-        self, banks: Sequence[BankPlanner], plan: Plan, *, may_stop: bool = False, elsewhere: Collection[int] = ()
+        self,
+        banks: Sequence[BankPlanner],
+        plan: Plan,
+        *,
+        next_uses: Callable[[int], list[np.ndarray]] | None = None,
+        check_fits: Callable[[BatchTooLarge], None] | None = None,
     ) -> None:
-        """`elsewhere`: banks without rows here, since others look all of their tables up."""
-        self.banks, self._elsewhere = list(banks), elsewhere
-        self.stopped: BatchTooLarge | None = None
+        """Without `banks`, batches wait until `begin`. `next_uses`: for a batch's number, its next uses by bank, if the
+        whole future is known. `check_fits` gets the error for a batch that a bank cannot hold: it raises, or the planner
+        stops at this batch."""
+        self.banks = list(banks)
+        self.stopped = False
         self.due: int | None = None
         """Steps to plan before the next batch enters, if several owners decide that; None: this planner decides."""
         self._plan = plan
-        self._may_stop = may_stop
-        self._inbox: deque[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]] = deque()
+        self._next_uses, self._check_fits = next_uses, check_fits
+        self._elsewhere: Collection[int] = ()
+        self._inbox: deque[tuple[Item, Sequence[Batch], int]] = deque()
         self._ended = False
         self._entered: deque[tuple[Item, int]] = deque()
         self._planned = 0
         self._bytes = 0
+
+    def begin(self, banks: Sequence[BankPlanner], elsewhere: Collection[int]) -> None:
+        """`elsewhere`: banks without rows here, since others look all of their tables up."""
+        self.banks, self._elsewhere = list(banks), elsewhere
 
     @property
     def window(self) -> int:
@@ -166,15 +178,15 @@ class Planner(Generic[Item]):
     def unplanned(self) -> list[Item]:
         return [item for item, _ in self._entered] + self.rest
 
-    def add(self, item: Item, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        self._inbox.append((item, banks, nbytes, next_uses))
+    def add(self, item: Item, banks: Sequence[Batch], nbytes: int) -> None:
+        self._inbox.append((item, banks, nbytes))
 
     def end(self) -> None:
         self._ended = True
 
     def next(self) -> tuple[Item, list[Step]] | None:
         """Return the next batch and its Steps, one a bank. Return None until the window is full, or if all is planned."""
-        while self._inbox and not self.stopped and not self._full():
+        while self.banks and self._inbox and not self.stopped and not self._full():
             self._enter()
         if not self.window or not (self._full() or self._ended or (self.stopped and self.due is None)):
             return None
@@ -196,15 +208,17 @@ class Planner(Generic[Item]):
             bank.rollback(number)
 
     def _enter(self) -> None:
-        item, batch, nbytes, next_uses = self._inbox[0]
+        item, batch, nbytes = self._inbox[0]
+        known = None if self._next_uses is None else self._next_uses(self.banks[0].entered)
         for i, bank in enumerate(self.banks):
             try:
-                nbytes += bank.enter(batch[i], None if next_uses is None else next_uses[i])
+                nbytes += bank.enter(batch[i], None if known is None else known[i])
             except BatchTooLarge as error:
-                if not self._may_stop:
+                if self._check_fits is None:
                     raise
                 error.bank = i
-                self.stopped = error.with_traceback(None)  # its frames hold arrays
+                self._check_fits(error)
+                self.stopped = True
                 return
         self._inbox.popleft()
         self._entered.append((item, nbytes))
@@ -213,7 +227,7 @@ class Planner(Generic[Item]):
     def vote(self) -> Vote:
         """Return this planner's vote, for several owners that decide together when to plan."""
         rows = 0
-        if self._plan.depth == "auto":
+        if self._plan.depth == "auto" and self.banks:
             voting = [bank for i, bank in enumerate(self.banks) if i not in self._elsewhere]
             rows = min((_at_least(b.rows_ahead(), AUTO_ROWS * b.capacity) for b in voting), default=LONGEST_AUTO)
         if self.stopped:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -110,28 +110,24 @@ def _join(planes, numbers):
             numbers[i] |= np.int64(planes[byte, i]) << 8 * byte
 
 
-@dataclass(slots=True)
-class Requests:
-    rows: np.ndarray
-    """int32 or int64: row numbers, table after table."""
-    counts: np.ndarray
-    """int32 [tables of the bank]: number of rows of each table."""
+Requests = tuple[np.ndarray, np.ndarray]
+"""Row numbers, int32 or int64, table after table; and how many each table of the bank has, int32."""
 
 
 class Asking:
     def __init__(self, schema: Schema, bank: int, placement: Placement) -> None:
         self._finder = Finder(schema, bank)
+        self.tables = self._finder.tables
         self._placement = placement
         narrow = all(schema.tables[t].rows <= NARROW for t in schema.banks[bank].tables)
         self._type = np.int32 if narrow else np.int64
 
     def nothing(self) -> list[Requests]:
-        none = Requests(np.empty(0, self._type), np.zeros(len(self._finder.tables), np.int32))
-        return [none] * self._placement.sites
+        return [(np.empty(0, self._type), np.zeros(len(self.tables), np.int32))] * self._placement.sites
 
     def of(self, batch: BankIds) -> tuple[Reads, list[Requests]]:
         """Return what the ids of one batch read, and what is asked of each owner."""
-        tables, sites = self._finder.tables, self._placement.sites
+        tables, sites = self.tables, self._placement.sites
         distinct = self._finder.find(batch)
         total = distinct.total
         whose: Any = self._placement.arrays
@@ -142,19 +138,19 @@ class Asking:
         place, pos = np.empty(distinct.positions, np.int32), np.empty(distinct.positions, np.int32)
         start = np.zeros(total + 1, np.int32)
         _group(distinct.parts, distinct.part_at, distinct.first, distinct.row_of, moved, place, start, pos)
-        asked = [Requests(rows[begin:end], of) for (begin, end), of in zip(pairwise(ask.tolist()), counts, strict=True)]
+        asked = [(rows[begin:end], of) for (begin, end), of in zip(pairwise(ask.tolist()), counts, strict=True)]
         return Reads(place, start, pos, ask), asked
 
 
 def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[BankIds, np.ndarray]:
     """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's
     begins, int32 [trainers + 1]. `Step.slots` has one slot for each request."""
-    counts = np.concatenate([part.counts for part in asked])
+    counts = np.concatenate([counts for _, counts in asked])
     parts, serve = np.zeros((len(counts), 4), np.int64), np.zeros(len(asked) + 1, np.int32)
     parts[:, 0], parts[:, 2] = np.tile(tables, len(asked)), np.cumsum(counts)
     parts[:, 1] = parts[:, 2] - counts
     serve[1:] = parts[len(tables) - 1 :: len(tables), 2]
-    return BankIds(np.concatenate([part.rows for part in asked]), parts), serve
+    return BankIds(np.concatenate([rows for rows, _ in asked]), parts), serve
 
 
 @kernel
@@ -224,9 +220,9 @@ class Letter:
     kind: int
     """`BATCH`; `END`: there are no more; or `ERROR`: the sender cannot go on."""
     vote: Vote
-    banks: Sequence[Requests] = ()
-    bags: Sequence[np.ndarray] = ()
-    """Of tables that its receiver looks up for all, as `sent` returns them."""
+    arrays: Sequence[np.ndarray] = ()
+    """What its receiver is asked for: the two of `Requests` for each bank, and bags of tables that it looks up for all, as
+    `sent` returns them."""
     text: str = ""
 
     def packed(self) -> np.ndarray:
@@ -236,17 +232,11 @@ class Letter:
         return pack(head, np.frombuffer(self.text.encode(), np.uint8), *narrow)
 
     @classmethod
-    def unpacked(cls, message: np.ndarray, banks: int) -> "Letter":
+    def unpacked(cls, message: np.ndarray) -> "Letter":
         head, text, *narrow = unpack(message)
-        arrays = [_wide(array) if array.dtype == np.uint8 else array for array in narrow]
         kind, *vote = head.tolist()
-        asked = [Requests(*part) for part in zip(arrays[: 2 * banks : 2], arrays[1 : 2 * banks : 2])]
-        return cls(kind, Vote(*vote), asked, arrays[2 * banks :], text.tobytes().decode())
-
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        """What its receiver is asked for."""
-        return [*(array for part in self.banks for array in (part.rows, part.counts)), *self.bags]
+        arrays = [_wide(array) if array.dtype == np.uint8 else array for array in narrow]
+        return cls(kind, Vote(*vote), arrays, text.tobytes().decode())
 
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -292,7 +282,7 @@ class Route:
     def end(self, vote: Vote) -> None:
         """Tell the others that this rank has no more batches."""
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> NoReturn:
         """Tell the others that this rank cannot go on, and raise the error."""
         raise error from None
 
@@ -316,19 +306,16 @@ class SharedRoute(Route):
         """`schemas`: with the rank that looks a table up for all, or those that do, by its number."""
         super().__init__()
         self.rank = rank
-        banks = [(schema, bank) for schema, _ in schemas for bank in range(len(schema.banks))]
-        self._banks = banks
+        self._banks = [(schema, bank) for schema, _ in schemas for bank in range(len(schema.banks))]
         owners = [whole.get(bank.tables[0]) for schema, whole in schemas for bank in schema.banks]
         self._owners = [() if owner is None else sites_of(owner) for owner in owners]
-        self.number = self.planned = 0
-        self.due = 0
+        self.number = self.planned = self.due = 0
         self._alike, self._requests = placement.sites > 1, 0
         """Whether all ranks have asked this one for the same rows in the same order, in every batch so far; how many."""
         self._size = placement.sites
         self._exchange = exchange
-        self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
-        self._asking = [Asking(schema, bank, placement) for schema, bank in banks]
-        self._reads: list[Any] = []
+        self._asking = [Asking(schema, bank, placement) for schema, bank in self._banks]
+        self._reads: list[Reads | None] = []
         self._own: Letter
         """What this rank asks of itself, which takes no message."""
 
@@ -346,11 +333,10 @@ class SharedRoute(Route):
             raise error
         self.failure = error
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> NoReturn:
         self.failure = error
-        if self.ended:
-            raise error
-        self.end(Vote(0, 0))
+        self.end(Vote(0, 0))  # raises, if others wait
+        raise error
 
     def ask(
         self, banks: Sequence[BankIds] | None, vote: Vote, micros: Sequence[Sequence[Ids]] = ()
@@ -362,27 +348,23 @@ class SharedRoute(Route):
         elif banks is None:
             letters = [Letter(END, vote)] * self._size
         else:
-            halves = [
-                (None, asking.nothing()) if owners else asking.of(part)
-                for asking, part, owners in zip(self._asking, banks, self._owners, strict=True)
-            ]
-            self._reads = [reads for reads, _ in halves]
-            bags: list[list[np.ndarray]] = [[] for _ in range(self._size)]
+            arrays: list[list[np.ndarray]] = [[] for _ in range(self._size)]
+            for asking, part, owners in zip(self._asking, banks, self._owners, strict=True):
+                reads, asked = (None, asking.nothing()) if owners else asking.of(part)
+                self._reads.append(reads)
+                for to, requests in zip(arrays, asked, strict=True):
+                    to += requests
             for (schema, bank), owners, ids in zip(self._banks, self._owners, micros):
-                arrays = sent(ids, [feature.name for feature in schema.banks[bank].features]) if owners else []
+                bags = sent(ids, [feature.name for feature in schema.banks[bank].features]) if owners else []
                 for owner in owners:
-                    bags[owner] += arrays
-            asked = zip(zip(*(asked for _, asked in halves), strict=True), bags)
-            letters = [Letter(BATCH, vote, banks, of) for banks, of in asked]
+                    arrays[owner] += bags
+            letters = [Letter(BATCH, vote, to) for to in arrays]
         self._own, nothing = letters[self.rank], np.empty(0, np.uint8)
         return [nothing if rank == self.rank else letter.packed() for rank, letter in enumerate(letters)]
 
     def answer(self, given: Sequence[np.ndarray]) -> Joined | None:
         """Take what each rank gave this one, the second half of an exchange. Return None if the pass is over."""
-        letters = [
-            self._own if rank == self.rank else Letter.unpacked(message, len(self._banks))
-            for rank, message in enumerate(given)
-        ]
+        letters = [self._own if rank == self.rank else Letter.unpacked(message) for rank, message in enumerate(given)]
         for rank, letter in enumerate(letters):
             if letter.kind == ERROR:
                 self.ended = True
@@ -390,36 +372,34 @@ class SharedRoute(Route):
         if any(letter.kind == END for letter in letters):
             self.ended = True
             return None
-        asked = list(zip(*(letter.banks for letter in letters), strict=True))
-        both = [joined(tables, parts) for tables, parts in zip(self._tables, asked, strict=True)]
-        whole = self._whole([letter.bags for letter in letters])
-        for number, ids in enumerate(whole):
-            if ids:
-                bank = self._banks[number][1]
-                both[number] = BankIds.joined([micro.banks[bank] for micro in ids]), both[number][1]
         self.number += 1
+        all_of = Joined([], [], self._reads, [], [letter.vote for letter in letters])
+        bags = 2 * len(self._banks)
+        for number, ((schema, bank), owners) in enumerate(zip(self._banks, self._owners)):
+            asked = [(letter.arrays[2 * number], letter.arrays[2 * number + 1]) for letter in letters]
+            batch, serve = joined(self._asking[number].tables, asked)
+            micros = list[Ids]()
+            if self.rank in owners:
+                micros = [ids for letter in letters for ids in received(letter.arrays[bags : bags + 5], schema, bank)]
+                batch = BankIds.joined([ids.banks[bank] for ids in micros])
+                bags += 5
+            all_of.banks.append(batch)
+            all_of.serve.append(serve)
+            all_of.whole.append(micros)
+            self._requests += int(serve[-1])
+        self._warn_if_alike([letter.arrays for letter in letters])
+        return all_of
+
+    def _warn_if_alike(self, arrays: Sequence[Sequence[np.ndarray]]) -> None:
         self._alike = self._alike and all(
-            np.array_equal(one, other) for letter in letters[1:] for one, other in zip(letter.arrays, letters[0].arrays)
+            np.array_equal(one, other) for rank in arrays[1:] for one, other in zip(rank, arrays[0])
         )
-        self._requests += sum(int(part[-1]) for _, part in both)
         if self._alike and self.number == LOOKED_AT and self._requests >= FEWEST and self.rank == 0:
             log.warning(
                 "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
                 "skirl.ShardSampler or stream.sharded",
                 LOOKED_AT,
             )
-        votes = [letter.vote for letter in letters]
-        return Joined([part for part, _ in both], [serve for _, serve in both], self._reads, whole, votes)
-
-    def _whole(self, bags: Sequence[Sequence[np.ndarray]]) -> list[list[Ids]]:
-        """Return the micro-batches of all ranks, by bank, where this rank looks it up for all."""
-        found: list[list[Ids]] = []
-        own = 0
-        for (schema, bank), owners in zip(self._banks, self._owners):
-            mine = self.rank in owners
-            found.append([ids for of in bags for ids in received(of[own : own + 5], schema, bank)] if mine else [])
-            own += 5 * mine
-        return found
 
     def decide(self, plan: Plan, batch: Joined) -> None:
         self.due = due(plan, self.number - 1 - self.planned, self.planned, batch.votes)

@@ -335,7 +335,6 @@ class Reader:
             return [[resolver.check(ids) for ids in step] for resolver in self._resolvers]
         except BadIds as error:
             route.fail(error)  # the other trainers end as well
-            raise
 
 
 def _uneven(shards: list[Ids]) -> bool:

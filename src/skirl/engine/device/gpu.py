@@ -181,18 +181,17 @@ class GpuRows(BankRows):
         streams.begin()
         self._let_go(step)
         count = len(step.evict_keys)
-        leaving = Departure(self.blocks.take(count * self._record_bytes), count)
-        block = leaving.block
+        block = self.blocks.take(count * self._record_bytes)
         assert arrival.came is not None
         compute.wait(arrival.came)
         arrival.views = views = arrival.packed.views(arrival.plan.device)
         pending, kernels, cache = self._pending, self._kernels, self.cache
         gone = block.on_device(count, facts.width, self._gpu.dtype)
         fetched = arrival.rows.on_device(len(step.fetch_keys), facts.width, self._gpu.dtype)
-        forwards = [
-            (pending[number].block.on_device(pending[number].count, facts.width, self._gpu.dtype), lo, hi)
-            for number, lo, hi in arrival.forwards
-        ]
+        forwards = []
+        for number, lo, hi in arrival.forwards:
+            held, rows = pending[number]
+            forwards.append((held.on_device(rows, facts.width, self._gpu.dtype), lo, hi))
 
         def move() -> None:
             kernels.move(cache, views["evict_slots"], gone, None)
@@ -203,7 +202,7 @@ class GpuRows(BankRows):
                 kernels.fill(views["new_keys"], views["new_slots"], rows, *filling)
 
         compute.run(move)
-        pending[step.number] = leaving
+        pending[step.number] = block, count
         self.blocks.retain(block)  # one owner is the write-back, the other a possible forward
         if count:
             streams.outward.wait(compute.record())
@@ -212,20 +211,21 @@ class GpuRows(BankRows):
             block.copied = streams.outward.record()
         self._release(arrival.rows)
         self._now = arrival
-        return leaving
+        return block, count
 
     def landed(self, leaving: Departure) -> np.ndarray:
-        assert leaving.block.copied is not None
-        leaving.block.copied.synchronize()
-        return leaving.block.on_host(leaving.count, self.facts.width, self.facts.dtype)
+        block, count = leaving
+        assert block.copied is not None
+        block.copied.synchronize()
+        return block.on_host(count, self.facts.width, self.facts.dtype)
 
     def written(self, leaving: Departure) -> None:
-        self.blocks.release(leaving.block)
+        self.blocks.release(leaving[0])
 
     def _let_go(self, step: Step) -> None:
         """Release what only the steps before this one needed."""
         for number in [n for n in self._pending if n < step.hold_from]:
-            self._release(self._pending.pop(number).block)
+            self._release(self._pending.pop(number)[0])
         if self._now is not None:
             self._release(self._now.plan, self.plans)
             self._now = None
@@ -418,13 +418,13 @@ class GpuRows(BankRows):
 
     # Rows by their slots.
 
-    def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray:
+    def read(self, slots: np.ndarray) -> np.ndarray:
         out = np.empty((len(slots), self.facts.width), self.facts.dtype)
         each = max(1, _PIECE // self._record_bytes)
         for lo in range(0, len(slots), each):
             part = slots[lo : lo + each].astype(np.int32)
             out[lo : lo + each] = self._streams.compute.now(lambda p=part: self._gathered(p).cpu().numpy())
-        return out if columns is None else np.ascontiguousarray(out[:, columns])
+        return out
 
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:
         up = self._gpu.up

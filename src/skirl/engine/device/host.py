@@ -28,7 +28,8 @@ SMALLEST = 1024
 
 
 def empty(size: int, dtype: DTypeLike) -> np.ndarray:
-    """Return an array of `size` numbers that begins on a cache line. Its contents are undefined."""
+    """Return an array of `size` numbers that begins on a cache line. Its contents are undefined. NumPy asks for large pages,
+    which torch does not."""
     itemsize = np.dtype(dtype).itemsize
     raw = np.empty(size + ALIGNED // itemsize, dtype)
     skip = -raw.ctypes.data % ALIGNED // itemsize
@@ -158,30 +159,17 @@ class HostRows(BankRows):
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         out = self._buffers.take(ids.bags, dim)
-        if not ids.shares:
-            offsets = ids.offsets[:0] if ids.one_each else ids.offsets
-            self._pool(rows, place, offsets, offsets[1:], self.facts.features, ids.scale, out.numpy())
-            return out
-        samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
-        first = 0 if len(ids.columns) < ids.features else ids.samples  # rows that are copied below need no zeros
-        begins, ends = ids.of_rows[:, first:]
-        self._pool(rows, place, begins, ends, 1, ids.scale, out[first:].numpy())
-        self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
-        return out
-
-    def _pool(
-        self,
-        rows: np.ndarray,
-        place: np.ndarray,
-        begins: np.ndarray,
-        ends: np.ndarray,
-        features: int,
-        scale: np.ndarray,
-        into: np.ndarray,
-    ) -> None:
-        dim = into.shape[1]
+        into, features = out, self.facts.features
+        begins, ends = (ids.offsets[:0], ids.offsets[:0]) if ids.one_each else (ids.offsets, ids.offsets[1:])
+        if ids.shares:
+            first = 0 if len(ids.columns) < ids.features else ids.samples  # rows that are copied below need no zeros
+            into, features, (begins, ends) = out[first:], 1, ids.of_rows[:, first:]
         kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, not len(begins))
-        self._run(kernel, len(into), rows, dim, place, begins, ends, features, scale, into)
+        self._run(kernel, len(into), rows, dim, place, begins, ends, features, ids.scale, into.numpy())
+        if ids.shares:
+            samples, bags = out[: ids.samples].numpy(), out[ids.samples :].numpy()
+            self._run(cpu.expand, ids.batch, bags, ids.bag, ids.columns, ids.features, samples)
+        return out
 
     def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         if grad is None:
@@ -203,9 +191,10 @@ class HostRows(BankRows):
 
     def values(self, work: Work) -> torch.Tensor:
         slots = work.steps[self.facts.number].slots
-        out = self._buffers.take(len(slots), self.columns(work).dim)
-        none = slots[:0]
-        self._pool(self._packs[work.pack], slots, none, none, 1, np.empty(0, self.facts.dtype), out.numpy())
+        rows, dim, none = self._packs[work.pack], self.columns(work).dim, slots[:0]
+        out = self._buffers.take(len(slots), dim)
+        kernel = kernels.pool_for(dim, rows.shape[1], self.facts.dtype, True)
+        self._run(kernel, len(out), rows, dim, slots, none, none, 1, np.empty(0, self.facts.dtype), out.numpy())
         return out
 
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -234,11 +223,9 @@ class HostRows(BankRows):
     def reading(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.from_numpy(self._rows(work)), torch.from_numpy(work.place(self.facts.number))
 
-    def read(self, slots: np.ndarray, columns: slice | None = None) -> np.ndarray:
-        of = columns or slice(0, self.facts.width)
-        out = np.empty((len(slots), of.stop - of.start), self.facts.dtype)
-        rows = next(rows for rows, pack in zip(self._packs, self.facts.packs) if pack.at == of.start)
-        self._run(cpu.take, len(out), rows, slots, out)
+    def read(self, slots: np.ndarray) -> np.ndarray:
+        out = np.empty((len(slots), self.facts.width), self.facts.dtype)
+        self._run(cpu.take, len(out), self.array, slots, out)
         return out
 
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:

@@ -255,10 +255,8 @@ class Arrival:
     views: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class Departure:
-    block: Block
-    count: int
+Departure = tuple[Block, int]
+"""Rows that leave: where they are, and how many."""
 
 
 class OnItsWay:

@@ -117,26 +117,27 @@ class TreePlan:
         >>> plan.runs.tolist(), plan.rounds
         ([[1, 2, 1], [1, 3, 1]], (0, 1, 2))
         """
-        sizes = np.zeros(DEEPEST + 1, np.int64)
-        none = np.empty((0, 3), np.int32)
-        m = _fill(group_start, group_pos, parts.ends, parts.leaves, none, none, sizes, False)
-        stretches, runs = np.zeros((m, 3), np.int32), np.empty((int(sizes.sum()), 3), np.int32)
-        at = np.concatenate([[0], np.cumsum(sizes)])
-        _fill(group_start, group_pos, parts.ends, parts.leaves, stretches, runs, at[:-1].copy(), True)
-        return cls(stretches, runs, tuple(sorted(set(at.tolist()))))
+        rows, most = len(group_start) - 1, len(group_pos)
+        stretches, runs, rounds = (
+            np.zeros((rows + most, 3), np.int32),
+            np.empty((most, 3), np.int32),
+            np.empty(most, int),
+        )
+        m, n = _fill(group_start, group_pos, parts.ends, parts.leaves, stretches, runs, rounds)
+        ends = np.cumsum(np.bincount(rounds[:n]))
+        return cls(stretches[:m], runs[np.argsort(rounds[:n], kind="stable")], tuple(sorted({0, *ends.tolist()})))
 
 
 @kernel
-def _fill(group_start, group_pos, ends, leaves, stretches, runs, at, writes):
-    """Count the stretches, and the runs by round into `at`. Or write them, those of each round from its `at` on."""
+def _fill(group_start, group_pos, ends, leaves, stretches, runs, rounds):
+    """Write the stretches, and the runs with their rounds. Return how many there are."""
     rows = len(group_start) - 1
     stack, leaf_of = np.empty(DEEPEST, np.int64), np.empty(DEEPEST, np.int64)
-    m = rows
+    m, n = rows, 0
     for u in range(rows):
         i, last = group_start[u], group_start[u + 1]
         height = part = 0
-        if writes:
-            stretches[u, 0] = u
+        stretches[u, 0] = u
         while i < last:
             while group_pos[i] >= ends[part]:
                 part += 1
@@ -151,40 +152,32 @@ def _fill(group_start, group_pos, ends, leaves, stretches, runs, at, writes):
                 own = m
                 m += 1
             more = (i - begin - 1) // STRETCH
-            if writes:
-                for k in range(more + 1):
-                    s = own if k == 0 else m + k - 1
-                    stretches[s, 0] = u
-                    stretches[s, 1] = begin + k * STRETCH
-                    stretches[s, 2] = min(begin + (k + 1) * STRETCH, i)
+            for k in range(more + 1):
+                s = own if k == 0 else m + k - 1
+                stretches[s, 0] = u
+                stretches[s, 1] = begin + k * STRETCH
+                stretches[s, 2] = min(begin + (k + 1) * STRETCH, i)
             if more > 0:
-                _run(runs, at, 0, own, m, more, writes)
+                runs[n, 0], runs[n, 1], runs[n, 2], rounds[n] = own, m, more, 0
                 m += more
+                n += 1
             while height > 1 and meets_below(leaf_of[height - 2], leaf_of[height - 1], leaf):
                 height -= 1
-                _join(runs, at, stack, leaf_of, height, writes)
+                n = _join(runs, rounds, n, stack, leaf_of, height)
             stack[height], leaf_of[height] = own, leaf
             height += 1
         while height > 1:
             height -= 1
-            _join(runs, at, stack, leaf_of, height, writes)
-    return m
+            n = _join(runs, rounds, n, stack, leaf_of, height)
+    return m, n
 
 
 @kernel
-def _join(runs, at, stack, leaf_of, top, writes):
+def _join(runs, rounds, n, stack, leaf_of, top):
     """Add the sum on top to the one below it, in the round of the smallest subtree that has both."""
     meet, height = leaf_of[top - 1] ^ leaf_of[top], 0
     while meet > 0:
         meet >>= 1
         height += 1
-    _run(runs, at, height, stack[top - 1], stack[top], 1, writes)
-
-
-@kernel
-def _run(runs, at, number, to, begin, length, writes):
-    if writes:
-        runs[at[number], 0] = to
-        runs[at[number], 1] = begin
-        runs[at[number], 2] = length
-    at[number] += 1
+    runs[n, 0], runs[n, 1], runs[n, 2], rounds[n] = stack[top - 1], stack[top], 1, height
+    return n + 1

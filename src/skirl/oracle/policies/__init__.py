@@ -41,22 +41,21 @@ class LRU:
         """The future does not matter."""
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        others = self._others(batch)
-        return self._leave(others, smallest(count, self._clock[others], self._clock[others]))
+        resident = self._clock >= 0
+        resident[batch[batch >= 0]] = False
+        others = np.flatnonzero(resident)
+        count, order = self._ordered(count, others, number)
+        victims = others[np.lexsort((self._clock[others], order))[:count]].astype(np.int32)
+        self._clock[victims] = -1
+        return victims
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         self._clock[slots] = self._time + np.arange(len(slots))
         self._time += len(slots)
 
-    def _others(self, batch: np.ndarray) -> np.ndarray:
-        resident = self._clock >= 0
-        resident[batch[batch >= 0]] = False
-        return np.flatnonzero(resident)
-
-    def _leave(self, others: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        victims = others[chosen].astype(np.int32)
-        self._clock[victims] = -1
-        return victims
+    def _ordered(self, count: int, others: np.ndarray, number: int) -> tuple[int, np.ndarray]:
+        """Return how many leave, and numbers of which the smallest leave first; ties by least recent use."""
+        return count, self._clock[others]
 
 
 class LFU(LRU):
@@ -67,10 +66,12 @@ class LFU(LRU):
         self._count = np.zeros(capacity, np.int64)
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        others = self._others(batch)
-        victims = self._leave(others, smallest(count, self._count[others], self._clock[others]))
+        victims = super().evict(count, batch, number)
         self._count[victims] = 0
         return victims
+
+    def _ordered(self, count: int, others: np.ndarray, number: int) -> tuple[int, np.ndarray]:
+        return count, self._count[others]
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         super().used(slots, next_uses, number, last)
@@ -88,23 +89,17 @@ class TTL(LRU):
         self._interval = max(1, depth // 4)
         self._until = np.zeros(capacity, np.int64)
 
-    def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        others = self._others(batch)
+    def _ordered(self, count: int, others: np.ndarray, number: int) -> tuple[int, np.ndarray]:
         until = self._until[others]
         expired = until < number
         if number % self._interval == 0:
             count = max(count, int(expired.sum()))
-        return self._leave(others, smallest(count, np.where(expired, until - (1 << 40), -until), self._clock[others]))
+        return count, np.where(expired, until - (1 << 40), -until)
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         super().used(slots, next_uses, number, last)
         assert last is not None
         self._until[slots] = last
-
-
-def smallest(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the indices of the `count` smallest by `first`, ties by `second`, in this order; all, if there are fewer."""
-    return np.lexsort((second, first))[:count]
 
 
 POLICIES: dict[str, Callable[[int, int], Policy]] = {"lfu": LFU, "lru": LRU, "min": Minimum, "ttl": TTL}
