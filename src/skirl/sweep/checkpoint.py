@@ -39,11 +39,6 @@ def optimizers_of(contender: Contender) -> list[Any]:
     return [] if contender.dense is None else [contender.dense]
 
 
-def names_of(savings: Mapping[str, Saving]) -> dict[str, str]:
-    """Return the checkpoint of each variant, as the header names it."""
-    return {name: saving.path.name for name, saving in savings.items()}
-
-
 def confirm(savings: Mapping[str, Saving]) -> None:
     """Remove what the header, which is on disk, no longer names."""
     for saving in savings.values():

@@ -102,14 +102,6 @@ class Entrant:
         return result
 
 
-def check_pooled(variants: Sequence[Varied]) -> None:
-    pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
-    if len(pooled) > 1:
-        raise ValueError(
-            f"variant {pooled[True].name} pools the ids of a feature and {pooled[False].name} does not: run two sweeps"
-        )
-
-
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], **more: Any) -> Sweep:
     recipes = {variant.name: variant.recipe for variant in variants}
     shared = []

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,6 +15,10 @@ from skirl.nn.collection import Collection
 from skirl.sweep.capture import Captured, Dense, Unfit, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, put_states, random_states, step_dense
 from skirl.tools.rng_state import unchanged
+from skirl.tools.units import parse_bytes
+
+if TYPE_CHECKING:
+    from skirl.sweep.memory.orchestrate import Memory
 
 log = logging.getLogger("skirl")
 
@@ -284,7 +288,7 @@ class Group:
         """Train all as one. Return False, with nothing trained, if by now they compute something else."""
         assert self.fused is not None
         captured = self.fused.captured
-        rows = [one.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
+        rows = [one.embeddings.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
         self._weights = self._weights or [inputs_of(contender.model) for contender in self.contenders]
         self._steps += 1
         if self._steps.bit_count() == 1 or self._steps % AGAIN == 0:
@@ -300,7 +304,7 @@ class Group:
             self._checked = self._steps
         data, inputs = tensors_of(batch)[0], list[list[Tensor]]()
         for contender, weights, own in zip(self.contenders, self._weights, rows, strict=True):
-            with contender.drawing() if captured.draws else nullcontext():
+            with contender.turn() if captured.draws else nullcontext():
                 inputs.append([*captured.drawn(), *weights.values(), *own.banks, *data])
         found = self.fused(inputs)
         for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
@@ -316,11 +320,14 @@ class Forms:
     only: Form | None = None
     """The form wherever it fits, instead of the faster one. If it is the loop, nothing is probed."""
 
-    def __init__(self, loss: Loss, inexact: bool, *, graphs: bool = False) -> None:
-        """graphs: try first whether all fit into one CUDA graph."""
+    def __init__(self, loss: Loss, inexact: bool, memory: str | None, device: torch.device) -> None:
         self.steps: Counter[str] = Counter()
         """Steps of variants in each form."""
-        self._graphs = graphs
+        if memory not in (None, "auto"):
+            parse_bytes(memory)
+        self._memory, self._device, self._planned = memory, device, cast("Memory | None", None)
+        self._graphs = device.type == "cuda"
+        """Whether to try first if all fit into one CUDA graph."""
         self._loss, self._inexact, self._unfit = loss, inexact, False
         self._last: Any = None
         """The layout of the last batch: one that comes once, as an epoch's end, is not worth a probe of seconds."""
@@ -334,6 +341,13 @@ class Forms:
 
     def step(self, racing: Sequence[Contender], batch: Any) -> None:
         """Train all on a batch."""
+        if self._memory is not None:
+            from skirl.sweep.memory.orchestrate import planned
+
+            self._planned = self._planned or planned(self._memory, self._device)
+            self._planned.step(racing, batch, self._loss)
+            self.steps["planned"] += len(racing)
+            return
         if not all(state.holds() for state in self._states):
             self._refuse("a model has changed")
         turns = self._unfit or len(racing) == 1 or self.only == "loop"

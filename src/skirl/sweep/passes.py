@@ -19,7 +19,7 @@ try:
     from torch.fx.traceback import annotate as annotate
     from torch.fx.traceback import preserve_node_meta
 except ImportError as error:
-    raise ImportError(
+    raise ValueError(
         f"steps of a sweep are captured with parts of torch 2.13, and torch {torch.__version__} has other ones ({error}): "
         "install torch 2.13, or run the sweep without --memory"
     ) from None

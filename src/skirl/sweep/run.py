@@ -10,16 +10,17 @@ from dataclasses import asdict
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from skirl.checkpoint.saving import Saving
+import numpy as np
+
 from skirl.core.batch import Batch
 from skirl.engine.capacity import DoesNotFit
 from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import check_same, confirm, header_of, names_of, plain, read_header, write_header
+from skirl.sweep.checkpoint import check_same, header_of, plain, read_header
 from skirl.sweep.contender import Contender
-from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
+from skirl.sweep.entrant import Entrant, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import Race, VariantPlace, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
@@ -57,19 +58,13 @@ SECONDS = 2.0
 class Told(NamedTuple):
     """What a rank tells of its steps since all met."""
 
-    trains: bool
-    """Whether it has variants left."""
-    losses: list[dict[str, float]]
-    """Of its variants, by step; fewer steps than others have if all of them diverged."""
+    losses: dict[str, list[float]]
+    """Of its variants that raced, by step; fewer steps than others have if all of them diverged."""
     samples: list[int]
     last: bool
     """Whether the stream ends with them, which only who reads the stream knows."""
     signal: str | None
     now: float
-
-    @property
-    def diverged(self) -> bool:
-        return bool(self.losses) and not any(map(isfinite, self.losses[-1].values()))
 
 
 class SweepRun:
@@ -97,7 +92,11 @@ class SweepRun:
             check_same(saved, flags, variants)
         elif keeping.resume:
             log.warning("%s holds no checkpoint: the sweep begins, at step 0", keeping.save)
-        check_pooled(variants)
+        pooled = {variant.recipe.pooled: variant.name for variant in variants}
+        if len(pooled) > 1:
+            raise ValueError(
+                f"variant {pooled[True]} pools the ids of a feature and {pooled[False]} does not: run two sweeps"
+            )
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         if steps is None and "%" in (race_flags.rungs or ""):
@@ -192,16 +191,16 @@ class SweepRun:
     def leg(self) -> bool:
         """Train until all ranks meet, and drop those below a rung. Return False if no variant or no batch is left."""
         race, left = self.race, list[VariantPlace]()
-        steps = self._trained()
-        if not steps:
+        losses, samples = self._trained()
+        if not samples:
             return False
         if race.step == self._begun_at and self.ranks.first:
             self.folder.begin(self.flags, self.variants, self._begun_at)
-        for losses, samples in steps:
-            left += race.see([losses.get(name, nan) for name in race.names])
+        for of_step, count in zip(losses, samples, strict=True):
+            left += race.see(of_step)
             if not race.racing:
                 break
-            self.samples += samples
+            self.samples += count
         self._let_leave(left)
         step = race.step
         due = self._last or (self.eval_every is not None and step % self.eval_every == 0)
@@ -221,8 +220,8 @@ class SweepRun:
         coming = [rung for rung in self.race.rules.rungs if rung > step]
         return min(step + self._apart, *coming[:1], *((step // each + 1) * each for each in every))
 
-    def _trained(self) -> list[tuple[dict[str, float], int]]:
-        """Train on all ranks until they meet. Return, by step: the losses of all variants, and how many samples it had."""
+    def _trained(self) -> tuple[np.ndarray, list[int]]:
+        """Train on all ranks until they meet. Return, by step, the losses of all variants and how many samples it had."""
         began = self._now
         try:
             own = self._train(self._meeting())
@@ -232,38 +231,40 @@ class SweepRun:
         self._now = told[0].now
         self.stopped_by = self.stopped_by or next(filter(None, (one.signal for one in told)), None)
         self._last = any(one.last for one in told)
-        longest = max(told, key=lambda one: len(one.losses))
-        count = len(longest.losses)
-        if any(one.trains and len(one.losses) < count and not one.diverged for one in told):
-            raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
-        if self.ranks.size > 1 and count:
-            self._apart = max(1, int(SECONDS * count / max(1e-6, self._now - began)))
-        return [
-            ({name: loss for one in told for name, loss in dict(*one.losses[k : k + 1]).items()}, longest.samples[k])
-            for k in range(count)
-        ]
+        samples = max((one.samples for one in told), key=len)
+        losses = np.full((len(samples), len(self.race.names)), nan)
+        for one in told:
+            for name, of in one.losses.items():
+                losses[: len(of), self.race.names.index(name)] = of
+                if len(of) < len(samples) and all(isfinite(each) for each in of):
+                    raise RuntimeError(
+                        "the data ended in one process of the sweep and not in another: did files change?"
+                    )
+        if self.ranks.size > 1 and samples:
+            self._apart = max(1, int(SECONDS * len(samples) / max(1e-6, self._now - began)))
+        return losses, samples
 
     def _train(self, end: int) -> Told:
-        losses, samples, last = list[dict[str, float]](), list[int](), False
-        live, trains = self.here, bool(self.here)
-        while live and not last and self.race.step + len(losses) < end:
-            if losses:  # the last step before all meet is written down then
+        live, samples, last = self.here, list[int](), False
+        losses = {entrant.name: list[float]() for entrant in live}
+        while live and not last and self.race.step + len(samples) < end:
+            if samples:  # the last step before all meet is written down then
                 for entrant in live:
                     entrant.after_step(self.batches)
-            self.ranks.peers.comes(self.race.step + len(losses) + 1)
+            self.ranks.peers.comes(self.race.step + len(samples) + 1)
             if (batch := next(self._coming, None)) is None:
                 break
             with suppress(Diverged):  # if all of this rank did, others may go on
                 self.sweep.step(batch)
             for entrant in live:
                 entrant.step(batch)
+                losses[entrant.name].append(entrant.loss)
                 if entrant.contender.left is not None:
                     entrant.after_step(self.batches, last=True)
-            losses.append({one.name: one.loss for one in live})
             samples.append(len(batch.labels))
             last = self.batches.step == self.stream.steps
             live = [one for one in live if isfinite(one.loss)]
-        return Told(trains, losses, samples, last, self._signals.came, time.monotonic())
+        return Told(losses, samples, last, self._signals.came, time.monotonic())
 
     def facts(self) -> Facts:
         """Return the standing for one line."""
@@ -310,7 +311,7 @@ class SweepRun:
         assert self.keeping.save is not None
         entrant.after_step(self.batches, last=True)
         try:
-            self.sweep.saved(self.keeping.save, self._parts, some=[entrant.contender])
+            self.sweep.saved(self.keeping.save, self._parts, [entrant.contender])
         except NotWritten as error:
             of = f"the last checkpoint of variant {entrant.name}, of step {self.batches.step:,}"
             log.warning("%s, is missing: %s", of, error)
@@ -333,34 +334,22 @@ class SweepRun:
         return stop
 
     def _save(self) -> None:
-        """Save on all ranks: the header, which the first one writes, makes a checkpoint count. If one cannot be written,
-        the one before still counts."""
-        self._saved_at, header, path, savings = self._now, self._header(), self.keeping.save, dict[str, Saving]()
-        assert path is not None
-
-        def write() -> dict[str, str]:
-            savings.update(self.sweep.saved(path, self._parts) if self.sweep.racing else {})
-            return names_of(savings)
-
-        try:
-            names = self.ranks.written(write, "a checkpoint is on disk")
-            header["variants"] = {name: of for one in names for name, of in one.items()}
-            self.ranks.written(lambda: write_header(path, header) if self.ranks.first else None, "its header")
-        except NotWritten as error:
-            self._not_saved = f"step {header['step']:,} is not saved: {error}"
-            log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)
-            return
-        self._saved_step, self._not_saved = header["step"], None
-        confirm(savings)
-
-    def _header(self) -> dict[str, Any]:
+        """Save on all ranks. If a checkpoint cannot be written, the one before still counts."""
+        assert self.keeping.save is not None
+        self._saved_at, step = self._now, self.race.step
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "results": self.results,
             "flags": self.flags,
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
         left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
-        return header_of(self.race.step, left, plain(also))
+        try:
+            self.sweep.save_on(self.ranks, self.keeping.save, header_of(step, left, plain(also)), self._parts)
+        except NotWritten as error:
+            self._not_saved = f"step {step:,} is not saved: {error}"
+            log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)
+        else:
+            self._saved_step, self._not_saved = step, None
 
     def _parts(self, contender: Contender) -> list[Any]:
         return self.entrants[contender.name].parts

@@ -85,7 +85,7 @@ class Memory:
         key = contender.name, *(each.shape for each in tensors_of(batch)[0])
         if key in self._packs:
             return self._packs[key]
-        captured = capture(Dense(contender.model, loss, contender.look_up(batch), batch))
+        captured = capture(Dense(contender.model, loss, contender.embeddings.look_up(batch), batch))
         contender.embeddings.current.out = None  # it holds rows, whose turn has not come
         call_loops(captured.graph)
         step = step_of(captured.graph, captured.rows)
@@ -93,7 +93,7 @@ class Memory:
         entered = list[tuple[dict[str, Tensor], Output]]()
 
         def enter() -> list[Tensor]:
-            rows = contender.look_up(self._batch, checked=contender is not self._first)
+            rows = contender.embeddings.look_up(self._batch, checked=contender is not self._first)
             entered[:] = [(weights := inputs_of(contender.model), rows)]
             return [*weights.values(), *rows.banks, *tensors_of(self._batch)[0]]
 
@@ -101,7 +101,7 @@ class Memory:
             hand_over(captured, contender, *entered.pop(), outputs)
             step_dense([contender])
 
-        self._packs[key] = Pack(captured, step, self.link, enter, leave, contender.drawing)
+        self._packs[key] = Pack(captured, step, self.link, enter, leave, contender.turn)
         return self._packs[key]
 
 
