@@ -25,7 +25,7 @@ from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import Race, VariantPlace, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
 from skirl.sweep.sweep import Diverged
-from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, points, seeds_of_one
+from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, seeds_of_one
 from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import NotWritten
@@ -101,7 +101,7 @@ class SweepRun:
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         if steps is None and "%" in (race_flags.rungs or ""):
             steps = ranks.told(count_steps(recipe) if ranks.first else None, "its steps")[0]
-        self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
+        self.every = flags["log_every"] or max(1, (steps or 5000) // 100)
         self.eval_every = evaluation.eval_every
         rules = race_flags.rules(steps, recipe.data.epochs, self.eval_every)
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), rules)
@@ -327,8 +327,9 @@ class SweepRun:
 
     def keep(self) -> bool:
         """Save if it is time to. Return whether a signal ends the sweep."""
-        stop = self.stopped_by is not None
-        due = stop or self._last or self.keeping.due(self.race.step, self._now - self._saved_at)
+        stop, every, minutes = self.stopped_by is not None, self.keeping.save_every, self.keeping.save_minutes
+        late = minutes is not None and self._now - self._saved_at >= 60 * minutes
+        due = stop or self._last or late or (every is not None and self.race.step % every == 0)
         if due and self.keeping.save is not None:
             self._save()
         return stop
