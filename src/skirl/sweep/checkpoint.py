@@ -25,12 +25,12 @@ from skirl.sweep.variants import Varied
 from skirl.tools import __version__
 from skirl.tools.os_errors import NotWritten, why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
-from skirl.train.resume import FREE, check_flags, shown
+from skirl.train.resume import FREE, check_flags
 
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 9
+_VERSION = 10
 
 Parts = Callable[[Contender], Sequence[Any]]
 
@@ -145,20 +145,15 @@ def header_at(path: Path) -> dict[str, Any]:
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
 """Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
 losses from before and after the resume are summed."""
-_THEN = "go on with that, or begin another sweep in another --save"
 
 
 def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any], variants: Sequence[Varied]) -> None:
-    """Raise if flags or a variant's values differ from the saved ones."""
-    check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
+    """Raise if flags, or those of a variant, differ from the saved ones."""
+    then = "go on with that, or begin another sweep in another --save"
+    check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=then)
     for variant in variants:
-        theirs, own = saved.get("overrides", {}).get(variant.name, {}), plain(dict(variant.overrides))
-        for name in sorted(theirs.keys() | own.keys()):
-            if theirs.get(name) != own.get(name):
-                raise ValueError(
-                    f"variant {variant.name} has {name} {shown(own.get(name))}, and was saved with "
-                    f"{shown(theirs.get(name))}: {_THEN}"
-                )
+        of = f"variant {variant.name} is another: {then}"
+        check_flags(saved.get("recipes", {}).get(variant.name, {}), plain(variant.recipe.flat()), may=MAY, then=of)
 
 
 def plain(value: Any) -> Any:

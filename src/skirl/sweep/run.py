@@ -17,7 +17,7 @@ from skirl.engine.capacity import DoesNotFit
 from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
-from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.checkpoint import check_same, header_of, plain, read_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, evaluate, sweep_of
@@ -151,18 +151,21 @@ class SweepRun:
         """Train in this block."""
         cache = self.recipe.cache
         ahead = {"depth": cache.depth, "prefetch": self.recipe.movement.prefetch, "policy": cache.policy}
-        with closing(self.folder), ExitStack() as self._open:
-            self._open.enter_context(self.sweep)
-            self.batches: Lookahead = self._open.enter_context(
-                lookahead(self.stream, self.sweep, **ahead, trace=self.trace)
-            )
-            with self._signals:
-                try:
-                    self.begin()
-                    yield
-                except BaseException as error:
-                    self.ranks.peers.fail(error)  # before this rank writes its rows
-                    raise
+        with (
+            closing(self.folder),
+            self.sweep,
+            lookahead(self.stream, self.sweep, **ahead, trace=self.trace) as self.batches,
+            ExitStack() as runs,
+            self._signals,
+        ):
+            try:
+                self.begin()
+                for entrant in self.entrants.values():
+                    runs.enter_context(closing(entrant.run.begin(self.batches, entrant.meter)))
+                yield
+            except BaseException as error:
+                self.ranks.peers.fail(error)  # before this rank writes its rows
+                raise
 
     def begin(self) -> None:
         if self.header is not None:
@@ -170,8 +173,6 @@ class SweepRun:
             self.sweep.load_from(self.keeping.save, self.header, self._parts)
             for contender in self.sweep.racing:  # it may have had inexact steps before
                 contender.exact = not self.flags["inexact"]
-        for entrant in self.entrants.values():
-            self._open.enter_context(closing(entrant.run.begin(self.batches, entrant.meter)))
         self._begun_at = self.batches.step
         self._coming = iter(self.batches)
 
@@ -292,38 +293,18 @@ class SweepRun:
         """Let variants leave that have left the race. A rank that has none left stops training."""
         if not left:
             return
-        save = [one.variant for one in left if one.kind != "diverged" and self.keeping.save is not None]
-        results = {}
+        results, path = {}, self.keeping.save
         for one in left:
-            if (name := one.variant) not in self.entrants:
+            if (entrant := self.entrants.get(one.variant)) is None:
                 continue
-            entrant = self.entrants[name]
-            missing = self._save_last(entrant) if name in save else []
-            results[name] = entrant.finish(self.batches, one.state, missing)
+            entrant.after_step(self.batches, last=True)
+            if one.kind != "diverged" and path is not None:  # as a run is saved at its end
+                with entrant.missing.tried("the last checkpoint", path / entrant.name, of=NotWritten):
+                    self.sweep.saved(path, self._parts, [entrant.contender])
+            results[entrant.name] = entrant.finish(self.batches, one.state)
             if entrant.contender.left is None and len(self.sweep) > 1:
-                self.sweep.drop(name, one.state)  # its memory is freed
-        if results and not self.here:  # others may go on for a long time
-            self._let_go()
+                self.sweep.drop(entrant.name, one.state)  # its memory is freed
         self.results |= self.ranks.joined(results, "who leaves")
-
-    def _save_last(self, entrant: Entrant) -> list[str]:
-        """Save a variant that stops, as a run is saved at its end. Return a sentence if it cannot be written."""
-        assert self.keeping.save is not None
-        entrant.after_step(self.batches, last=True)
-        try:
-            self.sweep.saved(self.keeping.save, self._parts, [entrant.contender])
-        except NotWritten as error:
-            of = f"the last checkpoint of variant {entrant.name}, of step {self.batches.step:,}"
-            log.warning("%s, is missing: %s", of, error)
-            return [f"{of}, is missing: {error}"]
-        return []
-
-    def _let_go(self) -> None:
-        self._open.close()
-        self.sweep.forms.forget()
-        for contender in self.sweep.racing:
-            contender.leave("no variant is left", self.batches.step)
-        self.sweep.engine.release()
 
     def keep(self) -> bool:
         """Save if it is time to. Return whether a signal ends the sweep."""
@@ -340,12 +321,12 @@ class SweepRun:
         self._saved_at, step = self._now, self.race.step
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "results": self.results,
-            "flags": self.flags,
-            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
+            "flags": self.flags, "recipes": {variant.name: variant.recipe.flat() for variant in self.variants},
         }  # fmt: skip
         left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
         try:
-            self.sweep.save_on(self.ranks, self.keeping.save, header_of(step, left, plain(also)), self._parts)
+            racing = [entrant.contender for entrant in self.here]
+            self.sweep.save_on(self.ranks, self.keeping.save, header_of(step, left, plain(also)), self._parts, racing)
         except NotWritten as error:
             self._not_saved = f"step {step:,} is not saved: {error}"
             log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)

@@ -281,14 +281,16 @@ class Sweep:
                 "loop over the variants"
             )
         left = {one.name: (one.left, one.left_at or 0) for one in self.variants if one.left is not None}
-        self.save_on(Ranks(Alone()), Path(path), header_of(self._now, left, also or {}), parts)
+        self.save_on(Ranks(Alone()), Path(path), header_of(self._now, left, also or {}), parts, self.racing)
 
-    def save_on(self, ranks: Ranks, path: Path, header: dict[str, Any], parts: Parts) -> None:
-        """Save the variants of all ranks. The header, which the first rank writes, makes them count."""
+    def save_on(
+        self, ranks: Ranks, path: Path, header: dict[str, Any], parts: Parts, some: Sequence[Contender]
+    ) -> None:
+        """Save some variants of each rank. The header, which the first rank writes, makes them count."""
         savings = dict[str, Saving]()
 
         def write() -> dict[str, str]:
-            savings.update(self.saved(path, parts, self.racing))
+            savings.update(self.saved(path, parts, some))
             return {name: saving.path.name for name, saving in savings.items()}
 
         names = ranks.written(write, "a checkpoint is on disk")
