@@ -48,21 +48,12 @@ def confirm(savings: Mapping[str, Saving]) -> None:
             log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
-def header_of(step: int, left: Mapping[str, tuple[str, int]], also: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "format_version": _VERSION,
-        "skirl": __version__,
-        "step": step,
-        "left": {name: [why, at] for name, (why, at) in left.items()},
-        "generator": torch.get_rng_state().numpy().tobytes().hex(),
-        "also": dict(also),
-    }
-
-
-def write_header(path: Path, header: Mapping[str, Any]) -> None:
+def write_header(path: Path, step: int, **facts: Any) -> None:
+    """Let checkpoints of a step count. facts: `variants`, the checkpoint of each; who has `left`; and `also`."""
+    head = {"format": FORMAT, "format_version": _VERSION, "skirl": __version__, "step": step}
+    generator = torch.get_rng_state().numpy().tobytes().hex()
     try:
-        write_sealed(path / HEADER, header, f"{header['step']:016x}")
+        write_sealed(path / HEADER, {**head, "generator": generator, **facts}, f"{step:016x}")
     except OSError as error:
         raise NotWritten(
             f"{path} got no new checkpoint, {why(error)}; the one before stays whole: make it a folder that can be "

@@ -23,7 +23,7 @@ from skirl.core.tables import Table
 from skirl.engine.access import put_records
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
-from skirl.engine.work import Counters, Work
+from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.optimizers import Anchor, DenseGradients
 from skirl.nn.output import Output, looked_up
@@ -183,7 +183,8 @@ class Contender:
         """What the sweep's `loss` function returned besides the loss."""
         self.left: str | None = None
         """Why it left the race; None if it is still in it."""
-        self.left_at: int | None = None
+        self.left_at = 0
+        """The step after which it left."""
         self.stepped = False
         """True once it has been trained on the batch in the loop."""
         self.ends_step = True
@@ -241,15 +242,14 @@ class Contender:
     def diverged(self) -> bool:
         return self.loss is not None and not math.isfinite(self.loss)
 
-    def loss_of(self, loss: Loss, batch: Any) -> Tensor:
-        """Return its loss, and keep what else the function returns."""
-        found = loss(self.model, batch)
+    def keep(self, found: "Tensor | tuple[Tensor, Any]") -> Tensor:
+        """Return its loss, out of what the loss function returned, and keep what else that is."""
         value, self.kept = found if isinstance(found, tuple) else (found, None)
         return value
 
     def train(self, loss: Loss, batch: Any) -> None:
         """Train it as it would be alone, in its turn."""
-        value = self.loss_of(loss, batch)
+        value = self.keep(loss(self.model, batch))
         value.backward()
         self.step(value)
 
@@ -285,10 +285,6 @@ class Contender:
             self.embeddings.in_turn = False
             self.generator = random_states()
             put_states(others)
-
-    def expect(self, work: Work, micro: int, ends_step: bool) -> None:
-        self.embeddings.current.expect(work, micro)
-        self.stepped, self.ends_step = False, ends_step
 
 
 ALIKE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -220,11 +220,12 @@ def agree(each: Sequence[Dense], fused: Fused, same: Callable[[Any, Any], bool])
     return all(same(*pair) for found, wanted in both for pair in zip(found, wanted, strict=True))
 
 
-def alike(captured: Captured, dense: Dense) -> Any:
+def alike(captured: Captured, dense: Dense) -> Hashable:
     """Return what is equal in variants whose steps are one graph."""
-    constants = [(of.shape, of.cpu().numpy().tobytes()) for _, of in captured.graph.named_buffers()]
-    inputs = [(each.shape, each.stride(), each.dtype) for each in dense.inputs]
-    return captured.graph.code, captured.trained, captured.kept, captured.live, inputs, constants
+    constants = tuple((of.shape, of.cpu().numpy().tobytes()) for _, of in captured.graph.named_buffers())
+    inputs = tuple((each.shape, each.stride(), each.dtype) for each in dense.inputs)
+    live = tuple(map(tuple, captured.live))
+    return captured.graph.code, tuple(captured.trained), captured.kept, live, inputs, constants
 
 
 def shallow(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -349,7 +350,9 @@ class Forms:
             self.steps["planned"] += len(racing)
             return
         if not all(state.holds() for state in self._states):
-            self._refuse("a model has changed")
+            self.forget()
+            self._unfit = True
+            log.info("variants train in turn: a model has changed")
         turns = self._unfit or len(racing) == 1 or self.only == "loop"
         layout = None if turns else self._layout(racing[0], batch)
         again, self._last = layout == self._last or self.only is not None, layout
@@ -372,11 +375,6 @@ class Forms:
         parts = [(part.shape, part.stride(), part.dtype) for part in tensors_of(batch)[0]]
         return (*(ids.batch for ids in banks), *parts)
 
-    def _refuse(self, why: object) -> None:
-        self.forget()
-        self._unfit = True
-        log.info("variants train in turn: %s", why)
-
     def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Any]:
         """Train all in turn, and find which of them run as one."""
         if self._graphs:
@@ -392,7 +390,7 @@ class Forms:
                 Group(racing).train("loop", self._loss, batch)
                 return [graph]
         states = [State(contender) for contender in racing]
-        same, lone = list[tuple[Any, list[Any]]](), list[Contender]()
+        same = dict[Hashable, list[tuple[Contender, Any, Any]]]()
         Group(racing).train("loop", self._loss, batch)
         for contender, state in zip(racing, states, strict=True):
             try:
@@ -408,31 +406,23 @@ class Forms:
                         raise Unfit("a step draws random numbers that its graph does not")
             except Exception as error:  # of a torch without some names, or of a model that waits for numbers
                 log.info("variant %s trains in turn: %s", contender.name, error)
-                lone.append(contender)
-                continue
-            own, one = alike(captured, dense), (contender, dense, captured)
-            group = next((members for of, members in same if of == own), None)
-            if group is None:
-                same.append((own, [one]))
+                same.setdefault(contender.name, []).append((contender, None, None))
             else:
-                group.append(one)
-        groups = [Group(lone)] if lone else []
-        for _, members in same:
-            contenders, each, captured = zip(*members, strict=True)
-            groups.append(self._probed_together(contenders, each, captured[0]))
-            self._states += [State(contender) for contender in contenders if groups[-1].fused is not None]
+                same.setdefault(alike(captured, dense), []).append((contender, dense, captured))
+        groups = [self._together(members) for members in same.values()]
+        self._states += [State(one) for group in groups if group.fused is not None for one in group.contenders]
         return groups
 
-    def _probed_together(self, contenders: Sequence[Contender], each: Sequence[Dense], captured: Captured) -> Group:
-        if len(contenders) == 1:
-            return Group(contenders)
-        try:
-            fused = Fused(captured, each, not self._inexact)
-            exact = agree(each, fused, same_bits)
-            if exact or (self._inexact and agree(each, fused, close)):
-                return Group(contenders, fused, exact=exact)
-            why: object = "fused, they would have other bits for batches of this size"
-        except Exception as error:  # of an operator that does not stack
-            why = error
-        log.info("variants %s train in turn: %s", ", ".join(one.name for one in contenders), why)
+    def _together(self, members: Sequence[tuple[Contender, Any, Any]]) -> Group:
+        contenders, each, captured = zip(*members, strict=True)
+        if len(contenders) > 1:
+            try:
+                fused = Fused(captured[0], each, not self._inexact)
+                exact = agree(each, fused, same_bits)
+                if exact or (self._inexact and agree(each, fused, close)):
+                    return Group(contenders, fused, exact=exact)
+                why: object = "fused, they would have other bits for batches of this size"
+            except Exception as error:  # of an operator that does not stack
+                why = error
+            log.info("variants %s train in turn: %s", ", ".join(one.name for one in contenders), why)
         return Group(contenders)

@@ -18,7 +18,7 @@ from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import lookahead
-from skirl.sweep.checkpoint import check_same, header_of, plain, read_header
+from skirl.sweep.checkpoint import check_same, plain, read_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder
@@ -109,9 +109,9 @@ class SweepRun:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         name = f"sweep-{recipe.data.kind}"
-        first = SweepFolder(where or "none", name, resume=keeping.resume) if ranks.first else None
-        path = ranks.told(first and first.name, "the folder")[0]  # the variants of others have folders there too
-        self.folder = first or SweepFolder(path or "none", name, resume=True)
+        self.folder = SweepFolder((where or "none") if ranks.first else "none", name, resume=keeping.resume)
+        self._path: str | None = ranks.told(self.folder.name, "the folder")[0]
+        """That of the first rank. The variants of all have folders there."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         self._racing = [variant for variant in variants if variant.name in self.race.racing]
         check_alone(ranks.size, recipe, trace=logged.trace is not None)
@@ -123,7 +123,7 @@ class SweepRun:
         try:
             self.entrants: dict[str, Entrant] = {}
             for variant, one in zip(own, self.sweep.variants, strict=True):
-                alone = LogFlags(run=self.folder.of(variant.name), log_every=self.every)
+                alone = LogFlags(run=f"{self._path}/{variant.name}" if self._path else "none", log_every=self.every)
                 self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
         except BaseException:
             self.sweep.close()  # a second try must find its stores free
@@ -195,7 +195,7 @@ class SweepRun:
         losses, samples = self._trained()
         if not samples:
             return False
-        if race.step == self._begun_at and self.ranks.first:
+        if race.step == self._begun_at:
             self.folder.begin(self.flags, self.variants, self._begun_at)
         for of_step, count in zip(losses, samples, strict=True):
             left += race.see(of_step)
@@ -320,13 +320,14 @@ class SweepRun:
         assert self.keeping.save is not None
         self._saved_at, step = self._now, self.race.step
         also = {
-            "race": self.race.state_dict(), "run": self.folder.name, "results": self.results,
+            "race": self.race.state_dict(), "run": self._path, "results": self.results,
             "flags": self.flags, "recipes": {variant.name: variant.recipe.flat() for variant in self.variants},
         }  # fmt: skip
         left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
         try:
             racing = [entrant.contender for entrant in self.here]
-            self.sweep.save_on(self.ranks, self.keeping.save, header_of(step, left, plain(also)), self._parts, racing)
+            header: dict[str, Any] = {"step": step, "left": left, "also": plain(also)}
+            self.sweep.save_on(self.ranks, self.keeping.save, self._parts, racing, **header)
         except NotWritten as error:
             self._not_saved = f"step {step:,} is not saved: {error}"
             log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)
@@ -368,13 +369,12 @@ class SweepRun:
             "form": max(steps, key=steps.__getitem__, default=None),
             "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},
-            "run": self.folder.name,
+            "run": self._path,
             "stopped_by": self.stopped_by,
             "missing": self.folder.missing + of_variants,
             "failed": self.failed or self._not_saved,
         }
-        if self.ranks.first:
-            self.folder.finish(result)
+        self.folder.finish(result)
         return result | {"missing": self.folder.missing + of_variants}
 
 

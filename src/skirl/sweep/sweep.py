@@ -24,7 +24,6 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.checkpoint import (
     Parts,
     confirm,
-    header_of,
     optimizers_of,
     read_header,
     write_header,
@@ -280,12 +279,10 @@ class Sweep:
                 f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
                 "loop over the variants"
             )
-        left = {one.name: (one.left, one.left_at or 0) for one in self.variants if one.left is not None}
-        self.save_on(Ranks(Alone()), Path(path), header_of(self._now, left, also or {}), parts, self.racing)
+        left = {one.name: (one.left, one.left_at) for one in self.variants if one.left is not None}
+        self.save_on(Ranks(Alone()), Path(path), parts, self.racing, step=self._now, left=left, also=dict(also or {}))
 
-    def save_on(
-        self, ranks: Ranks, path: Path, header: dict[str, Any], parts: Parts, some: Sequence[Contender]
-    ) -> None:
+    def save_on(self, ranks: Ranks, path: Path, parts: Parts, some: Sequence[Contender], **header: Any) -> None:
         """Save some variants of each rank. The header, which the first rank writes, makes them count."""
         savings = dict[str, Saving]()
 
@@ -294,8 +291,8 @@ class Sweep:
             return {name: saving.path.name for name, saving in savings.items()}
 
         names = ranks.written(write, "a checkpoint is on disk")
-        header |= {"variants": {name: of for one in names for name, of in one.items()}}
-        ranks.written(lambda: write_header(path, header) if ranks.first else None, "its header")
+        header["variants"] = {name: of for one in names for name, of in one.items()}
+        ranks.written(lambda: write_header(path, **header) if ranks.first else None, "its header")
         confirm(savings)
 
     def saved(self, path: Path, parts: Parts, some: Sequence[Contender]) -> dict[str, Saving]:
@@ -385,7 +382,8 @@ class Sweep:
         self._check_round()
         ends = self.lookahead is None or self.lookahead.ends_step
         for contender in self.racing:
-            contender.expect(work.packs[contender.name], micro, ends)
+            contender.embeddings.current.expect(work.packs[contender.name], micro)
+            contender.stepped, contender.ends_step = False, ends
 
     def finish(self, apply: bool = True) -> None:
         """End the step in the loop, keeping its updates or not."""
