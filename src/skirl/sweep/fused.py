@@ -228,17 +228,15 @@ def alike(captured: Captured, dense: Dense) -> Hashable:
     return captured.graph.code, tuple(captured.trained), captured.kept, live, inputs, constants
 
 
-def shallow(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: of.copy() if isinstance(of, dict | list | set) else of for name, of in attributes.items()}
-
-
 class State:
     """All of a model but the numbers of its weights."""
 
     def __init__(self, contender: Contender) -> None:
         self._contender, self._model = contender, contender.model
         modules = [vars(each) for each in self._model.modules() if not isinstance(each, Collection)]
-        self._attributes = [(own, shallow(own)) for own in modules]
+        held = (dict, list, set)
+        was = [{name: of.copy() if isinstance(of, held) else of for name, of in own.items()} for own in modules]
+        self._attributes = [*zip(modules, was, strict=True)]
         self._trained = [(weight, weight.requires_grad) for weight in self._model.parameters()]
         self._written = [(buffer, buffer._version) for buffer in self._model.buffers()]
         self.generator = contender.generator

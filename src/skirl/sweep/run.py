@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from math import isfinite, nan
@@ -51,6 +51,10 @@ def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
             return one.end()
 
 
+KEPT = (
+    "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run", "exact",
+)  # fmt: skip
+"""What the result of a sweep has of that of each variant."""
 SECONDS = 2.0
 """Most that several ranks train until they meet: a signal ends all of them at the same step."""
 
@@ -362,8 +366,9 @@ class SweepRun:
             "seconds": time.monotonic() - self._began,
             "samples_per_second": self.speed.rate(self.samples),
             "standing": [asdict(place) for place in race.standing()],
-            "by_variant": {name: facts(results[name]) for name in race.names},
-            "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
+            "by_variant": {
+                name: {key: results[name][key] for key in KEPT if key in results[name]} for name in race.names
+            },
             "processes_used": self.ranks.size,
             **total,
             "form": max(steps, key=steps.__getitem__, default=None),
@@ -376,10 +381,3 @@ class SweepRun:
         }
         self.folder.finish(result)
         return result | {"missing": self.folder.missing + of_variants}
-
-
-def facts(result: Mapping[str, Any]) -> dict[str, Any]:
-    names = (
-        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run", "exact",
-    )  # fmt: skip
-    return {name: result[name] for name in names if name in result}

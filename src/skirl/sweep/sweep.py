@@ -371,11 +371,9 @@ class Sweep:
                 "the sweep is not open: write `with skirl.Sweep(...) as sweep:` around the lookahead: it sets "
                 "the threads that bits depend on"
             )
-        if loop is not None and self.lookahead is not None:
-            raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
-        self.lookahead = loop
         for contender in self.racing:
             contender.embeddings.current.opened(loop)
+        self.lookahead = loop
 
     def expect(self, work: Work, micro: int) -> None:
         """Take note that a batch enters the loop, one of the micro-batches of a step."""

@@ -76,9 +76,11 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
                 f"variant {name!r} has a name that its folder cannot have: use up to 200 letters, digits and _ . , = + -"
             )
         try:
-            recipe = varied(base, overrides)
+            recipe = Recipe.of(**base.flat() | dict(overrides))
         except (ValueError, TypeError) as error:
             raise ValueError(f"variant {name}: {error}") from error
+        if recipe.data.seed != base.data.seed:
+            recipe = replace(recipe, data=replace(recipe.data, data_seed=base.data.stream_seed))
         if other := next((one.name for one in variants if one.recipe == recipe), None):
             raise ValueError(f"variants {other} and {name} are alike: leave one of them out")
         variants.append(Varied(name, dict(overrides), recipe=recipe))
@@ -90,14 +92,6 @@ def check_store(store: str) -> None:
         raise ValueError(
             f"store is {store!r}, and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER"
         )
-
-
-def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with some flags replaced, on the same batches."""
-    recipe = Recipe.of(**base.flat() | dict(overrides))
-    if recipe.data.seed == base.data.seed:
-        return recipe
-    return replace(recipe, data=replace(recipe.data, data_seed=base.data.stream_seed))
 
 
 @cache

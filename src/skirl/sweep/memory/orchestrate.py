@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from skirl.nn.output import Output
 from skirl.sweep.capture import Dense, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, step_dense
-from skirl.sweep.memory.execute import DeviceLink, Link, Pack, execute
+from skirl.sweep.memory.execute import DeviceLink, Link, Pack
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
 from skirl.sweep.memory.simulate import Step, step_of
 from skirl.sweep.passes import FakeTensorMode, call_loops
@@ -67,8 +67,10 @@ class Memory:
             self.plan = self._planned(steps)
         self._run(self.plan, packs)
 
+    @torch.no_grad()
     def _run(self, plan: Plan, packs: Sequence[Pack]) -> None:
-        execute(plan.schedule, packs)
+        for kind, pack, what in plan.schedule.actions:
+            getattr(packs[pack], kind)(what)
 
     def _planned(self, steps: Sequence[Step]) -> Plan:
         room = self.limit - self.held
