@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -77,13 +76,8 @@ def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
 
 
 def stacked(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
-    """Return a function of stacks as a graph. Operators that vmap would run one by one raise instead."""
-    enabled = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        graph = make_fx(step)(*given)
-    finally:
-        functorch._set_vmap_fallback_enabled(enabled)
+    """Return a function of stacks as a graph."""
+    graph = make_fx(step)(*given)
     call_loops(graph)
     _show_once(graph)
     return graph
