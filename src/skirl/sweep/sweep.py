@@ -302,6 +302,7 @@ class Sweep:
         """
         if not some:
             return {}
+        self._check_round()
         racing, savings = self.racing, dict[str, Saving]()
         with uninterrupted():
             racing[0].embeddings.current.settle()
