@@ -63,7 +63,7 @@ def steps(recipe: Recipe, count: int, planned: Memory | None) -> Iterator[float]
             if planned is None:
                 sweep.step(batch)
             else:
-                planned.step(sweep.racing, batch, sweep._loss)
+                planned.step(sweep.racing, batch, sweep.forms._loss)
             yield (time.perf_counter() - began) / count
 
 

@@ -15,7 +15,7 @@ import skirl
 from skirl.core.batch import Batch
 from skirl.models import by_name
 from skirl.sweep.capture import Dense, capture, inputs_of, tensors_of
-from skirl.sweep.memory.execute import Link, Pack, execute
+from skirl.sweep.memory.execute import Link, Pack
 from skirl.sweep.memory.policy import Plan
 from skirl.sweep.memory.schedule import Action, Schedule
 from skirl.sweep.memory.simulate import Operator, Step, step_of
@@ -94,6 +94,7 @@ class EmulatedLink(Link):
         return moving[0]
 
 
+@torch.no_grad()
 def measured(schedule: Schedule, packs: Sequence[Pack]) -> int:
     """Run a schedule. Return the most bytes that were held: results, rows' outputs and what comes back, but not views of
     other inputs."""
@@ -112,7 +113,10 @@ def measured(schedule: Schedule, packs: Sequence[Pack]) -> int:
             held |= {each._cdata: each.nbytes() for each in storages if each._cdata not in others}
         peaks.append(sum(held.values()))
 
-    execute(schedule, packs, see)
+    for kind, pack, what in schedule.actions:
+        getattr(packs[pack], kind)(what)
+        if kind == "run":
+            see()
     return max(peaks)
 
 

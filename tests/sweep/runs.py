@@ -294,7 +294,7 @@ def _save_and_kill(case: Case, sweep: skirl.Sweep, told: Any) -> None:
     if case.killed == "all":
         checkpoint.write_sealed = kill  # type: ignore[assignment]
     else:
-        sweep.racing[-1].drawing = kill  # type: ignore[method-assign]
+        sweep.racing[-1].turn = kill  # type: ignore[method-assign]
     sweep.save(case.folder / "saved")
 
 

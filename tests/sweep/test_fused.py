@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from skirl import SGD, Adagrad, Adam
 from skirl.cli.sweep import SweepCommand
-from skirl.sweep import fused
+from skirl.sweep import contender, fused
 from skirl.sweep.contender import Contender, step_dense
 from skirl.sweep.fused import MEASURED, PRODUCTS, Forms, Fused, Group, same_bits
 from skirl.train.recipe import Recipe
@@ -130,7 +130,7 @@ def test_optimizers_that_step_together_step_as_alone(kind: Any):
         for pair in zip(*both, strict=True):
             pair[0].grad = torch.randn(pair[0].shape, generator=draw)
             pair[1].grad = pair[0].grad.clone()
-        each = [SimpleNamespace(dense=dense, ends_step=True, drawing=nullcontext) for dense in optimizers[0]]
+        each = [SimpleNamespace(dense=dense, ends_step=True, turn=nullcontext) for dense in optimizers[0]]
         step_dense(cast(list[Contender], each))
         for dense in optimizers[1]:
             dense.step()
@@ -286,7 +286,7 @@ def test_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_shared_generator_is_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Contender, "drawing", lambda self: nullcontext())
+    monkeypatch.setattr(contender, "put_states", lambda state: None)
     with pytest.raises(AssertionError):
         check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, Draws), plain=False)
 

@@ -153,9 +153,9 @@ def opens_one(sweep: Sweep, ids: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (skips, "the loop left a batch that variant 'two' was not trained on, and 'one' was"),
-        (no_step, "the loop left a batch on which variant 'two' had its backward and no step"),
-        (goes_on, "the loop went on without variant 'two': in its turn call loss.backward() and variant.step(loss)"),
+        (skips, "the loop left a batch that 'one' was trained on without a step of variant 'two': call"),
+        (no_step, "the loop left a batch that 'one' was trained on without a step of variant 'two'"),
+        (goes_on, "the loop left a batch that 'one' was trained on without a step of variant 'two'"),
         (twice, "variant 'one' is stepped twice on one batch"),
         (mixes, "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature"),
         (changes, "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature 'a'"),

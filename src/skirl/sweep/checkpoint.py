@@ -25,23 +25,18 @@ from skirl.sweep.variants import Varied
 from skirl.tools import __version__
 from skirl.tools.os_errors import NotWritten, why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
-from skirl.train.resume import FREE, check_flags, shown
+from skirl.train.resume import FREE, check_flags
 
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 9
+_VERSION = 10
 
 Parts = Callable[[Contender], Sequence[Any]]
 
 
 def optimizers_of(contender: Contender) -> list[Any]:
     return [] if contender.dense is None else [contender.dense]
-
-
-def names_of(savings: Mapping[str, Saving]) -> dict[str, str]:
-    """Return the checkpoint of each variant, as the header names it."""
-    return {name: saving.path.name for name, saving in savings.items()}
 
 
 def confirm(savings: Mapping[str, Saving]) -> None:
@@ -53,21 +48,12 @@ def confirm(savings: Mapping[str, Saving]) -> None:
             log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
-def header_of(step: int, left: Mapping[str, tuple[str, int]], also: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "format_version": _VERSION,
-        "skirl": __version__,
-        "step": step,
-        "left": {name: [why, at] for name, (why, at) in left.items()},
-        "generator": torch.get_rng_state().numpy().tobytes().hex(),
-        "also": dict(also),
-    }
-
-
-def write_header(path: Path, header: Mapping[str, Any]) -> None:
+def write_header(path: Path, step: int, **facts: Any) -> None:
+    """Let checkpoints of a step count. facts: `variants`, the checkpoint of each; who has `left`; and `also`."""
+    head = {"format": FORMAT, "format_version": _VERSION, "skirl": __version__, "step": step}
+    generator = torch.get_rng_state().numpy().tobytes().hex()
     try:
-        write_sealed(path / HEADER, header, f"{header['step']:016x}")
+        write_sealed(path / HEADER, {**head, "generator": generator, **facts}, f"{step:016x}")
     except OSError as error:
         raise NotWritten(
             f"{path} got no new checkpoint, {why(error)}; the one before stays whole: make it a folder that can be "
@@ -150,20 +136,15 @@ def header_at(path: Path) -> dict[str, Any]:
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
 """Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
 losses from before and after the resume are summed."""
-_THEN = "go on with that, or begin another sweep in another --save"
 
 
 def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any], variants: Sequence[Varied]) -> None:
-    """Raise if flags or a variant's values differ from the saved ones."""
-    check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
+    """Raise if flags, or those of a variant, differ from the saved ones."""
+    then = "go on with that, or begin another sweep in another --save"
+    check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=then)
     for variant in variants:
-        theirs, own = saved.get("overrides", {}).get(variant.name, {}), plain(dict(variant.overrides))
-        for name in sorted(theirs.keys() | own.keys()):
-            if theirs.get(name) != own.get(name):
-                raise ValueError(
-                    f"variant {variant.name} has {name} {shown(own.get(name))}, and was saved with "
-                    f"{shown(theirs.get(name))}: {_THEN}"
-                )
+        of = f"variant {variant.name} is another: {then}"
+        check_flags(saved.get("recipes", {}).get(variant.name, {}), plain(variant.recipe.flat()), may=MAY, then=of)
 
 
 def plain(value: Any) -> Any:

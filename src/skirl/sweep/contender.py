@@ -23,7 +23,7 @@ from skirl.core.tables import Table
 from skirl.engine.access import put_records
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
-from skirl.engine.work import Counters, Work
+from skirl.engine.work import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.optimizers import Anchor, DenseGradients
 from skirl.nn.output import Output, looked_up
@@ -126,21 +126,18 @@ class OfVariant(Collection):
             )
         return super().forward(sparse)
 
-    def look_up_alike(self) -> Output:
-        """Look up the batch in the loop, whose ids another variant has just checked, outside of autograd."""
-        self.current.out = self._output(self.current.enter(), looked_up)
-        return self.current.out
+    def look_up(self, batch: Any, *, checked: bool = False) -> Output:
+        """Return the rows' outputs of the batch in the loop, for what trains them by their gradients. checked: another
+        variant has just checked its ids."""
+        sparse = self.current.loop.sparse(batch)
+        if checked and sparse.weights_or_none() is None:
+            self.current.out = self._output(self.current.enter(), looked_up)
+            return self.current.out
+        with torch.enable_grad():
+            return super().forward(sparse)
 
     def close(self) -> None:
         raise RuntimeError(f"the rows of variant {self.pack.name!r} are the sweep's: call sweep.close()")
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        before, self.in_turn = self.in_turn, True
-        try:
-            yield
-        finally:
-            self.in_turn = before
 
     def restore(self, rows: OwnRows, files: Path, *, table_steps: Sequence[int], counters: Counters) -> None:
         """Take this variant's columns of all rows. The sweep has dropped the rows from before."""
@@ -186,14 +183,17 @@ class Contender:
         """What the sweep's `loss` function returned besides the loss."""
         self.left: str | None = None
         """Why it left the race; None if it is still in it."""
-        self.left_at: int | None = None
+        self.left_at = 0
+        """The step after which it left."""
         self.stepped = False
         """True once it has been trained on the batch in the loop."""
         self.ends_step = True
         """True if that batch is the last micro-batch of its step."""
         self.exact = True
         """False once a step may have had other bits than its lone run."""
-        self.generator = _seeded(seed)
+        with unchanged():
+            torch.manual_seed(seed)
+            self.generator = random_states()
 
     def __repr__(self) -> str:
         loss = "no loss yet" if self.loss is None else f"loss {self.loss:.5f}"
@@ -205,9 +205,33 @@ class Contender:
             raise RuntimeError(f"variant {self.name!r} has left the sweep ({self.left}), and its model is let go")
         return self._model
 
-    @model.setter
-    def model(self, model: Any) -> None:
-        self._model = model
+    def make(self, make_model: Callable[["Contender"], Any]) -> None:
+        """Make its model and its torch optimizer."""
+        try:
+            with self.turn():
+                made = make_model(self)
+        except Exception as error:
+            error.add_note(f"make_model was called for variant {self.name!r}")
+            raise
+        model, *given = made if isinstance(made, tuple) else (made,)
+        wrong = [one for one in given if one is not None and not isinstance(one, torch.optim.Optimizer)]
+        if not isinstance(model, nn.Module) or len(given) > 1 or wrong:
+            found = f"{type(model).__name__} with a {type(wrong[0]).__name__}" if wrong else type(made).__name__
+            raise TypeError(
+                f"make_model gave a {found} for variant {self.name!r}: return a torch.nn.Module over variant.embeddings, "
+                "or that and its torch.optim.Optimizer"
+            )
+        collections = [module for module in model.modules() if isinstance(module, Collection)]
+        if any(module is not self.embeddings for module in collections) or not collections:
+            raise ValueError(
+                f"the model of variant {self.name!r} has {'other' if collections else 'no'} embeddings: make it over "
+                "variant.embeddings, and over these alone"
+            )
+        weights = [weight for weight in model.parameters() if not isinstance(weight, Anchor)]
+        if not given and weights:
+            given = [torch.optim.Adam(weights)]
+        self._model, self.dense = model, next(iter(given), None)
+        self.embeddings.current.dense.of = [] if self.dense is None else [self.dense]
 
     def leave(self, why: str, step: int) -> None:
         self.left, self.left_at = why, step
@@ -218,32 +242,19 @@ class Contender:
     def diverged(self) -> bool:
         return self.loss is not None and not math.isfinite(self.loss)
 
-    def look_up(self, batch: Any, *, checked: bool = False) -> Output:
-        """Return the rows' outputs of the batch in the loop, for what trains them by their gradients."""
-        loop = self.embeddings.current.loop
-        assert loop is not None
-        sparse = loop.sparse(batch)
-        if checked and sparse.weights_or_none() is None:
-            return self.embeddings.look_up_alike()
-        with torch.enable_grad(), self.embeddings.turn():
-            return self.embeddings(sparse)
-
-    def loss_of(self, loss: Loss, batch: Any) -> Tensor:
-        """Return its loss, and keep what else the function returns."""
-        found = loss(self.model, batch)
+    def keep(self, found: "Tensor | tuple[Tensor, Any]") -> Tensor:
+        """Return its loss, out of what the loss function returned, and keep what else that is."""
         value, self.kept = found if isinstance(found, tuple) else (found, None)
         return value
 
     def train(self, loss: Loss, batch: Any) -> None:
         """Train it as it would be alone, in its turn."""
-        value = self.loss_of(loss, batch)
+        value = self.keep(loss(self.model, batch))
         value.backward()
         self.step(value)
 
     def step(self, loss: Tensor) -> None:
         """Step the dense optimizer after backward, which has already updated the rows."""
-        if self.left is not None:
-            raise RuntimeError(f"variant {self.name!r} has left the sweep ({self.left}): it is not trained any more")
         if not self.embeddings.in_turn:
             raise RuntimeError(
                 f"variant {self.name!r} is stepped outside of its turn: call its step in `for variant in sweep`"
@@ -262,26 +273,18 @@ class Contender:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        with self.drawing(), self.embeddings.turn():
-            yield
-
-    @contextmanager
-    def drawing(self) -> Iterator[None]:
-        """Set torch's random generators to its own, as they are in its turn."""
+        """Let it train and draw in this block: torch's random generators have its own states."""
         if self.embeddings.in_turn:
             yield
             return
-        others = random_states()
+        others, self.embeddings.in_turn = random_states(), True
         put_states(self.generator)
         try:
             yield
         finally:
+            self.embeddings.in_turn = False
             self.generator = random_states()
             put_states(others)
-
-    def expect(self, work: Work, micro: int, ends_step: bool) -> None:
-        self.embeddings.current.expect(work, micro)
-        self.stepped, self.ends_step = False, ends_step
 
 
 ALIKE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -298,7 +301,7 @@ def step_dense(contenders: Sequence[Contender]) -> None:
         if type(dense) in ALIKE and not own:
             kinds.setdefault(type(dense), []).append(dense)
             continue
-        with one.drawing():  # it may draw noise
+        with one.turn():  # it may draw noise
             dense.step()
         dense.zero_grad()
     for kind, each in kinds.items():
@@ -332,40 +335,6 @@ def put_states(state: State) -> None:
     torch.set_rng_state(state[0])
     for device, own in enumerate(state[1:]):
         torch.cuda.set_rng_state(own, device)
-
-
-def _seeded(seed: int) -> State:
-    with unchanged():
-        torch.manual_seed(seed)
-        return random_states()
-
-
-def make_variant(
-    contender: Contender, make_model: Callable[[Contender], Any]
-) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    try:
-        made = make_model(contender)
-    except Exception as error:
-        error.add_note(f"make_model was called for variant {contender.name!r}")
-        raise
-    model, *given = made if isinstance(made, tuple) else (made,)
-    wrong = [one for one in given if one is not None and not isinstance(one, torch.optim.Optimizer)]
-    if not isinstance(model, nn.Module) or len(given) > 1 or wrong:
-        found = f"{type(model).__name__} with a {type(wrong[0]).__name__}" if wrong else type(made).__name__
-        raise TypeError(
-            f"make_model gave a {found} for variant {contender.name!r}: return a torch.nn.Module over "
-            "variant.embeddings, or that and its torch.optim.Optimizer"
-        )
-    collections = [module for module in model.modules() if isinstance(module, Collection)]
-    if any(module is not contender.embeddings for module in collections) or not collections:
-        raise ValueError(
-            f"the model of variant {contender.name!r} has {'other' if collections else 'no'} embeddings: make it over "
-            "variant.embeddings, and over these alone"
-        )
-    weights = [weight for weight in model.parameters() if not isinstance(weight, Anchor)]
-    if given:
-        return model, given[0]
-    return model, torch.optim.Adam(weights) if weights else None
 
 
 def check_apart(contenders: Sequence[Contender]) -> None:

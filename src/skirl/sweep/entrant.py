@@ -21,7 +21,7 @@ from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.loop import movement_of, touched_rows
 from skirl.train.metrics import Evaluation, Meter, Metrics, NotFinite, evaluating
 from skirl.train.recipe import Recipe
-from skirl.train.run_folder import RunFolder
+from skirl.train.run_folder import Missing, RunFolder
 from skirl.train.schedule import Rates
 
 
@@ -44,6 +44,8 @@ class Entrant:
         self.run = RunFolder(
             logged.run, name=variant.name, flags=self.flags, every=logged.log_every, resume=keeping.resume
         )
+        self.missing = Missing()
+        """What else than its run folder lacks."""
         self._written = 0
         """Last step covered by a line of metrics."""
 
@@ -69,7 +71,7 @@ class Entrant:
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
 
-    def finish(self, batches: Lookahead, left: str | None, missing: Sequence[str] = ()) -> dict[str, Any]:
+    def finish(self, batches: Lookahead, left: str | None) -> dict[str, Any]:
         """End its run, and return its result."""
         self.after_step(batches, last=True)
         self.run.close()
@@ -95,19 +97,11 @@ class Entrant:
             "by_trainer": None,
             "trainers": 1,
             "best": None,
-            "missing": [*self.run.missing, *missing],
+            "missing": [*self.run.missing, *self.missing.told()],
         }
         del self.rates  # they hold its optimizers and thus its weights
         self.run.finish(result)
         return result
-
-
-def check_pooled(variants: Sequence[Varied]) -> None:
-    pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
-    if len(pooled) > 1:
-        raise ValueError(
-            f"variant {pooled[True].name} pools the ids of a feature and {pooled[False].name} does not: run two sweeps"
-        )
 
 
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], **more: Any) -> Sweep:

@@ -48,9 +48,6 @@ class SweepFolder:
     def name(self) -> str | None:
         return None if self.path is None else str(self.path)
 
-    def of(self, variant: str) -> str:
-        return "none" if self.path is None else str(self.path / variant)
-
     def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], step: int) -> None:
         """Write sweep.json and begin race.jsonl, after the first steps: a sweep that is refused leaves nothing in the way
         of the next try. One that resumes drops the lines after its step."""

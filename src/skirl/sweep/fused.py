@@ -3,9 +3,9 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,6 +15,10 @@ from skirl.nn.collection import Collection
 from skirl.sweep.capture import Captured, Dense, Unfit, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, put_states, random_states, step_dense
 from skirl.tools.rng_state import unchanged
+from skirl.tools.units import parse_bytes
+
+if TYPE_CHECKING:
+    from skirl.sweep.memory.orchestrate import Memory
 
 log = logging.getLogger("skirl")
 
@@ -216,15 +220,12 @@ def agree(each: Sequence[Dense], fused: Fused, same: Callable[[Any, Any], bool])
     return all(same(*pair) for found, wanted in both for pair in zip(found, wanted, strict=True))
 
 
-def alike(captured: Captured, dense: Dense) -> Any:
+def alike(captured: Captured, dense: Dense) -> Hashable:
     """Return what is equal in variants whose steps are one graph."""
-    constants = [(of.shape, of.cpu().numpy().tobytes()) for _, of in captured.graph.named_buffers()]
-    inputs = [(each.shape, each.stride(), each.dtype) for each in dense.inputs]
-    return captured.graph.code, captured.trained, captured.kept, captured.live, inputs, constants
-
-
-def shallow(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: of.copy() if isinstance(of, dict | list | set) else of for name, of in attributes.items()}
+    constants = tuple((of.shape, of.cpu().numpy().tobytes()) for _, of in captured.graph.named_buffers())
+    inputs = tuple((each.shape, each.stride(), each.dtype) for each in dense.inputs)
+    live = tuple(map(tuple, captured.live))
+    return captured.graph.code, tuple(captured.trained), captured.kept, live, inputs, constants
 
 
 class State:
@@ -233,7 +234,9 @@ class State:
     def __init__(self, contender: Contender) -> None:
         self._contender, self._model = contender, contender.model
         modules = [vars(each) for each in self._model.modules() if not isinstance(each, Collection)]
-        self._attributes = [(own, shallow(own)) for own in modules]
+        held = (dict, list, set)
+        was = [{name: of.copy() if isinstance(of, held) else of for name, of in own.items()} for own in modules]
+        self._attributes = [*zip(modules, was, strict=True)]
         self._trained = [(weight, weight.requires_grad) for weight in self._model.parameters()]
         self._written = [(buffer, buffer._version) for buffer in self._model.buffers()]
         self.generator = contender.generator
@@ -284,7 +287,7 @@ class Group:
         """Train all as one. Return False, with nothing trained, if by now they compute something else."""
         assert self.fused is not None
         captured = self.fused.captured
-        rows = [one.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
+        rows = [one.embeddings.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
         self._weights = self._weights or [inputs_of(contender.model) for contender in self.contenders]
         self._steps += 1
         if self._steps.bit_count() == 1 or self._steps % AGAIN == 0:
@@ -300,7 +303,7 @@ class Group:
             self._checked = self._steps
         data, inputs = tensors_of(batch)[0], list[list[Tensor]]()
         for contender, weights, own in zip(self.contenders, self._weights, rows, strict=True):
-            with contender.drawing() if captured.draws else nullcontext():
+            with contender.turn() if captured.draws else nullcontext():
                 inputs.append([*captured.drawn(), *weights.values(), *own.banks, *data])
         found = self.fused(inputs)
         for contender, weights, own, outputs in zip(self.contenders, self._weights, rows, found, strict=True):
@@ -316,11 +319,14 @@ class Forms:
     only: Form | None = None
     """The form wherever it fits, instead of the faster one. If it is the loop, nothing is probed."""
 
-    def __init__(self, loss: Loss, inexact: bool, *, graphs: bool = False) -> None:
-        """graphs: try first whether all fit into one CUDA graph."""
+    def __init__(self, loss: Loss, inexact: bool, memory: str | None, device: torch.device) -> None:
         self.steps: Counter[str] = Counter()
         """Steps of variants in each form."""
-        self._graphs = graphs
+        if memory not in (None, "auto"):
+            parse_bytes(memory)
+        self._memory, self._device, self._planned = memory, device, cast("Memory | None", None)
+        self._graphs = device.type == "cuda"
+        """Whether to try first if all fit into one CUDA graph."""
         self._loss, self._inexact, self._unfit = loss, inexact, False
         self._last: Any = None
         """The layout of the last batch: one that comes once, as an epoch's end, is not worth a probe of seconds."""
@@ -334,8 +340,17 @@ class Forms:
 
     def step(self, racing: Sequence[Contender], batch: Any) -> None:
         """Train all on a batch."""
+        if self._memory is not None:
+            from skirl.sweep.memory.orchestrate import planned
+
+            self._planned = self._planned or planned(self._memory, self._device)
+            self._planned.step(racing, batch, self._loss)
+            self.steps["planned"] += len(racing)
+            return
         if not all(state.holds() for state in self._states):
-            self._refuse("a model has changed")
+            self.forget()
+            self._unfit = True
+            log.info("variants train in turn: a model has changed")
         turns = self._unfit or len(racing) == 1 or self.only == "loop"
         layout = None if turns else self._layout(racing[0], batch)
         again, self._last = layout == self._last or self.only is not None, layout
@@ -358,11 +373,6 @@ class Forms:
         parts = [(part.shape, part.stride(), part.dtype) for part in tensors_of(batch)[0]]
         return (*(ids.batch for ids in banks), *parts)
 
-    def _refuse(self, why: object) -> None:
-        self.forget()
-        self._unfit = True
-        log.info("variants train in turn: %s", why)
-
     def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Any]:
         """Train all in turn, and find which of them run as one."""
         if self._graphs:
@@ -378,7 +388,7 @@ class Forms:
                 Group(racing).train("loop", self._loss, batch)
                 return [graph]
         states = [State(contender) for contender in racing]
-        same, lone = list[tuple[Any, list[Any]]](), list[Contender]()
+        same = dict[Hashable, list[tuple[Contender, Any, Any]]]()
         Group(racing).train("loop", self._loss, batch)
         for contender, state in zip(racing, states, strict=True):
             try:
@@ -394,31 +404,23 @@ class Forms:
                         raise Unfit("a step draws random numbers that its graph does not")
             except Exception as error:  # of a torch without some names, or of a model that waits for numbers
                 log.info("variant %s trains in turn: %s", contender.name, error)
-                lone.append(contender)
-                continue
-            own, one = alike(captured, dense), (contender, dense, captured)
-            group = next((members for of, members in same if of == own), None)
-            if group is None:
-                same.append((own, [one]))
+                same.setdefault(contender.name, []).append((contender, None, None))
             else:
-                group.append(one)
-        groups = [Group(lone)] if lone else []
-        for _, members in same:
-            contenders, each, captured = zip(*members, strict=True)
-            groups.append(self._probed_together(contenders, each, captured[0]))
-            self._states += [State(contender) for contender in contenders if groups[-1].fused is not None]
+                same.setdefault(alike(captured, dense), []).append((contender, dense, captured))
+        groups = [self._together(members) for members in same.values()]
+        self._states += [State(one) for group in groups if group.fused is not None for one in group.contenders]
         return groups
 
-    def _probed_together(self, contenders: Sequence[Contender], each: Sequence[Dense], captured: Captured) -> Group:
-        if len(contenders) == 1:
-            return Group(contenders)
-        try:
-            fused = Fused(captured, each, not self._inexact)
-            exact = agree(each, fused, same_bits)
-            if exact or (self._inexact and agree(each, fused, close)):
-                return Group(contenders, fused, exact=exact)
-            why: object = "fused, they would have other bits for batches of this size"
-        except Exception as error:  # of an operator that does not stack
-            why = error
-        log.info("variants %s train in turn: %s", ", ".join(one.name for one in contenders), why)
+    def _together(self, members: Sequence[tuple[Contender, Any, Any]]) -> Group:
+        contenders, each, captured = zip(*members, strict=True)
+        if len(contenders) > 1:
+            try:
+                fused = Fused(captured[0], each, not self._inexact)
+                exact = agree(each, fused, same_bits)
+                if exact or (self._inexact and agree(each, fused, close)):
+                    return Group(contenders, fused, exact=exact)
+                why: object = "fused, they would have other bits for batches of this size"
+            except Exception as error:  # of an operator that does not stack
+                why = error
+            log.info("variants %s train in turn: %s", ", ".join(one.name for one in contenders), why)
         return Group(contenders)

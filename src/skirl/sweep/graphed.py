@@ -27,7 +27,7 @@ class Graphed:
         device = contenders[0].embeddings.engine.device.at
         self._data = [each.to(device, copy=True) for each in tensors_of(batch)[0]]
         self._weights = [inputs_of(contender.model) for contender in contenders]
-        self._parts = [Dense(one.model, loss, one.look_up(batch), batch) for one in contenders]
+        self._parts = [Dense(one.model, loss, one.embeddings.look_up(batch), batch) for one in contenders]
         self._rows, self._inputs, eager = list[list[Tensor]](), list[list[Tensor]](), list[Any]()
         main, branches = torch.cuda.current_stream(device), [torch.cuda.Stream(device) for _ in contenders]
         # Warm on the streams that are captured, since autograd returns to the stream of a leaf.
@@ -63,7 +63,7 @@ class Graphed:
 
     def train(self, form: Any, loss: Loss, batch: Any) -> str:
         """Train all on a batch, as one of the groups of `Forms`."""
-        outputs = [one.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
+        outputs = [one.embeddings.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
         with torch.no_grad():
             for rows, out in zip(self._rows, outputs, strict=True):
                 for held, bank in zip(rows, out.banks, strict=True):

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -19,7 +18,7 @@ try:
     from torch.fx.traceback import annotate as annotate
     from torch.fx.traceback import preserve_node_meta
 except ImportError as error:
-    raise ImportError(
+    raise ValueError(
         f"steps of a sweep are captured with parts of torch 2.13, and torch {torch.__version__} has other ones ({error}): "
         "install torch 2.13, or run the sweep without --memory"
     ) from None
@@ -77,13 +76,8 @@ def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
 
 
 def stacked(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
-    """Return a function of stacks as a graph. Operators that vmap would run one by one raise instead."""
-    enabled = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        graph = make_fx(step)(*given)
-    finally:
-        functorch._set_vmap_fallback_enabled(enabled)
+    """Return a function of stacks as a graph."""
+    graph = make_fx(step)(*given)
     call_loops(graph)
     _show_once(graph)
     return graph

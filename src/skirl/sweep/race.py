@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,6 @@ class Race:
         self.rules = rules or Rules()
         self.step = 0
         self._of = np.array(range(len(names)) if configurations is None else configurations)
-        self._racing = np.ones(len(names), bool)
         self._losses: Floats = np.zeros((0, len(names)))
         """[batches, variants]: of the last whole stretch and the one that has begun, each before anybody trained on it."""
         self._before, self._length = 0, FIRST
@@ -102,7 +101,7 @@ class Race:
 
     @property
     def racing(self) -> list[str]:
-        return [name for name, on in zip(self.names, self._racing) if on]
+        return [name for k, name in enumerate(self.names) if k not in self._gone]
 
     @property
     def left(self) -> list[VariantPlace]:
@@ -111,10 +110,9 @@ class Race:
     def see(self, losses: Sequence[float]) -> list[VariantPlace]:
         """Take the losses on one more batch, and return those that leave after it."""
         self.step += 1
-        values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
-        broken = np.flatnonzero(self._racing & ~np.isfinite(values))
-        gone = self._leave(broken.tolist(), f"diverged at step {self.step:,}")
-        values[broken] = np.nan
+        broken = [k for k, loss in enumerate(losses) if k not in self._gone and not isfinite(loss)]
+        gone = self._leave(broken, f"diverged at step {self.step:,}")
+        values = [nan if k in self._gone else loss for k, loss in enumerate(losses)]
         self._judged &= self.rules.again
         if len(self._losses) == self._before + self._length:
             self._losses = self._losses[self._before :]
@@ -132,7 +130,7 @@ class Race:
             self.names.index(n): loss for n, loss in found.items() if loss is not None and isfinite(loss)
         }
         if self.racing and (last or self.rules.again):
-            self._judged = any(self._racing[k] for k in self._held_out)
+            self._judged = any(k not in self._gone for k in self._held_out)
             gone += self._drop() if self._judged and not last else []
         return gone
 
@@ -166,7 +164,6 @@ class Race:
         return {
             "rungs": self.rules.rungs,
             "step": self.step,
-            "racing": self._racing.tolist(),
             "gone": {str(k): asdict(place) for k, place in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "by_held_out": self._judged,
@@ -177,7 +174,6 @@ class Race:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rules = replace(self.rules, rungs=tuple(state["rungs"]))  # also if the run is to be longer now
         self.step = state["step"]
-        self._racing = np.array(state["racing"])
         self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
         self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["by_held_out"]
@@ -194,7 +190,7 @@ class Race:
         return self._losses.sum(0) / max(1, len(self._losses))
 
     def _own(self, c: int) -> list[int]:
-        return np.flatnonzero((self._of == c) & self._racing).tolist()
+        return [k for k in np.flatnonzero(self._of == c).tolist() if k not in self._gone]
 
     def _order(self) -> list[int]:
         """Return the configurations that race, best first."""
@@ -214,7 +210,6 @@ class Race:
         whole, order = self._whole(), self._order()
         left = [replace(self._place(k, why, order, whole), left=self.step) for k in numbers]
         self._gone |= zip(numbers, left, strict=True)
-        self._racing[list(numbers)] = False
         return left
 
     def _place(self, k: int, state: str, order: Sequence[int], whole: Mapping[int, Floats]) -> VariantPlace:

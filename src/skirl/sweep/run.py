@@ -4,27 +4,28 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from skirl.checkpoint.saving import Saving
+import numpy as np
+
 from skirl.core.batch import Batch
 from skirl.engine.capacity import DoesNotFit
 from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
-from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import check_same, confirm, header_of, names_of, plain, read_header, write_header
+from skirl.pipeline.lookahead import lookahead
+from skirl.sweep.checkpoint import check_same, plain, read_header
 from skirl.sweep.contender import Contender
-from skirl.sweep.entrant import Entrant, check_pooled, evaluate, sweep_of
+from skirl.sweep.entrant import Entrant, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import Race, VariantPlace, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
 from skirl.sweep.sweep import Diverged
-from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, points, seeds_of_one
+from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, seeds_of_one
 from skirl.tools.interrupts import Signals
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import NotWritten
@@ -50,6 +51,10 @@ def run(recipe: Recipe, *args: Any) -> dict[str, Any]:
             return one.end()
 
 
+KEPT = (
+    "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run", "exact",
+)  # fmt: skip
+"""What the result of a sweep has of that of each variant."""
 SECONDS = 2.0
 """Most that several ranks train until they meet: a signal ends all of them at the same step."""
 
@@ -57,19 +62,13 @@ SECONDS = 2.0
 class Told(NamedTuple):
     """What a rank tells of its steps since all met."""
 
-    trains: bool
-    """Whether it has variants left."""
-    losses: list[dict[str, float]]
-    """Of its variants, by step; fewer steps than others have if all of them diverged."""
+    losses: dict[str, list[float]]
+    """Of its variants that raced, by step; fewer steps than others have if all of them diverged."""
     samples: list[int]
     last: bool
     """Whether the stream ends with them, which only who reads the stream knows."""
     signal: str | None
     now: float
-
-    @property
-    def diverged(self) -> bool:
-        return bool(self.losses) and not any(map(isfinite, self.losses[-1].values()))
 
 
 class SweepRun:
@@ -97,12 +96,16 @@ class SweepRun:
             check_same(saved, flags, variants)
         elif keeping.resume:
             log.warning("%s holds no checkpoint: the sweep begins, at step 0", keeping.save)
-        check_pooled(variants)
+        pooled = {variant.recipe.pooled: variant.name for variant in variants}
+        if len(pooled) > 1:
+            raise ValueError(
+                f"variant {pooled[True]} pools the ids of a feature and {pooled[False]} does not: run two sweeps"
+            )
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         if steps is None and "%" in (race_flags.rungs or ""):
             steps = ranks.told(count_steps(recipe) if ranks.first else None, "its steps")[0]
-        self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
+        self.every = flags["log_every"] or max(1, (steps or 5000) // 100)
         self.eval_every = evaluation.eval_every
         rules = race_flags.rules(steps, recipe.data.epochs, self.eval_every)
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), rules)
@@ -110,9 +113,9 @@ class SweepRun:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         name = f"sweep-{recipe.data.kind}"
-        first = SweepFolder(where or "none", name, resume=keeping.resume) if ranks.first else None
-        path = ranks.told(first and first.name, "the folder")[0]  # the variants of others have folders there too
-        self.folder = first or SweepFolder(path or "none", name, resume=True)
+        self.folder = SweepFolder((where or "none") if ranks.first else "none", name, resume=keeping.resume)
+        self._path: str | None = ranks.told(self.folder.name, "the folder")[0]
+        """That of the first rank. The variants of all have folders there."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         self._racing = [variant for variant in variants if variant.name in self.race.racing]
         check_alone(ranks.size, recipe, trace=logged.trace is not None)
@@ -124,7 +127,7 @@ class SweepRun:
         try:
             self.entrants: dict[str, Entrant] = {}
             for variant, one in zip(own, self.sweep.variants, strict=True):
-                alone = LogFlags(run=self.folder.of(variant.name), log_every=self.every)
+                alone = LogFlags(run=f"{self._path}/{variant.name}" if self._path else "none", log_every=self.every)
                 self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
         except BaseException:
             self.sweep.close()  # a second try must find its stores free
@@ -152,18 +155,21 @@ class SweepRun:
         """Train in this block."""
         cache = self.recipe.cache
         ahead = {"depth": cache.depth, "prefetch": self.recipe.movement.prefetch, "policy": cache.policy}
-        with closing(self.folder), ExitStack() as self._open:
-            self._open.enter_context(self.sweep)
-            self.batches: Lookahead = self._open.enter_context(
-                lookahead(self.stream, self.sweep, **ahead, trace=self.trace)
-            )
-            with self._signals:
-                try:
-                    self.begin()
-                    yield
-                except BaseException as error:
-                    self.ranks.peers.fail(error)  # before this rank writes its rows
-                    raise
+        with (
+            closing(self.folder),
+            self.sweep,
+            lookahead(self.stream, self.sweep, **ahead, trace=self.trace) as self.batches,
+            ExitStack() as runs,
+            self._signals,
+        ):
+            try:
+                self.begin()
+                for entrant in self.entrants.values():
+                    runs.enter_context(closing(entrant.run.begin(self.batches, entrant.meter)))
+                yield
+            except BaseException as error:
+                self.ranks.peers.fail(error)  # before this rank writes its rows
+                raise
 
     def begin(self) -> None:
         if self.header is not None:
@@ -171,8 +177,6 @@ class SweepRun:
             self.sweep.load_from(self.keeping.save, self.header, self._parts)
             for contender in self.sweep.racing:  # it may have had inexact steps before
                 contender.exact = not self.flags["inexact"]
-        for entrant in self.entrants.values():
-            self._open.enter_context(closing(entrant.run.begin(self.batches, entrant.meter)))
         self._begun_at = self.batches.step
         self._coming = iter(self.batches)
 
@@ -192,16 +196,16 @@ class SweepRun:
     def leg(self) -> bool:
         """Train until all ranks meet, and drop those below a rung. Return False if no variant or no batch is left."""
         race, left = self.race, list[VariantPlace]()
-        steps = self._trained()
-        if not steps:
+        losses, samples = self._trained()
+        if not samples:
             return False
-        if race.step == self._begun_at and self.ranks.first:
+        if race.step == self._begun_at:
             self.folder.begin(self.flags, self.variants, self._begun_at)
-        for losses, samples in steps:
-            left += race.see([losses.get(name, nan) for name in race.names])
+        for of_step, count in zip(losses, samples, strict=True):
+            left += race.see(of_step)
             if not race.racing:
                 break
-            self.samples += samples
+            self.samples += count
         self._let_leave(left)
         step = race.step
         due = self._last or (self.eval_every is not None and step % self.eval_every == 0)
@@ -221,8 +225,8 @@ class SweepRun:
         coming = [rung for rung in self.race.rules.rungs if rung > step]
         return min(step + self._apart, *coming[:1], *((step // each + 1) * each for each in every))
 
-    def _trained(self) -> list[tuple[dict[str, float], int]]:
-        """Train on all ranks until they meet. Return, by step: the losses of all variants, and how many samples it had."""
+    def _trained(self) -> tuple[np.ndarray, list[int]]:
+        """Train on all ranks until they meet. Return, by step, the losses of all variants and how many samples it had."""
         began = self._now
         try:
             own = self._train(self._meeting())
@@ -232,38 +236,40 @@ class SweepRun:
         self._now = told[0].now
         self.stopped_by = self.stopped_by or next(filter(None, (one.signal for one in told)), None)
         self._last = any(one.last for one in told)
-        longest = max(told, key=lambda one: len(one.losses))
-        count = len(longest.losses)
-        if any(one.trains and len(one.losses) < count and not one.diverged for one in told):
-            raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
-        if self.ranks.size > 1 and count:
-            self._apart = max(1, int(SECONDS * count / max(1e-6, self._now - began)))
-        return [
-            ({name: loss for one in told for name, loss in dict(*one.losses[k : k + 1]).items()}, longest.samples[k])
-            for k in range(count)
-        ]
+        samples = max((one.samples for one in told), key=len)
+        losses = np.full((len(samples), len(self.race.names)), nan)
+        for one in told:
+            for name, of in one.losses.items():
+                losses[: len(of), self.race.names.index(name)] = of
+                if len(of) < len(samples) and all(isfinite(each) for each in of):
+                    raise RuntimeError(
+                        "the data ended in one process of the sweep and not in another: did files change?"
+                    )
+        if self.ranks.size > 1 and samples:
+            self._apart = max(1, int(SECONDS * len(samples) / max(1e-6, self._now - began)))
+        return losses, samples
 
     def _train(self, end: int) -> Told:
-        losses, samples, last = list[dict[str, float]](), list[int](), False
-        live, trains = self.here, bool(self.here)
-        while live and not last and self.race.step + len(losses) < end:
-            if losses:  # the last step before all meet is written down then
+        live, samples, last = self.here, list[int](), False
+        losses = {entrant.name: list[float]() for entrant in live}
+        while live and not last and self.race.step + len(samples) < end:
+            if samples:  # the last step before all meet is written down then
                 for entrant in live:
                     entrant.after_step(self.batches)
-            self.ranks.peers.comes(self.race.step + len(losses) + 1)
+            self.ranks.peers.comes(self.race.step + len(samples) + 1)
             if (batch := next(self._coming, None)) is None:
                 break
             with suppress(Diverged):  # if all of this rank did, others may go on
                 self.sweep.step(batch)
             for entrant in live:
                 entrant.step(batch)
+                losses[entrant.name].append(entrant.loss)
                 if entrant.contender.left is not None:
                     entrant.after_step(self.batches, last=True)
-            losses.append({one.name: one.loss for one in live})
             samples.append(len(batch.labels))
             last = self.batches.step == self.stream.steps
             live = [one for one in live if isfinite(one.loss)]
-        return Told(trains, losses, samples, last, self._signals.came, time.monotonic())
+        return Told(losses, samples, last, self._signals.came, time.monotonic())
 
     def facts(self) -> Facts:
         """Return the standing for one line."""
@@ -291,76 +297,46 @@ class SweepRun:
         """Let variants leave that have left the race. A rank that has none left stops training."""
         if not left:
             return
-        save = [one.variant for one in left if one.kind != "diverged" and self.keeping.save is not None]
-        results = {}
+        results, path = {}, self.keeping.save
         for one in left:
-            if (name := one.variant) not in self.entrants:
+            if (entrant := self.entrants.get(one.variant)) is None:
                 continue
-            entrant = self.entrants[name]
-            missing = self._save_last(entrant) if name in save else []
-            results[name] = entrant.finish(self.batches, one.state, missing)
+            entrant.after_step(self.batches, last=True)
+            if one.kind != "diverged" and path is not None:  # as a run is saved at its end
+                with entrant.missing.tried("the last checkpoint", path / entrant.name, of=NotWritten):
+                    self.sweep.saved(path, self._parts, [entrant.contender])
+            results[entrant.name] = entrant.finish(self.batches, one.state)
             if entrant.contender.left is None and len(self.sweep) > 1:
-                self.sweep.drop(name, one.state)  # its memory is freed
-        if results and not self.here:  # others may go on for a long time
-            self._let_go()
+                self.sweep.drop(entrant.name, one.state)  # its memory is freed
         self.results |= self.ranks.joined(results, "who leaves")
-
-    def _save_last(self, entrant: Entrant) -> list[str]:
-        """Save a variant that stops, as a run is saved at its end. Return a sentence if it cannot be written."""
-        assert self.keeping.save is not None
-        entrant.after_step(self.batches, last=True)
-        try:
-            self.sweep.saved(self.keeping.save, self._parts, some=[entrant.contender])
-        except NotWritten as error:
-            of = f"the last checkpoint of variant {entrant.name}, of step {self.batches.step:,}"
-            log.warning("%s, is missing: %s", of, error)
-            return [f"{of}, is missing: {error}"]
-        return []
-
-    def _let_go(self) -> None:
-        self._open.close()
-        self.sweep.forms.forget()
-        for contender in self.sweep.racing:
-            contender.leave("no variant is left", self.batches.step)
-        self.sweep.engine.release()
 
     def keep(self) -> bool:
         """Save if it is time to. Return whether a signal ends the sweep."""
-        stop = self.stopped_by is not None
-        due = stop or self._last or self.keeping.due(self.race.step, self._now - self._saved_at)
+        stop, every, minutes = self.stopped_by is not None, self.keeping.save_every, self.keeping.save_minutes
+        late = minutes is not None and self._now - self._saved_at >= 60 * minutes
+        due = stop or self._last or late or (every is not None and self.race.step % every == 0)
         if due and self.keeping.save is not None:
             self._save()
         return stop
 
     def _save(self) -> None:
-        """Save on all ranks: the header, which the first one writes, makes a checkpoint count. If one cannot be written,
-        the one before still counts."""
-        self._saved_at, header, path, savings = self._now, self._header(), self.keeping.save, dict[str, Saving]()
-        assert path is not None
-
-        def write() -> dict[str, str]:
-            savings.update(self.sweep.saved(path, self._parts) if self.sweep.racing else {})
-            return names_of(savings)
-
-        try:
-            names = self.ranks.written(write, "a checkpoint is on disk")
-            header["variants"] = {name: of for one in names for name, of in one.items()}
-            self.ranks.written(lambda: write_header(path, header) if self.ranks.first else None, "its header")
-        except NotWritten as error:
-            self._not_saved = f"step {header['step']:,} is not saved: {error}"
-            log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)
-            return
-        self._saved_step, self._not_saved = header["step"], None
-        confirm(savings)
-
-    def _header(self) -> dict[str, Any]:
+        """Save on all ranks. If a checkpoint cannot be written, the one before still counts."""
+        assert self.keeping.save is not None
+        self._saved_at, step = self._now, self.race.step
         also = {
-            "race": self.race.state_dict(), "run": self.folder.name, "results": self.results,
-            "flags": self.flags,
-            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
+            "race": self.race.state_dict(), "run": self._path, "results": self.results,
+            "flags": self.flags, "recipes": {variant.name: variant.recipe.flat() for variant in self.variants},
         }  # fmt: skip
         left = {one.variant: (one.state, one.left or 0) for one in self.race.left}
-        return header_of(self.race.step, left, plain(also))
+        try:
+            racing = [entrant.contender for entrant in self.here]
+            header: dict[str, Any] = {"step": step, "left": left, "also": plain(also)}
+            self.sweep.save_on(self.ranks, self.keeping.save, self._parts, racing, **header)
+        except NotWritten as error:
+            self._not_saved = f"step {step:,} is not saved: {error}"
+            log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)
+        else:
+            self._saved_step, self._not_saved = step, None
 
     def _parts(self, contender: Contender) -> list[Any]:
         return self.entrants[contender.name].parts
@@ -390,25 +366,18 @@ class SweepRun:
             "seconds": time.monotonic() - self._began,
             "samples_per_second": self.speed.rate(self.samples),
             "standing": [asdict(place) for place in race.standing()],
-            "by_variant": {name: facts(results[name]) for name in race.names},
-            "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
+            "by_variant": {
+                name: {key: results[name][key] for key in KEPT if key in results[name]} for name in race.names
+            },
             "processes_used": self.ranks.size,
             **total,
             "form": max(steps, key=steps.__getitem__, default=None),
             "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},
-            "run": self.folder.name,
+            "run": self._path,
             "stopped_by": self.stopped_by,
             "missing": self.folder.missing + of_variants,
             "failed": self.failed or self._not_saved,
         }
-        if self.ranks.first:
-            self.folder.finish(result)
+        self.folder.finish(result)
         return result | {"missing": self.folder.missing + of_variants}
-
-
-def facts(result: Mapping[str, Any]) -> dict[str, Any]:
-    names = (
-        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run", "exact",
-    )  # fmt: skip
-    return {name: result[name] for name in names if name in result}

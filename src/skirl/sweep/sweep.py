@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,12 +19,11 @@ from skirl.engine.device import torch_device
 from skirl.engine.engine import Engine, Opening
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection
+from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.checkpoint import (
     Parts,
     confirm,
-    header_of,
-    names_of,
     optimizers_of,
     read_header,
     write_header,
@@ -37,16 +36,12 @@ from skirl.sweep.contender import (
     VariantBags,
     VariantRows,
     check_apart,
-    make_variant,
     packs_of,
 )
 from skirl.sweep.fused import Forms
+from skirl.sweep.ranks import Ranks
 from skirl.sweep.variants import Variant
 from skirl.tools.interrupts import uninterrupted
-from skirl.tools.units import parse_bytes
-
-if TYPE_CHECKING:
-    from skirl.sweep.memory.orchestrate import Memory
 
 
 class Diverged(ArithmeticError):
@@ -143,10 +138,7 @@ class Sweep:
         packs = packs_of(variants, tables, optimizer, seed)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
-        self.forms = Forms(loss, inexact, graphs=torch_device(device).type == "cuda")
-        if memory not in (None, "auto"):
-            parse_bytes(memory)
-        self._loss, self._limit, self._memory = loss, memory, cast("Memory | None", None)
+        self.forms = Forms(loss, inexact, memory, torch_device(device))
         self._threads = threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None if it has not begun."""
@@ -165,9 +157,7 @@ class Sweep:
                 for variant, pack in zip(variants, packs, strict=True)
             ]
             for contender in self.variants:
-                with contender.drawing():
-                    contender.model, contender.dense = make_variant(contender, make_model)
-                    contender.embeddings.current.dense.of = [contender.dense] if contender.dense is not None else []
+                contender.make(make_model)
             check_apart(self.variants)
         except BaseException:
             self.engine.store.close()
@@ -187,11 +177,6 @@ class Sweep:
                 continue
             with contender.turn():
                 yield contender
-            if contender.left is None and not contender.stepped:
-                raise RuntimeError(
-                    f"the loop went on without variant {contender.name!r}: in its turn call loss.backward() and "
-                    "variant.step(loss), or sweep.drop(variant.name)"
-                )
             self._leave_if_diverged(contender)
 
     def __len__(self) -> int:
@@ -225,17 +210,7 @@ class Sweep:
                 "brings the rows of all variants"
             )
         racing = self.racing
-        if self._limit is None:
-            self.forms.step(racing, batch)
-        else:
-            if self._memory is None:
-                try:
-                    from skirl.sweep.memory.orchestrate import planned
-                except ImportError as error:  # of another torch
-                    raise ValueError(str(error)) from error
-                self._memory = planned(self._limit, self.engine.device.at)
-            self._memory.step(racing, batch, self._loss)
-            self.forms.steps["planned"] += len(racing)
+        self.forms.step(racing, batch)
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
@@ -304,24 +279,37 @@ class Sweep:
                 f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
                 "loop over the variants"
             )
-        left = {one.name: (one.left, one.left_at or 0) for one in self.variants if one.left is not None}
-        header = header_of(self._now, left, also or {})
-        savings = self.saved(Path(path), parts)
-        write_header(Path(path), header | {"variants": names_of(savings)})
+        left = {one.name: (one.left, one.left_at) for one in self.variants if one.left is not None}
+        self.save_on(Ranks(Alone()), Path(path), parts, self.racing, step=self._now, left=left, also=dict(also or {}))
+
+    def save_on(self, ranks: Ranks, path: Path, parts: Parts, some: Sequence[Contender], **header: Any) -> None:
+        """Save some variants of each rank. The header, which the first rank writes, makes them count."""
+        savings = dict[str, Saving]()
+
+        def write() -> dict[str, str]:
+            savings.update(self.saved(path, parts, some))
+            return {name: saving.path.name for name, saving in savings.items()}
+
+        names = ranks.written(write, "a checkpoint is on disk")
+        header["variants"] = {name: of for one in names for name, of in one.items()}
+        ranks.written(lambda: write_header(path, **header) if ranks.first else None, "its header")
         confirm(savings)
 
-    def saved(self, path: Path, parts: Parts, some: Sequence[Contender] | None = None) -> dict[str, Saving]:
-        """Save some of the variants in the race, by default all.
+    def saved(self, path: Path, parts: Parts, some: Sequence[Contender]) -> dict[str, Saving]:
+        """Save some of the variants in the race.
 
         The header names them later, if at all: until then, the checkpoints that it names stay.
         """
+        if not some:
+            return {}
+        self._check_round()
         racing, savings = self.racing, dict[str, Saving]()
         with uninterrupted():
             racing[0].embeddings.current.settle()
             rows_of = write_rows(self.engine, path / racing[0].name, self.rows_saved)
-            for one in racing if some is None else some:
+            for one in some:
                 one.embeddings.frozen_rows = rows_of(one.embeddings.pack)
-                with one.drawing():
+                with one.turn():
                     own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
                     savings[one.name] = save(path / one.name, **own)
         return savings
@@ -347,7 +335,7 @@ class Sweep:
         self.engine.empty()
         try:
             for one in self.racing:
-                with one.drawing():
+                with one.turn():
                     own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
                     load(path / one.name / header["variants"][one.name], **own)
         except BaseException as error:
@@ -384,18 +372,17 @@ class Sweep:
                 "the sweep is not open: write `with skirl.Sweep(...) as sweep:` around the lookahead: it sets "
                 "the threads that bits depend on"
             )
-        if loop is not None and self.lookahead is not None:
-            raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
-        self.lookahead = loop
         for contender in self.racing:
             contender.embeddings.current.opened(loop)
+        self.lookahead = loop
 
     def expect(self, work: Work, micro: int) -> None:
         """Take note that a batch enters the loop, one of the micro-batches of a step."""
         self._check_round()
         ends = self.lookahead is None or self.lookahead.ends_step
         for contender in self.racing:
-            contender.expect(work.packs[contender.name], micro, ends)
+            contender.embeddings.current.expect(work.packs[contender.name], micro)
+            contender.stepped, contender.ends_step = False, ends
 
     def finish(self, apply: bool = True) -> None:
         """End the step in the loop, keeping its updates or not."""
@@ -406,18 +393,13 @@ class Sweep:
             contender.stepped = False
 
     def _check_round(self) -> None:
-        trained = [contender for contender in self.racing if contender.stepped]
-        half = [c.name for c in self.racing if not c.stepped and c.embeddings.current.returned_now]
-        if half:
+        begun = [c.name for c in self.racing if c.stepped or c.embeddings.current.returned_now]
+        missed = [c.name for c in self.racing if not c.stepped]
+        if begun and missed:
             raise RuntimeError(
-                f"the loop left a batch on which variant {half[0]!r} had its backward and no step: its rows are updated, so "
-                "call variant.step(loss) after each loss.backward()"
-            )
-        if trained and len(trained) < len(self.racing):
-            skipped = next(contender.name for contender in self.racing if not contender.stepped)
-            raise RuntimeError(
-                f"the loop left a batch that variant {skipped!r} was not trained on, and {trained[0].name!r} was: train "
-                "each variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
+                f"the loop left a batch that {begun[0]!r} was trained on without a step of variant {missed[0]!r}: call "
+                "loss.backward() and variant.step(loss) of each, `for variant in sweep`, or leave one out with "
+                "sweep.drop(NAME)"
             )
 
     @property

@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,10 +51,8 @@ def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None
     """Return the variants: each variant of the file combined with every combination of the lists."""
     if not vary and file is None:
         raise ValueError("a sweep has no variant: set vary, such as lr=0.01,0.02, or set variants to a file of them")
-    can = varying()
-    tables = {} if file is None else read_file(file)
-    named = [(name, _read(f"{file}, [{name}]", found, can)) for name, found in tables.items()] or [("", {})]
-    axes = [_axis(text, can) for text in vary]
+    named = [("", dict[str, Any]())] if file is None else _of_file(file)
+    axes = [_axis(text) for text in vary]
     for name in (names := [name for name, _ in axes]):
         if names.count(name) > 1:
             raise ValueError(f"vary has {name} twice: put all its values behind one {name}=")
@@ -77,9 +76,11 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
                 f"variant {name!r} has a name that its folder cannot have: use up to 200 letters, digits and _ . , = + -"
             )
         try:
-            recipe = varied(base, overrides)
+            recipe = Recipe.of(**base.flat() | dict(overrides))
         except (ValueError, TypeError) as error:
             raise ValueError(f"variant {name}: {error}") from error
+        if recipe.data.seed != base.data.seed:
+            recipe = replace(recipe, data=replace(recipe.data, data_seed=base.data.stream_seed))
         if other := next((one.name for one in variants if one.recipe == recipe), None):
             raise ValueError(f"variants {other} and {name} are alike: leave one of them out")
         variants.append(Varied(name, dict(overrides), recipe=recipe))
@@ -93,45 +94,33 @@ def check_store(store: str) -> None:
         )
 
 
-def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with some flags replaced, on the same batches."""
-    recipe = Recipe.of(**base.flat() | dict(overrides))
-    if recipe.data.seed == base.data.seed:
-        return recipe
-    return replace(recipe, data=replace(recipe.data, data_seed=base.data.stream_seed))
-
-
+@cache
 def varying() -> dict[str, Flag]:
     parts = [part.default_factory for part in fields(Recipe) if part.name in _SHARED]
     shared = {flag.name for part in parts for flag in fields(part)}  # type: ignore[arg-type]
     return {name: flag for name, flag in flags_of(Recipe).items() if name not in shared - {"seed"}}
 
 
-def refuse_shared(overrides: Mapping[str, Any]) -> None:
-    """Raise if an override is no flag, or a flag that cannot differ between variants."""
-    can, known = varying(), flags_of(Recipe)
-    for name in overrides:
-        if name not in known:
-            raise ValueError(
-                f"{name} is not a flag that can vary: those that can are {', '.join(name.replace('_', '-') for name in can)}"
-            )
-        if name not in can:
-            raise ValueError(
-                f"{name} cannot vary: all variants share the batches, the plan and the device; run one sweep for each "
-                f"value of {name}"
-            )
+def _flag(key: str) -> Flag:
+    """Return a flag. Raise if there is none of this name, or if it cannot differ between variants."""
+    name, can = key.strip().replace("-", "_"), varying()
+    if name in can:
+        return can[name]
+    if name in flags_of(Recipe):
+        raise ValueError(
+            f"{name} cannot vary: all variants share the batches, the plan and the device; run one sweep for each value "
+            f"of {name}"
+        )
+    raise ValueError(
+        f"{name} is not a flag that can vary: those that can are {', '.join(each.replace('_', '-') for each in can)}"
+    )
 
 
 def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
     """Return the configuration number of each variant. Variants that differ only in the seed share one."""
-    found: list[Recipe] = []
-    numbers = []
-    for variant in variants:
-        same = replace(variant.recipe, data=replace(variant.recipe.data, seed=0, data_seed=None))
-        if same not in found:
-            found.append(same)
-        numbers.append(found.index(same))
-    return numbers
+    numbers = dict[Recipe, int]()
+    same = [replace(one.recipe, data=replace(one.recipe.data, seed=0, data_seed=None)) for one in variants]
+    return [numbers.setdefault(recipe, len(numbers)) for recipe in same]
 
 
 def text_of(overrides: Mapping[str, Any]) -> str:
@@ -146,41 +135,27 @@ def text_of(overrides: Mapping[str, Any]) -> str:
     )
 
 
-def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
+def _axis(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
-    name = name.strip().replace("-", "_")
     words = [word.strip() for word in values.split(",")]
-    if not name or not equals or not all(words):
+    if not name.strip() or not equals or not all(words):
         raise ValueError(f"vary is {text!r}: set it to a flag and its values, such as lr=0.01,0.02")
-    refuse_shared({name: None})
-    return name, [_of_text(f"vary {text!r}", name, word, can) for word in words]
+    flag = _flag(name)
+    return flag.name, [_of_text(text, flag, word) for word in words]
 
 
-def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:
-    values = {}
-    for key, value in found.items():
-        name = key.strip().replace("-", "_")
-        refuse_shared({name: value})
-        try:
-            values[name] = read_as(can[name].type, value)
-        except TypeError as wanted:
-            raise ValueError(f"{where}: {name} is {value!r}: set it to {wanted}") from None
-    return values
-
-
-def _of_text(where: str, name: str, text: str, can: Mapping[str, Flag]) -> Any:
-    kind = can[name].type
+def _of_text(axis: str, flag: Flag, text: str) -> Any:
     try:
-        if is_list(kind) and text != "None":
-            return tuple(read_text(kind, word) for word in text.split("x"))
-        return read_text(kind, text)
+        if is_list(flag.type) and text != "None":
+            return tuple(read_text(flag.type, word) for word in text.split("x"))
+        return read_text(flag.type, text)
     except ValueError as near:
         hint = f" (did you mean {near}?)" if str(near) else ""
-        wanted = "whole numbers with an x between, such as 64x32" if is_list(kind) else expected(kind)
-        raise ValueError(f"{where}: {name} is {text!r}{hint}: set it to {wanted}") from None
+        wanted = "whole numbers with an x between, such as 64x32" if is_list(flag.type) else expected(flag.type)
+        raise ValueError(f"vary {axis!r}: {flag.name} is {text!r}{hint}: set it to {wanted}") from None
 
 
-def read_file(path: Path) -> dict[str, dict[str, Any]]:
+def _of_file(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if path.suffix != ".toml":
         raise ValueError(f"variants is {str(path)!r}: set it to a file that ends in .toml")
     try:
@@ -189,20 +164,23 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"variants is {str(path)!r}, which cannot be read: set it to a file that can") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML ({error}): fix it") from None
-    for name, values in tables.items():
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: {name} is outside of a table: write [NAME] above the values of each variant")
     if not tables:
         raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
-    return tables
+    named = []
+    for name, found in tables.items():
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}: {name} is outside of a table: write [NAME] above the values of each variant")
+        named.append((name, values := dict[str, Any]()))
+        for key, value in found.items():
+            flag = _flag(key)
+            try:
+                values[flag.name] = read_as(flag.type, value)
+            except TypeError as wanted:
+                raise ValueError(f"{path}, [{name}]: {flag.name} is {value!r}: set it to {wanted}") from None
+    return named
 
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
-
-
-def points(steps: int | None) -> int:
-    """Return the steps between two lines of metrics: 100 to 200 lines if the number of steps is known and large enough."""
-    return 50 if steps is None else max(1, steps // 100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +202,7 @@ class RaceFlags:
         self.rules(1 << 62)  # how long the run is comes later
 
     def rules(self, steps: int | None, epochs: int = 1, every: int | None = None) -> Rules:
-        """Return the rules of a race."""
+        """Return the rules of a race. steps: known if rungs are shares of them."""
         rungs = []
         for word in [] if self.rungs is None else self.rungs.split(","):
             found = _RUNG.fullmatch(word.strip())
@@ -232,14 +210,8 @@ class RaceFlags:
                 raise ValueError(
                     f"rungs is {self.rungs!r}: set it to steps, or to shares of the run, such as 5%,10%,20%,30%"
                 )
-            if found[1]:
-                rungs.append(int(found[1]))
-                continue
-            if steps is None:
-                raise ValueError(
-                    f"rungs is {self.rungs!r}, and the number of steps is unknown: set steps, or give rungs in steps"
-                )
-            rungs.append(max(1, int(steps * float(found[2]) / 100)))
+            share = (steps or 0) * float(found[2] or 0) / 100
+            rungs.append(int(found[1] or max(1, int(share))))
         if steps is not None and max(rungs, default=0) >= steps:
             raise ValueError(f"rungs is {self.rungs!r}, and the run has {steps} steps: set rungs below that")
         if epochs > 1 and every is not None:
@@ -258,20 +230,12 @@ class KeepFlags(CheckpointFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.save is not None and not self.resume:
-            if self.there:
+            if (self.save / OF_SWEEP).is_file():
                 raise ValueError(
                     f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
                 )
             refuse_checkpoints(self.save)
 
-    def due(self, step: int, seconds: float) -> bool:
-        late = self.save_minutes is not None and seconds >= 60 * self.save_minutes
-        return late or (self.save_every is not None and step % self.save_every == 0)
-
     @property
     def goes_on(self) -> bool:
-        return self.resume and self.there
-
-    @property
-    def there(self) -> bool:
-        return self.save is not None and (self.save / OF_SWEEP).is_file()
+        return self.resume and self.save is not None and (self.save / OF_SWEEP).is_file()

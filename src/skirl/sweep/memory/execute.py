@@ -11,7 +11,6 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from skirl.sweep.capture import Captured
-from skirl.sweep.memory.schedule import Schedule
 from skirl.sweep.memory.simulate import Step
 
 
@@ -131,12 +130,3 @@ class Pack:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-
-
-@torch.no_grad()
-def execute(schedule: Schedule, packs: Sequence[Pack], seen: Callable[[], None] = lambda: None) -> None:
-    """Run a schedule that has been checked, and say so behind each operator."""
-    for kind, pack, what in schedule.actions:
-        getattr(packs[pack], kind)(what)
-        if kind == "run":
-            seen()

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from skirl.nn.output import Output
 from skirl.sweep.capture import Dense, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, step_dense
-from skirl.sweep.memory.execute import DeviceLink, Link, Pack, execute
+from skirl.sweep.memory.execute import DeviceLink, Link, Pack
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
 from skirl.sweep.memory.simulate import Step, step_of
 from skirl.sweep.passes import FakeTensorMode, call_loops
@@ -67,8 +67,10 @@ class Memory:
             self.plan = self._planned(steps)
         self._run(self.plan, packs)
 
+    @torch.no_grad()
     def _run(self, plan: Plan, packs: Sequence[Pack]) -> None:
-        execute(plan.schedule, packs)
+        for kind, pack, what in plan.schedule.actions:
+            getattr(packs[pack], kind)(what)
 
     def _planned(self, steps: Sequence[Step]) -> Plan:
         room = self.limit - self.held
@@ -85,7 +87,7 @@ class Memory:
         key = contender.name, *(each.shape for each in tensors_of(batch)[0])
         if key in self._packs:
             return self._packs[key]
-        captured = capture(Dense(contender.model, loss, contender.look_up(batch), batch))
+        captured = capture(Dense(contender.model, loss, contender.embeddings.look_up(batch), batch))
         contender.embeddings.current.out = None  # it holds rows, whose turn has not come
         call_loops(captured.graph)
         step = step_of(captured.graph, captured.rows)
@@ -93,7 +95,7 @@ class Memory:
         entered = list[tuple[dict[str, Tensor], Output]]()
 
         def enter() -> list[Tensor]:
-            rows = contender.look_up(self._batch, checked=contender is not self._first)
+            rows = contender.embeddings.look_up(self._batch, checked=contender is not self._first)
             entered[:] = [(weights := inputs_of(contender.model), rows)]
             return [*weights.values(), *rows.banks, *tensors_of(self._batch)[0]]
 
@@ -101,7 +103,7 @@ class Memory:
             hand_over(captured, contender, *entered.pop(), outputs)
             step_dense([contender])
 
-        self._packs[key] = Pack(captured, step, self.link, enter, leave, contender.drawing)
+        self._packs[key] = Pack(captured, step, self.link, enter, leave, contender.turn)
         return self._packs[key]
 
 
