@@ -221,7 +221,15 @@ class Asks(Tower):
         return super().forward(sparse) * float(sparse.values().sum() % 7)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Reseeds, marks=pytest.mark.slow), Counts, Tosses, Wrapped, Asks])
+class Hooks(Tower):
+    """Its rows are not those that were looked up."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.embeddings.register_forward_hook(lambda *of: {name: 2 * of[2][name] for name in ("x", "b", "c", "y")})
+
+
+@pytest.mark.parametrize("kind", [pytest.param(Reseeds, marks=pytest.mark.slow), Counts, Tosses, Wrapped, Asks, Hooks])
 def test_what_does_not_fit_trains_in_turn(kind: type[Tower]):
     sweep = check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, kind), plain=False)
     assert not sweep.forms.steps["fused"]

@@ -240,7 +240,8 @@ class State:
         self._trained = [(weight, weight.requires_grad) for weight in self._model.parameters()]
         self._written = [(buffer, buffer._version) for buffer in self._model.buffers()]
         self.generator = contender.generator
-        self.hooked = any(n == "forward" or (n.endswith("hooks") and of) for own in modules for n, of in own.items())
+        every = [each for module in self._model.modules() for each in vars(module).items()]
+        self.hooked = any(name == "forward" or (name.endswith("hooks") and of) for name, of in every)
 
     def holds(self) -> bool:
         try:
