@@ -125,12 +125,13 @@ class Window:
     def begin_anew(self) -> None:
         """Begin at the first batch that is not planned. All before must be executed, and its engines without caches."""
         self._planner.rollback(self.next_number)
-        *before, last = self._planner.unplanned
+        rest = self._planner.unplanned
         self._planner, self._wanted = self._new_planner(), 1 if self.over else self._first_window
-        for works in before:
+        for works in rest[:-1]:
             self._add(works)
         with self._told():
-            self._take(last)
+            for last in rest[-1:]:
+                self._take(last)
         if self.over:
             self._planner.end()
 
