@@ -44,6 +44,8 @@ def read_flags(command: str, about: str, kind: Any, args: Sequence[str]) -> dict
     values = {name: _value(kind, flags[name], texts) for name, texts in given.items()}
     alone = [name for name in positional if name not in given]
     if words[len(alone) :]:
+        if (twice := [name for name in positional if name in given]) and words[0] == args[0]:
+            raise WrongFlags(f"{twice[0]} is given twice, with its name and without it: leave one of them out")
         raise _unknown(prog, flags, words[len(alone)])
     values |= {name: _value(kind, flags[name], [word]) for name, word in zip(alone, words)}
     if (path := values.pop(CONFIG.name, None)) is not None:
