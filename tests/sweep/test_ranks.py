@@ -104,10 +104,25 @@ def test_it_goes_on_in_other_numbers_of_processes(whole: dict[str, Any], python:
     same(left_behind(tmp_path, result), whole)
 
 
-def test_variants_that_diverge_leave_and_a_rank_without_variants_trains_no_more(python: Python, tmp_path: Path):
+def test_variants_that_diverge_leave_and_a_rank_without_variants_frees_its_memory(python: Python, tmp_path: Path):
+    freed = """
+import gc, weakref
+from skirl.sweep.ranks import Ranks
+from skirl.sweep.run import SweepRun
+begin, told, held = SweepRun.begin, Ranks.told, []
+def watched(self):
+    begin(self)
+    held[:] = [self, *(weakref.ref(one.model) for one in self.sweep.variants)]
+def checked(self, own, what):
+    if what == "facts" and not held[0].here:
+        gc.collect()
+        assert not any(model() for model in held[1:]) and not held[0].sweep.engine.caches
+    return told(self, own, what)
+SweepRun.begin, Ranks.told = watched, checked
+"""
     more = PLAIN | {"vary": (DIVERGES, "seed=0,1")}
     one = SweepCommand.of(**flags_of(tmp_path / "1", **more)).run()
-    codes, result = on_ranks(python, 3, tmp_path / "3", **more)
+    codes, result = on_ranks(python, 3, tmp_path / "3", freed, **more)
     assert codes == [0] * 3
     assert [of["left"] for of in result["by_variant"].values()].count(None) == 2
     same(left_behind(tmp_path / "3", result), left_behind(tmp_path / "1", one))

@@ -294,7 +294,7 @@ class SweepRun:
         return self.race.judge(found, last=self._last)
 
     def _let_leave(self, left: Sequence[VariantPlace]) -> None:
-        """Let variants leave that have left the race. A rank that has none left stops training."""
+        """Let variants leave that have left the race. A rank that has none left stops training, and frees what it holds."""
         if not left:
             return
         results, path = {}, self.keeping.save
@@ -308,6 +308,13 @@ class SweepRun:
             results[entrant.name] = entrant.finish(self.batches, one.state)
             if entrant.contender.left is None and len(self.sweep) > 1:
                 self.sweep.drop(entrant.name, one.state)  # its memory is freed
+        if results and not self.here:  # the others may go on for long
+            self.batches.close()
+            self.sweep.close()
+            self.sweep.engine.release()
+            self.sweep.forms.forget()
+            for contender in self.sweep.racing:
+                contender.leave("no variant is left", self.race.step)
         self.results |= self.ranks.joined(results, "who leaves")
 
     def keep(self) -> bool:
