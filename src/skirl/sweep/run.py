@@ -123,15 +123,15 @@ class SweepRun:
         memory = flags["memory"]
         if ranks.size > 1 and memory not in (None, "auto"):
             memory = f"{parse_bytes(memory) // ranks.size}B"
-        self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, inexact=flags["inexact"], memory=memory)
-        try:
+        with ExitStack() as refused:
+            refused.callback(self.folder.close)
+            self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, inexact=flags["inexact"], memory=memory)
+            refused.callback(self.sweep.close)  # a second try must find its stores free
             self.entrants: dict[str, Entrant] = {}
             for variant, one in zip(own, self.sweep.variants, strict=True):
                 alone = LogFlags(run=f"{self._path}/{variant.name}" if self._path else "none", log_every=self.every)
                 self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
-        except BaseException:
-            self.sweep.close()  # a second try must find its stores free
-            raise
+            refused.pop_all()
         self.trace = logged.trace
         self._coming: Iterator[Batch] = iter(())
         self.speed = Speed()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import OF_SWEEP, refuse_checkpoints
 from skirl.sweep.race import Rules
-from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
+from skirl.tools.flags import Flag, WrongFlags, expected, flags_of, is_list, read_as, read_text
 from skirl.train.flags import CheckpointFlags
 from skirl.train.recipe import Recipe
 
@@ -213,7 +213,7 @@ class RaceFlags:
             share = (steps or 0) * float(found[2] or 0) / 100
             rungs.append(int(found[1] or max(1, int(share))))
         if steps is not None and max(rungs, default=0) >= steps:
-            raise ValueError(f"rungs is {self.rungs!r}, and the run has {steps} steps: set rungs below that")
+            raise WrongFlags(f"rungs is {self.rungs!r}, and the run has {steps} steps: set rungs below that")
         if epochs > 1 and every is not None:
             rungs = [-(-rung // every) * every for rung in rungs]
         return Rules(keep=self.keep, rungs=tuple(sorted(set(rungs))), again=epochs > 1)
