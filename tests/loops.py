@@ -20,12 +20,12 @@ from skirl.store import MemoryStore, Record
 TABLES = (
     Table("a", rows=40, dim=3, features=("a1", "a2")),
     Table("b", rows=30, dim=3, pooling="mean"),
-    Table("c", rows=20, dim=5),
+    Table("c", rows=20, dim=4),
 )
 FEATURES = Schema.of(TABLES).features
 OPTIMIZER = skirl.Adagrad(lr=0.1)
 SIZE = 2
-"""Samples per batch: with bags of 1 or 2 ids, at most 12 rows of dim 3 and 4 of dim 5."""
+"""Samples per batch: with bags of 1 or 2 ids, at most 12 rows of dim 3 and 4 of dim 4."""
 CACHE = 26
 """Rows in the cache: with this stream about half of the rows of a step come from the store."""
 

@@ -179,7 +179,7 @@ def test_every_bit_is_that_of_the_reference(chunk: int, campaign_seed: int):
 
 
 HARD = Case(
-    tables=(Table("a", 60, 3, features=("x", "y")), Table("b", 1000, 5, pooling="mean"), Table("c", 40, 3)),
+    tables=(Table("a", 60, 3, features=("x", "y")), Table("b", 1000, 4, pooling="mean"), Table("c", 40, 3)),
     optimizer=Adam(lr=0.05),
     parts=(Part(0, 30, (17,)), Part(17, 30, (None, 5))),
     sizes=(2, 5),

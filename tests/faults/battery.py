@@ -32,7 +32,7 @@ from tests.test_trainers import test_a_step_that_overflows_on_one_trainer_is_ski
 
 TABLES = (
     Table("a", 60, 3, features=("x", "y"), init=Normal(0.5)),
-    Table("b", 50_000_000, 5, pooling="mean", init=Uniform(0.5)),
+    Table("b", 50_000_000, 4, pooling="mean", init=Uniform(0.5)),
     Table("c", 40, 3, pooling="mean", init=Constant(0.0)),
 )
 ONE_DIM = (Table("a", 60, 3, features=("x", "y")), Table("c", 40, 3, pooling="mean"))

@@ -126,7 +126,7 @@ def ended(peers, data, **options):
     """Train on the batches of this trainer, and return the steps begun and the error, if there was one."""
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(
-            [skirl.Table("a", 40, 3), skirl.Table("b", 20, 5)],
+            [skirl.Table("a", 40, 3), skirl.Table("b", 20, 4)],
             optimizer=skirl.SGD(lr=0.1),
             cache=options.pop("cache", 40),
         )

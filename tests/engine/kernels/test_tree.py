@@ -104,7 +104,7 @@ def test_plain_loops(step):
 
 
 @cases(40)
-@given(steps([12, 17, 40], [np.float32]))
+@given(steps([4, 17], [np.float32]))
 def test_rows_as_one_value(step):
     kernel = kernels.update_for(step.sums.shape[1], np.dtype(np.float32), None, False)
     assert kernel is not cpu.update_kernel(None)
