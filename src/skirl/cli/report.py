@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skirl.cli.show import SCORES, Chart, ShowFlags, columns, facts, scores, write_page
-from skirl.tools.flags import flags_of, option
+from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
 from skirl.tools.units import clock, figure, malformed, size
-from skirl.train.resume import shown, told
+from skirl.train.resume import told
 from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
 Line = Mapping[str, Any]
-Page = tuple[Sequence[str], Mapping[str, Chart], dict[str, str], dict[str, str]]
-"""The sentences at the top of a page, its charts, the lines that are printed too, and those that only the page has."""
+Page = tuple[Sequence[str], Mapping[str, Chart], dict[str, str]]
+"""The sentences at the top of a page, its charts, and the lines that are printed too."""
 SWEEP, RACE, PAGE = "sweep.json", "race.jsonl", "report.html"
 UNKNOWN = "still going on, killed, or failed"
 NOTE = """a loss is a mean over the recent batches, each before it was trained on
@@ -53,13 +52,13 @@ def report(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
     try:
         result = _read(folder / RESULT)
-        lead, charts, lines, details = make(folder, _read(folder / file), result)
+        lead, charts, lines = make(folder, _read(folder / file), result)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         wrong = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(
             f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
         ) from error
-    page = write_page(folder / PAGE, f"{kind} {folder.name}", lead, charts, lines | details)
+    page = write_page(folder / PAGE, f"{kind} {folder.name}", lead, charts, lines | _stages(result))
     return {"result": result, "lines": lines, "page": page}
 
 
@@ -102,7 +101,7 @@ def _run(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page:
         "AUC": {"training, so far": _points(train, "auc"), "held out": _points(evaluations, "test_auc")},
         "Samples a second": {"samples": _points(train, "samples_per_second")},
     }
-    return [*_lead(last, lines)], charts, lines, _details(config, result, evaluations)
+    return [*_lead(last, lines)], charts, lines
 
 
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
@@ -195,28 +194,12 @@ def _lead(last: Line, lines: Mapping[str, str]) -> Iterator[str]:
         yield f"It overfits: after step {last['best_step']:,}, held-out log loss rose {grown}."
 
 
-def _details(config: Line, result: Line, evaluations: Sequence[Line]) -> dict[str, str]:
-    from skirl.cli.train import Train
-
-    details = {}
-    if result:
-        moved = result["movement"]
-        times = [("seconds", "", "of them while the loop waited")]
-        times += [
-            (name, f"{s:,.2f}", f"{moved['blame'].get(name, 0.0):,.2f}") for name, s in moved["busy"].items() if s
-        ]
-        details["stages of trainer 0" if result["by_trainer"] else "stages"] = columns(times)
-    if evaluations:
-        tests = [("step", *SCORES.values())]
-        tests += [(f"{e['step']:,}", *(_figure(e[f"test_{name}"]) for name in SCORES)) for e in evaluations]
-        details["evaluations"] = columns(tests, left=())
-    usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
-    changed = {n: shown(v) for n, v in config["flags"].items() if n not in usual or v != usual[n]}
-    return details | {
-        "started": f"{config['started']}, at step {config['begun_at']}",
-        **{f"version of {name}": version for name, version in config["versions"].items()},
-        "set": "\n".join(f"{option(name)} {value}" for name, value in changed.items()),
-    }
+def _stages(result: Line) -> dict[str, str]:
+    if "movement" not in result:
+        return {}
+    moved, times = result["movement"], [("seconds", "", "of them while the loop waited")]
+    times += [(name, f"{s:,.2f}", f"{moved['blame'].get(name, 0.0):,.2f}") for name, s in moved["busy"].items() if s]
+    return {"stages of trainer 0" if result["by_trainer"] else "stages": columns(times)}
 
 
 # A sweep
@@ -243,7 +226,7 @@ def _sweep(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page
         },
     }
     best = f"The best of {len(names)} variants is {best_line(places)}." if places else "No step is done yet."
-    return [result.get("failed") or best], charts, lines, {}
+    return [result.get("failed") or best], charts, lines
 
 
 def standing(places: Sequence[Line], aucs: Mapping[str, float | None]) -> str:
