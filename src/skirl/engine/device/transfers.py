@@ -246,8 +246,6 @@ class Arrival:
     rows: Block
     plan: Block
     packed: Packed
-    scales: list[np.ndarray]
-    """The factors of each micro-batch as they were sent. The loop may set others."""
     forwards: list[tuple[int, int, int]]
     """For each step that rows are forwarded from: its number, and its first and end among the plan's forwarded rows."""
     tree: TreePlan | None
