@@ -100,13 +100,6 @@ def test_a_backward_that_was_forgotten_is_said_once(caplog: pytest.LogCaptureFix
     assert caplog.text.count("had no backward") == 1 and "step 4 looked rows up" in caplog.text
 
 
-def test_gradients_that_are_not_finite_are_said_once(caplog: pytest.LogCaptureFixture):
-    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 9, 2)], optimizer=skirl.SGD(lr=0.1), cache=9)
-    for i, scale in enumerate((1.0, float("nan"), float("inf"))):
-        (rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i]])))["a"].sum() * scale).backward()
-    assert caplog.text.count("gradients of rows are not finite in step 2,") == 1
-
-
 Model = Tower | Plain
 
 

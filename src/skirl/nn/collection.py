@@ -64,7 +64,7 @@ class Collection(nn.Module):
     def _hold(self, engine: Engine, pack: Pack, grad_scaler: Any = None) -> None:
         self.engine, self.pack = engine, pack
         nothing = torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at)
-        self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.pack.optimizers))
+        self.anchor = Anchor.of(nothing)
         self.optimizer = TorchHandle(self.pack.optimizers, self.engine.device.at)
         self.current = CurrentStep(self.engine, self.pack, self.optimizer, self.anchor, grad_scaler)
         self.alone = StepByStep(self.engine)

@@ -1,8 +1,6 @@
 """The step that a collection is in: its forwards, backwards and micro-batches, and how it comes without a lookahead."""
 
-import logging
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,6 @@ from skirl.engine.work import Work
 from skirl.nn.optimizers import DenseGradients, unscaled
 from skirl.oracle.planner import Plan
 from skirl.tools.interrupts import uninterrupted
-
-log = logging.getLogger("skirl")
-
 
 _OTHERS = (
     "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature {name!r}, whose rows "
@@ -113,7 +108,6 @@ class CurrentStep:
         self._optimizer = optimizer
         self.anchor = anchor
         self.grad_scaler: Any = grad_scaler
-        self._told = False
 
     def opened(self, loop: Any) -> None:
         """Called by a lookahead that begins; with `None` when it ends."""
@@ -240,7 +234,6 @@ class CurrentStep:
         scaler = self.grad_scaler
         if scaler is None and any(live.any() for live in work.live.values()):
             unscaled.add(self)
-        self._say_not_finite(work)
         finite = scaler is None or not scaler.is_enabled() or self._unscale(work)
         settings = self._optimizer.settings()
         try:
@@ -249,17 +242,6 @@ class CurrentStep:
         except BaseException as error:
             self.engine.lose(f"rows of a step were being updated when {error!r} happened", error)
             raise
-
-    def _say_not_finite(self, work: Work) -> None:
-        """Warn once of gradients that are not finite. A sum is not if one of its numbers is not."""
-        here = [] if self._told or self.grad_scaler is not None else work.grads.values()
-        if not all(isfinite(grad.sum().item()) for grad in here if grad.device.type == "cpu"):
-            self._told = True
-            log.warning(
-                "gradients of rows are not finite in step %d, and so are these rows from here on: leave such a loss out, or "
-                "lower the learning rate",
-                self.engine.counters.steps,
-            )
 
     def _unscale(self, work: Work) -> bool:
         """Divide the loss scale out; False when a gradient is not finite and the step is to be skipped. The anchor's
