@@ -324,7 +324,7 @@ class Lookahead:
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '
                 'or use depth="auto"'
             )
-        weakref.finalize(self, self._watch.abandon)
+        weakref.finalize(self, self._watch.close)
         self._pass: Pass | None = None
         self._epoch: Epoch | None = None
         self._entered = False
