@@ -297,7 +297,7 @@ class StepByStep:
     def step(self, ids: Ids) -> Work:
         engine = self._engine
         if self._window is None:
-            self._window, self._done = Window([engine], _PLAN, numbered=False), 0
+            self._window, self._done = Window([engine], _PLAN), 0
             engine.forget_moves()
         with uninterrupted() as hold:
             try:

@@ -51,10 +51,6 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
                 f"device is '{at}', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or "
                 "set device to 'cpu'"
             )
-        if (at.index or 0) >= torch.cuda.device_count():
-            raise ValueError(
-                f"device is '{at}', and there are {torch.cuda.device_count()} GPUs, numbered from 0: set device to one"
-            )
         at = torch.device("cuda", torch.cuda.current_device() if at.index is None else at.index)
         return Gpu(at, dtype, CudaStreams(at))
     if "triton" not in sys.modules:  # it reads this once, when it is imported
