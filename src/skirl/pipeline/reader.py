@@ -196,11 +196,16 @@ class Reader:
     def _whole(self, shards: list[Ids], hold: Hold) -> list[Ids]:
         assert self._source is not None
         if len(shards) == self.micros:
-            if not _uneven(shards):
+            if len({shard.samples for shard in shards}) == 1:
                 return shards
             with self._watch.reading(hold, self._read):
                 if next(self._source, _END) is not _END:
-                    raise _refusal(shards, self._read)
+                    sizes = ", ".join(str(shard.samples) for shard in shards)
+                    raise ValueError(
+                        f"batches {self._read - len(shards)} to {self._read - 1} are the shards of one step and have "
+                        f"{sizes} samples: have the loader yield batches of one size, as a DataLoader does with "
+                        "drop_last=True"
+                    )
         if shards and self._order is None:  # else a first pass has said so
             log.warning(
                 "the last %d samples of the pass are left out: a step of %d shards needs %d batches of equal size",
@@ -315,19 +320,6 @@ class Reader:
             return [[resolver.check(ids) for ids in step] for resolver in self._resolvers]
         except BadIds as error:
             route.fail(error)  # the other trainers end as well
-
-
-def _uneven(shards: list[Ids]) -> bool:
-    return len({shard.samples for shard in shards}) > 1
-
-
-def _refusal(shards: list[Ids], end: int) -> ValueError:
-    """Return the error for micro-batches of one step that differ in size. `end` is the batch after them."""
-    sizes = ", ".join(str(shard.samples) for shard in shards)
-    return ValueError(
-        f"batches {end - len(shards)} to {end - 1} are the shards of one step and have {sizes} samples: have the loader "
-        "yield batches of one size, as a DataLoader does with drop_last=True"
-    )
 
 
 def own(batch: Any) -> Any:

@@ -116,21 +116,12 @@ class GpuRows(BankRows):
     def allocate(self, slots: int, staging_rows: int) -> "GpuRows":
         self.blocks.most = staging_rows * self._record_bytes
         facts, size = self.facts, slots * self.facts.width
-        need = slots * self._record_bytes
-        try:
-            words = torch.empty(size + facts.packs[-1].at, dtype=self._gpu.dtype, device=self._gpu.at)
-            self.cache = words[:size].view(slots, facts.width)
-            numbers = words.view(facts.half) if facts.half else words
-            width = facts.width * (2 if facts.half else 1)
-            self.rows = [numbers[pack.at : pack.at + slots * width].view(slots, width) for pack in facts.packs]
-        except torch.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info(self._gpu.at)
-            raise MemoryError(
-                f"a cache of {slots:,} rows of dim {facts.packs[0].dim} takes {need >> 20:,} MiB, and {free >> 20:,} of "
-                f"{total >> 20:,} MiB are free on {self._gpu.at}: set cache to a size like '{max(1, free // 2 >> 20)}MiB', "
-                "or to 'auto', which leaves room for the model"
-            ) from error
-        self.shape, self.nbytes = (slots, facts.width), need
+        words = torch.empty(size + facts.packs[-1].at, dtype=self._gpu.dtype, device=self._gpu.at)
+        self.cache = words[:size].view(slots, facts.width)
+        numbers = words.view(facts.half) if facts.half else words
+        width = facts.width * (2 if facts.half else 1)
+        self.rows = [numbers[pack.at : pack.at + slots * width].view(slots, width) for pack in facts.packs]
+        self.shape, self.nbytes = (slots, facts.width), slots * self._record_bytes
         return self
 
     def forget_moves(self) -> None:
