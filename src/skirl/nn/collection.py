@@ -272,13 +272,9 @@ class Part(nn.Module):
     def __init__(self, of: Collection, features: Sequence[str], pooled: Pooling | None) -> None:
         super().__init__()
         everything = [name for table in of.tables for name in table.features]
-        if not features:
-            raise ValueError(f"part() names no feature: name some of {', '.join(map(repr, everything))}")
-        for name in features:
-            if name not in everything:
-                raise ValueError(
-                    f"no feature {name!r} in this collection: name some of {', '.join(map(repr, everything))}"
-                )
+        if not features or not {*features} <= {*everything}:
+            given = ", ".join(map(repr, features)) or "no feature"
+            raise ValueError(f"part() names {given}: name some of {', '.join(map(repr, everything))}")
         if pooled is not None and pooled not in get_args(Pooling):
             raise ValueError(
                 f"pooled is {pooled!r}: set it to 'sum' or 'mean', or leave it out for one row for each id"
