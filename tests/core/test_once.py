@@ -164,7 +164,7 @@ def test_wrong_use_gets_a_sentence():
         OncePerBag(nn.Linear(DIM, 2))(bags)
     with pytest.raises(ValueError, match=r"returned a tensor of shape \[3, 4\] for 2 bags"):
         OncePerBag(_Returns(torch.zeros(3, 4)), takes="padded")(bags)
-    with pytest.raises(TypeError, match="the encoder returned str"):
+    with pytest.raises(ValueError, match="the encoder returned str"):
         OncePerBag(_Returns("what"), takes="padded")(bags)
     with pytest.raises(ValueError, match="takes is 'nested'"):
         OncePerBag(nn.Identity(), takes="nested")  # type: ignore[arg-type]

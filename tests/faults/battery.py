@@ -78,7 +78,7 @@ def too_large(ahead: bool) -> None:
     """Check that one row too many for the cache is refused, in the loop, by the right name."""
     embeddings = skirl.EmbeddingBagCollection([Table("a", 10, 2)], optimizer=SGD(), cache=3)
     batch = KeyedJagged.one_hot(["a"], torch.arange(4).reshape(-1, 1))
-    with pytest.raises(DoesNotFit, match="batch 0 needs 4" if ahead else "this batch needs 4"):
+    with pytest.raises(DoesNotFit, match="batch 0 needs 4"):
         if not ahead:
             embeddings(batch)
         with skirl.lookahead([batch], embeddings, sparse=lambda ids: ids, timeout=runs.TIMEOUT) as batches:

@@ -143,7 +143,7 @@ TRAINING = [
           "    for i in range(begin, min(begin + STRETCH, end)):",
           "for begin in range(group_start[u], end, STRETCH):\n    for d in range(dim):\n        work[d] = zero\n"
           "    for i in range(max(begin, first), min(begin + STRETCH, end)):"),
-    Fault("dense gradients are a sum over shards", "pipeline.shards:Shards._mean_here",
+    Fault("dense gradients are a sum over shards", "pipeline.shards:Shards.complete",
           "grad.mul_(self._times)", "grad"),
     Fault("random numbers go on from shard to shard", "pipeline.shards:Shards.begin",
           "rng_state.swap_in(self._seed, step, self._first + micro)", "pass"),

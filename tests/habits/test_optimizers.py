@@ -98,38 +98,6 @@ def test_the_parameter_of_rows_never_has_a_gradient():
     train(tower, step)
 
 
-def clipped(tower: Tower, caplog: pytest.LogCaptureFixture, clip: Callable[[Tower], Any]) -> list[str]:
-    with caplog.at_level(logging.WARNING, "skirl"):
-        train(tower, lambda tower, loss: (loss.backward(), clip(tower), tower.zero_grad()))
-    return [record.getMessage() for record in caplog.records]
-
-
-@pytest.mark.parametrize(
-    "clip",
-    [
-        lambda tower: nn.utils.clip_grad_norm_(tower.parameters(), 0.1),
-        lambda tower: nn.utils.clip_grad_value_(list(tower.parameters()), 0.1),
-    ],
-    ids=["norm", "value"],
-)
-def test_clipping_says_once_that_it_leaves_rows_out(clip: Callable[[Tower], Any], caplog: pytest.LogCaptureFixture):
-    [said] = clipped(Tower(), caplog, clip)
-    assert "leaves the rows of embeddings out" in said and "set clip of their optimizer" in said
-
-
-def test_clipping_says_nothing_where_rows_are_clipped_frozen_or_not_meant(caplog: pytest.LogCaptureFixture):
-    def of_all(tower: Tower) -> Any:
-        return nn.utils.clip_grad_norm_(tower.parameters(), 0.1)
-
-    assert not clipped(Tower(optimizer=skirl.SGD(lr=RATE, clip=1.0)), caplog, of_all)
-    assert not clipped(Tower(), caplog, lambda tower: nn.utils.clip_grad_norm_(tower.top.parameters(), 0.1))
-    frozen = Tower()
-    frozen.rows.requires_grad_(False)
-    assert not clipped(frozen, caplog, of_all)
-    one = Tower(optimizer={"user": skirl.SGD(lr=RATE, clip=1.0), "*": skirl.SGD(lr=RATE)})
-    assert len(clipped(one, caplog, of_all)) == 1
-
-
 def scaled(parameters: Callable[[Tower], Any], more: Any, scaler: Any) -> Tower:
     """Train with a GradScaler that steps only the dense optimizer."""
     tower = Tower(dtype=torch.float32, **more)

@@ -68,7 +68,7 @@ class TestWeights:
         embeddings = made()
         with ahead(embeddings, [self.batch(torch.ones(3))]) as batches:
             next(batches)
-            with pytest.raises(ValueError, match="forward got no weights, the current batch has some"):
+            with pytest.raises(ValueError, match="forward takes weights of ids as the lookahead yielded them"):
                 embeddings(self.batch(None))
 
 

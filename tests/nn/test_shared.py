@@ -135,18 +135,3 @@ def test_a_frozen_feature_and_one_without_a_gradient_train_no_row():
     assert torch.equal(before[0], after[0]) and torch.equal(before[2], after[2])
     changed = (before[1] != after[1]).any(1).nonzero().flatten()
     assert set(changed.tolist()) == set(ids.select(["liked"]).values().tolist())
-
-
-@pytest.mark.parametrize("loss", [bent, lambda out: out["word"].sum()])
-def test_weights_of_shared_bags_get_the_sum_of_their_samples(loss):
-    """Those of features without a gradient get none."""
-    ids = shared(4, weights=True)
-    grads = []
-    for expanded in (False, True):
-        weights = ids.weights_or_none().clone().requires_grad_()
-        now = KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=weights, strides=ids.stride_per_key(),
-                          inverse=ids.groups)  # fmt: skip
-        loss(collection(SGD(lr=0.1))(now.expanded() if expanded else now)).backward()
-        grads.append(weights.grad)
-    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
-    assert grads[0].abs().sum() > 0

@@ -47,11 +47,11 @@ def test_it_begins_again_from_the_rows_of_a_store(keys):
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        (1 << 48 | 63, "row 63 of table 't1', but the table has rows 0 to 62 only: give it as many rows as it had"),
-        (5 << 48 | 3_000_000, "row 3000000 of table 't5', but the table has rows 0 to 2999999 only"),
-        (7 << 48 | 3, "the store holds row 3 of table number 7, but there are only 7 tables"),
-        (6 << 48 | 1 << 47, "of table 't6', but the table has rows 0 to 140737488355327"),
-        (-1, "of table number -1, but there are only 7 tables"),
+        (1 << 48 | 63, "row 63 of table number 1, but table 't1' has rows 0 to 62 only: pass the tables, each with"),
+        (5 << 48 | 3_000_000, "row 3000000 of table number 5, but table 't5' has rows 0 to 2999999 only"),
+        (7 << 48 | 3, "the store holds row 3 of table number 7, but only 7 tables are given"),
+        (6 << 48 | 1 << 47, "but table 't6' has rows 0 to 140737488355327"),
+        (-1, "of table number -1, but only 7 tables are given"),
     ],
 )
 def test_rows_that_the_tables_do_not_have_are_refused(key, message):

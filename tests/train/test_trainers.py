@@ -310,17 +310,3 @@ def test_another_plan_is_refused(tmp_path, change, said):
         read(path, TABLES, 2)
     with pytest.raises(ValueError, match="placement is 'colums': set it to auto, rows, whole, columns, mixed, or to a"):
         StepFlags(placement="colums")
-
-
-def test_weights_made_in_the_loop_are_refused():
-    def train(peers):
-        with using(peers):
-            rows = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=0.1), cache=90, placement={"a": 1})
-        ids = draw(peers.rank)[1]
-        with skirl.lookahead([ids], rows, sparse=lambda ids: ids, shards=2) as batches:
-            for batch in batches:
-                weights = torch.ones(len(batch.values()), requires_grad=True)
-                rows(skirl.KeyedJagged(batch.keys(), batch.values(), weights=weights, offsets=batch.offsets()))
-
-    with pytest.raises(ValueError, match="leave placement out"):
-        InProcess.run(2, train)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from skirl.core.inverse import check_groups, check_strides, inverse_of, no_such
+from skirl.core.inverse import INTS, check_array, inverse_of, no_such
 
 
 class Sparse(Protocol):
@@ -59,45 +59,32 @@ class KeyedJagged:
         if (lengths is None) == (offsets is None):
             given = "neither lengths nor offsets is" if lengths is None else "lengths and offsets are both"
             raise ValueError(f"KeyedJagged: {given} given, pass one of the two")
-        for name, of in (("values", values), ("lengths", lengths), ("offsets", offsets)):
-            if of is not None and not isinstance(of, torch.Tensor):
-                raise TypeError(f"KeyedJagged: {name} are a {type(of).__name__}: pass a torch.Tensor")
-        for name, of in (("lengths", lengths), ("offsets", offsets)):
-            if of is not None and (of.dim() != 1 or of.dtype not in (torch.int64, torch.int32)):
-                raise ValueError(
-                    f"KeyedJagged: {name} are {str(of.dtype).removeprefix('torch.')} of shape {list(of.shape)}: pass whole "
-                    "numbers, int64 or int32, in one dimension, feature after feature"
-                )
-        if lengths is not None and "cpu" == lengths.device.type == values.device.type:
-            least, total = (int(lengths.min()), int(lengths.sum())) if lengths.numel() else (0, 0)
-            if least < 0:
-                raise ValueError(f"KeyedJagged: one of the lengths is {least}: set each to 0 or more")
-            if total != values.numel():
+        if lengths is not None:
+            check_array(lengths, "lengths", INTS)
+            if lengths.device.type == "cpu" and (total := int(lengths.sum())) != values.numel():
                 raise ValueError(
                     f"KeyedJagged: lengths sum up to {total}, and there are {values.numel()} values: pass how many each "
                     "feature and sample has"
                 )
-        if lengths is not None and strides is None and not inverse and lengths.numel() % max(1, len(keys)):
+        if (strides is None) != (not inverse):
             raise ValueError(
-                f"KeyedJagged: lengths has {lengths.numel()} entries for {len(keys)} features: pass one for each feature "
-                "and sample"
+                f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "
+                "many bags each feature has and which of them each sample has"
             )
         self._keys = list(keys)
         self._values = values
         self._offsets = _ends_of(lengths) if offsets is None else offsets
         self._weights = weights
-        self.groups: dict[tuple[str, ...], torch.Tensor] = {}
-        self._strides: list[int] | None = None
-        if not inverse and strides is None:
-            return
-        if strides is None or not inverse:
+        self._strides = None if strides is None else [int(stride) for stride in strides]
+        self.groups = {
+            (names,) if isinstance(names, str) else tuple(names): of for names, of in (inverse or {}).items()
+        }
+        named = [name for names in self.groups for name in names]
+        if not {*named} <= {*self._keys} or len({*named}) < len(named) or len(self.groups) < len(inverse or {}):
             raise ValueError(
-                f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "
-                "many bags each feature has and which of them each sample has"
+                f"the inverse names features {', '.join(map(repr, named))}: there are {', '.join(map(repr, keys))}, name "
+                "each once at most"
             )
-        strides = [int(stride) for stride in strides]
-        check_strides(strides, self._keys, self._offsets.numel() - 1)
-        self.groups, self._strides = check_groups(inverse, dict(zip(self._keys, strides))), strides
 
     @classmethod
     def of(cls, sparse: Any) -> "KeyedJagged":

@@ -46,10 +46,6 @@ class Ids:
     """The ids of each bank: checked, and with their bags once the step is planned."""
     returned: bool = False
     """True once its backward has run."""
-    learned: torch.Tensor | None = None
-    """Weights of the ids as forward got them, if they need a gradient."""
-    weighted: "Ids | None" = None
-    """The ids with these weights. Features may be in another order."""
 
     @property
     def shares(self) -> bool:

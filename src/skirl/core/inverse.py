@@ -54,38 +54,39 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> tuple[int, np.nda
     if given is None:
         return None
     strides, by_name = given
-    check_strides(strides, keys, bags)
-    lengths = {name: len(tensor) for name, tensor in by_name.items()}
-    batch = next(iter(lengths.values()))
-    if other := next((name for name, length in lengths.items() if length != batch), None):
+    if len(strides) != len(keys) or any(stride < 0 for stride in strides) or sum(strides) != bags:
         raise BadIds(
-            f"the inverse of feature {other!r} has {lengths[other]} entries, that of feature {next(iter(lengths))!r} has "
-            f"{batch}: give each one entry per sample"
+            f"strides are {list(strides)} for {len(keys)} features and {bags} bags: pass how many each feature has"
         )
     arrays: dict[int, np.ndarray] = {}
+    for name, tensor in by_name.items():
+        if id(tensor) not in arrays:
+            bags_of = array_of(tensor, f"the bags of feature {name!r}", INTS, copy=False)
+            arrays[id(tensor)] = np.where((bags_of >= 0) & (bags_of < 1 << 31), bags_of, -1).astype(np.int32)
+    batch = len(next(iter(arrays.values())))
     of: list[np.ndarray | None] = []
     for name, stride in zip(keys, strides, strict=True):
-        tensor = by_name.get(name)
-        if tensor is None:
+        if name not in by_name:
             if stride != batch:
                 raise BadIds(
                     f"feature {name!r} has {stride} bags for {batch} samples and no inverse: give it one, or {batch} bags"
                 )
             of.append(None)
             continue
-        key = id(tensor)
-        if key not in arrays:
-            bags_of = array_of(tensor, f"the bags of feature {name!r}", INTS, copy=False)
-            arrays[key] = np.where((bags_of >= 0) & (bags_of < 1 << 31), bags_of, -1).astype(np.int32)
-        wrong, own = _look(arrays[key], stride)
-        if wrong >= 0:
-            raise no_such(name, tensor, wrong, stride)
-        if (unused := np.bincount(arrays[key], minlength=stride) == 0).any():
+        inverse = arrays[id(by_name[name])]
+        if len(inverse) != batch:
+            raise BadIds(
+                f"the inverse of feature {name!r} has {len(inverse)} entries, that of feature {next(iter(by_name))!r} has "
+                f"{batch}: give each one entry per sample"
+            )
+        if (wrong := (inverse < 0) | (inverse >= stride)).any():
+            raise no_such(name, by_name[name], int(wrong.argmax()), stride)
+        if (unused := np.bincount(inverse, minlength=stride) == 0).any():
             raise BadIds(
                 f"no sample has bag {unused.argmax()} of feature {name!r}, and it would be trained all the same: leave such "
                 "bags out, as the method samples(0, stride()) of a KeyedJagged does"
             )
-        of.append(None if own and stride == batch else arrays[key])
+        of.append(None if stride == batch and np.array_equal(inverse, np.arange(batch)) else inverse)
     if all(each is None for each in of):
         return None
     return batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of)
@@ -105,34 +106,6 @@ def no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds
         f"the inverse of feature {name!r} gives bag {inverse[sample]} for sample {sample}, but there are {there} bags: "
         "number bags from 0"
     )
-
-
-def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
-    if len(strides) != len(keys) or any(stride < 0 for stride in strides) or sum(strides) != bags:
-        raise BadIds(
-            f"strides are {list(strides)} for {len(keys)} features and {bags} bags: pass how many each feature has"
-        )
-
-
-def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the inverse by tuples of features. Raise if its form is wrong; its values may be on a GPU."""
-    groups = {(names,) if isinstance(names, str) else tuple(names): of for names, of in inverse.items()}
-    named = [name for names in groups for name in names]
-    if not {*named} <= {*bags} or len({*named}) < len(named) or len(groups) < len(inverse):
-        raise ValueError(
-            f"the inverse names features {', '.join(map(repr, named))}: there are {', '.join(map(repr, bags))}, name each "
-            "once at most"
-        )
-    for names, tensor in groups.items():
-        if len({bags[name] for name in names}) > 1:
-            each = ", ".join(f"{name}: {bags[name]}" for name in names)
-            raise ValueError(
-                f"features of one group have different numbers of bags ({each}): group those of one number"
-            )
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1:
-            what = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            raise ValueError(f"the inverse of {', '.join(names)} is {what}: pass a tensor with one entry per sample")
-    return groups
 
 
 def given_inverse(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
@@ -160,7 +133,7 @@ def given_inverse(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | No
 INTS = (torch.int64, torch.int32)
 
 
-def array_of(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], copy: bool) -> np.ndarray:
+def check_array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...]) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{what} are a {type(tensor).__name__}: pass a torch.Tensor")
     if tensor.dtype not in allowed:
@@ -168,13 +141,11 @@ def array_of(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], 
         raise TypeError(f"{what} are {str(tensor.dtype).removeprefix('torch.')}: pass {names}")
     if tensor.dim() != 1:
         raise ValueError(f"{what} have shape {list(tensor.shape)}: pass one dimension")
+
+
+def array_of(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], copy: bool) -> np.ndarray:
+    check_array(tensor, what, allowed)
     if tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
     array = tensor.cpu().contiguous().numpy()
     return array.copy() if copy and tensor.device.type == "cpu" else array
-
-
-def _look(inverse: np.ndarray, stride: int) -> tuple[int, bool]:
-    """Return the first sample whose bag does not exist, or -1, and whether every sample i has bag i."""
-    wrong = (inverse < 0) | (inverse >= stride)
-    return int(wrong.argmax()) if wrong.any() else -1, np.array_equal(inverse, np.arange(len(inverse)))

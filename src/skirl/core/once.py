@@ -174,14 +174,11 @@ def _kind(layer: nn.Module) -> Kind | None:
 
 
 def _for_samples(made: Any, bags: Distinct) -> Tensor:
-    if not isinstance(made, Tensor):
-        raise TypeError(
-            f"OncePerBag: the encoder returned {type(made).__name__}: return a tensor, or a tuple, list or dict of tensors"
-        )
-    if not made.dim() or len(made) != bags.bags:
+    if not isinstance(made, Tensor) or not made.dim() or len(made) != bags.bags:
+        what = f"a tensor of shape {list(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
         raise ValueError(
-            f"OncePerBag: the encoder returned a tensor of shape {list(made.shape)} for {bags.bags} bags: return "
-            "tensors whose first dimension is the bag"
+            f"OncePerBag: the encoder returned {what} for {bags.bags} bags: return a tensor whose first dimension is the "
+            "bag, or a tuple, list or dict of such"
         )
     return bags.for_samples(made)
 

@@ -145,7 +145,7 @@ class Capacity:
         budget, staging = self._budget(largest, in_flight)
         floors = [min(n, most) for n, most in zip(self.rows, largest, strict=True)]
         if int(self.needs([largest])[0]) > budget:
-            raise self.refusal([largest], in_flight=in_flight, number=None)
+            raise self.refusal([largest], in_flight=in_flight)
         # A bank that the first window does not use will be used later. Count it as one row, so that it gets more than one.
         demand = [max(1, n) for n in distinct]
         return CacheSplit([max(1, slots) for slots in _share(budget, self.weights, floors, self.rows, demand)], staging)
@@ -159,17 +159,17 @@ class Capacity:
                 split = self.divide(distinct, largest.tolist(), in_flight)
                 self._largest = np.maximum(self._largest, largest)
                 return split
-        raise self.refusal(needs, in_flight=in_flight, number=None)
+        raise self.refusal(needs, in_flight=in_flight)
 
-    def refusal(self, batches: Sequence[Sequence[int]], *, in_flight: int, number: int | None) -> DoesNotFit:
+    def refusal(self, batches: Sequence[Sequence[int]], *, in_flight: int, number: int = 0) -> DoesNotFit:
         """Return the error for batch `number`, which no split holds, the first of `batches`. It asks for what the
         largest of them needs, so that the next is not refused too."""
         (budget, staging), needs = self._budget(batches[0], in_flight), self.needs(batches)
-        first, most = "this batch" if number is None else f"batch {number}", int(needs.argmax())
+        most = int(needs.argmax())
         floors = np.minimum(batches[0], self.rows)
         widest = int(floors.argmax())
         of_dim = f" ({floors[widest]:,} of dim {self.dims[widest]})" if len(self.dims) > 1 else ""
-        also = f", and batch {(number or 0) + most} needs {needs[most]:,}" if needs[most] > needs[0] else ""
+        also = f", and batch {number + most} needs {needs[most]:,}" if needs[most] > needs[0] else ""
         also += f", the most of the {len(needs):,} batches read so far" if len(needs) > 1 else ""
         room = f"is {budget:,} rows"
         if self.in_bytes:
@@ -177,7 +177,7 @@ class Capacity:
                 f"has {max(0, budget):,} bytes for rows and {self._bytes_of(staging):,} for staging (rows on their way, at "
                 "most half)"
             )
-        found = f"cache {self.cache!r} {room}, {first} needs {needs[0]:,}{of_dim}{also}"
+        found = f"cache {self.cache!r} {room}, batch {number} needs {needs[0]:,}{of_dim}{also}"
         return DoesNotFit(found, self.enough(int(needs[most])), self.in_bytes)
 
     def take(self, split: CacheSplit) -> None:

@@ -1,6 +1,5 @@
 """The rows of one engine behind one face: they are all this trainer's, or several trainers share them."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -27,8 +26,6 @@ from skirl.peers.job import trainers
 
 if TYPE_CHECKING:
     from skirl.engine.engine import Engine
-
-log = logging.getLogger("skirl")
 
 
 class Rows:
@@ -344,8 +341,6 @@ def open_rows(
         if isinstance(given, Mapping):
             check_cut(tables[number], optimizers[number], owner, at, half)
         whole[number] = owner
-    if at.type != "cpu":
-        log.warning("%d trainers on GPUs: this has not been run yet, compare the bits with one process's", peers.size)
     return SharedRows(peers, whole)
 
 

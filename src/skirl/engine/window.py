@@ -33,15 +33,12 @@ class Window:
         shards: int = 1,
         route: Route | None = None,
         mine: range = range(1),
-        numbered: bool = True,
     ) -> None:
         self.entered = 0
         self.next_number = 0
         self.over = False
         self._engines = engines
         self._plan = plan
-        self._numbered = numbered
-        """True if errors name the number of a batch."""
         self._epoch = epoch
         self._shards, self._mine = shards, mine
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
@@ -70,8 +67,7 @@ class Window:
                 for engine in self._engines
             ]
         except BadIds as error:
-            named = BadIds(f"batch {self.entered}, {error}") if self._numbered else error
-            self._route.fail(named)
+            self._route.fail(BadIds(f"batch {self.entered}, {error}"))
         banks = [BankIds.joined(parts) for work in works for parts in zip(*(micro.banks for micro in work.micros))]
         micros = [work.micros for e, work in zip(self._engines, works) for _ in e.schema.banks]
         joined = self._route.batch(banks, self._planner.vote(), micros)
@@ -228,7 +224,7 @@ class Window:
         """Return the error for the first of these batches, number `number`. It also says what all the others need."""
         capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
         needs = [self._needs(i, works) for works in batches]
-        return capacity.refusal(needs, in_flight=in_flight, number=number if self._numbered else None)
+        return capacity.refusal(needs, in_flight=in_flight, number=number)
 
     def _needs(self, i: int, works: list[Work]) -> list[int]:
         return [len(distinct(part.keys())[0]) for part in works[i].asked]

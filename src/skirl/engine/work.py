@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -76,8 +76,8 @@ class Work:
         return self.state == State.APPLIED or any(work.applied for work in self.packs.values())
 
     def own(self, pack: int = 0) -> "Work":
-        """Return a variant's part of the step: the same Steps and ids, with weights of ids and gradients of its own."""
-        micros = [replace(ids, banks=[copy(bank) for bank in ids.banks]) for ids in self.micros]
+        """Return a variant's part of the step: the same Steps and ids, with gradients of its own."""
+        micros = [copy(ids) for ids in self.micros]
         return Work(micros, self.number, self.steps, shards=self.shards, mine=self.mine, state=self.state, pack=pack)
 
     def of(self, bank: int) -> "Work":

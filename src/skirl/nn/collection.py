@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -21,7 +20,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.engine.work import Counters, State
-from skirl.nn.current_step import CurrentStep, StepByStep, Ticket
+from skirl.nn.current_step import OTHER_WEIGHTS, CurrentStep, StepByStep, Ticket
 from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Lookup, Output, shaped, uncompiled
 from skirl.store import Store
@@ -65,7 +64,7 @@ class Collection(nn.Module):
     def _hold(self, engine: Engine, pack: Pack, grad_scaler: Any = None) -> None:
         self.engine, self.pack = engine, pack
         nothing = torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at)
-        self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.pack.optimizers))
+        self.anchor = Anchor.of(nothing)
         self.optimizer = TorchHandle(self.pack.optimizers, self.engine.device.at)
         self.current = CurrentStep(self.engine, self.pack, self.optimizer, self.anchor, grad_scaler)
         self.alone = StepByStep(self.engine)
@@ -125,7 +124,9 @@ class Collection(nn.Module):
         self.engine.check()
         if not (self.training and torch.is_grad_enabled()):
             return self._peek(sparse)
-        current = self.current
+        current, weights = self.current, sparse.weights_or_none()
+        if weights is not None and weights.requires_grad:
+            raise ValueError(OTHER_WEIGHTS)
         if current.loop is None:
             if not self.engine.rows.local:
                 raise RuntimeError(
@@ -134,40 +135,15 @@ class Collection(nn.Module):
                 )
             current.finish()
             current.expect(self.alone.step(self.engine.resolver.capture(sparse)), 0)
-            micro, same_weights = current.enter(), True
+            micro = current.enter()
         else:
             micro = current.enter()
-            same_weights = current.same.check(sparse, micro)
-        out = current.out
-        if out is not None:
-            if not same_weights or _wants_grad(sparse):
-                raise ValueError(
-                    "the second lookup of a batch has new weights: weigh its ids once, in the first lookup, or multiply "
-                    "the lookup's output instead"
-                )
-            out.check_frozen()
+            current.same.check(sparse, micro)
+        if current.out is None:
+            current.out = self._output(micro, lambda tickets: Lookup.apply(self.anchor, tickets))
         else:
-            out = current.out = self._look_up(sparse, micro, same_weights)
-        return out.only(sparse.keys())
-
-    def _look_up(self, sparse: Sparse, micro: Ids, same_weights: bool) -> Output:
-        resolver, weights = self.engine.resolver, sparse.weights_or_none()
-        if weights is not None and (_wants_grad(sparse) or not same_weights):
-            if self.engine.rows.whole:
-                raise ValueError(
-                    "weights made in the loop are unknown to the trainers that look tables up for all: leave placement out"
-                )
-            if missing := sorted(set(self.engine.schema.features) - set(sparse.keys())):
-                raise ValueError(
-                    f"weights made in the loop need all features, but feature {missing[0]!r} is not in this part of the "
-                    "batch: look up all features of the collection first, then parts of them"
-                )
-            micro.learned = weights if weights.requires_grad else None
-            micro.weighted = now = resolver.capture(sparse, copy=False)
-            now.banks = [copy(ids) for ids in micro.banks]
-            for ids, again in zip(micro.banks, resolver.resolve(now).banks, strict=True):
-                ids.scale = again.scale  # the weights are new since the batch was read
-        return self._output(micro, lambda tickets: Lookup.apply(self.anchor, micro.learned, tickets))
+            current.out.check_frozen()
+        return current.out.only(sparse.keys())
 
     def _output(self, micro: Ids, look_up: Callable[[list[Ticket]], Sequence[Tensor | None]]) -> Output:
         current = self.current
@@ -296,13 +272,9 @@ class Part(nn.Module):
     def __init__(self, of: Collection, features: Sequence[str], pooled: Pooling | None) -> None:
         super().__init__()
         everything = [name for table in of.tables for name in table.features]
-        if not features:
-            raise ValueError(f"part() names no feature: name some of {', '.join(map(repr, everything))}")
-        for name in features:
-            if name not in everything:
-                raise ValueError(
-                    f"no feature {name!r} in this collection: name some of {', '.join(map(repr, everything))}"
-                )
+        if not features or not {*features} <= {*everything}:
+            given = ", ".join(map(repr, features)) or "no feature"
+            raise ValueError(f"part() names {given}: name some of {', '.join(map(repr, everything))}")
         if pooled is not None and pooled not in get_args(Pooling):
             raise ValueError(
                 f"pooled is {pooled!r}: set it to 'sum' or 'mean', or leave it out for one row for each id"
@@ -334,11 +306,6 @@ class Part(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join([*map(repr, self.features), *([] if self.pooled is None else [f"pooled={self.pooled!r}"])])
-
-
-def _wants_grad(sparse: Sparse) -> bool:
-    weights = sparse.weights_or_none()
-    return weights is not None and weights.requires_grad
 
 
 def collections_of(model: nn.Module) -> dict[str, Collection]:

@@ -1,8 +1,6 @@
 """The step that a collection is in: its forwards, backwards and micro-batches, and how it comes without a lookahead."""
 
-import logging
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -21,14 +19,16 @@ from skirl.nn.optimizers import DenseGradients, unscaled
 from skirl.oracle.planner import Plan
 from skirl.tools.interrupts import uninterrupted
 
-log = logging.getLogger("skirl")
-
-
 _OTHERS = (
     "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature {name!r}, whose rows "
     "are not there. Take batches only from the lookahead, and let what reads ahead (Lightning, a double-buffered loop) wrap "
-    "the loader; change ids before: in the Dataset, in collate_fn or in lookahead(sparse=...); leave ids out by weights of "
-    "0; of a wrapped module that is called several times, name the calls: skirl.wrap(features={{{name!r}: [...]}})"
+    "the loader; change ids before: in the Dataset, in collate_fn or in lookahead(sparse=...); of a wrapped module that is "
+    "called several times, name the calls: skirl.wrap(features={{{name!r}: [...]}})"
+)
+OTHER_WEIGHTS = (
+    "forward takes weights of ids as the lookahead yielded them, without a gradient, and got others: make them before, in "
+    "lookahead(sparse=...), of a wrapped model sparse=lambda batch: wrapped.sparse(...); where they are made in the loop or "
+    "trained, multiply the rows of a skirl.EmbeddingCollection by them"
 )
 
 
@@ -41,30 +41,25 @@ class SameBatch:
         self._pending: list[tuple[KeyedJagged, Hashes, Any]] = []
         """What forwards got on a GPU, on its way to the host, with the batch's hashes and the event after the copies."""
 
-    def check(self, sparse: Sparse, ids: Ids) -> bool:
-        """Raise if ids are not those of the current batch. Return whether the weights are."""
+    def check(self, sparse: Sparse, ids: Ids) -> None:
+        """Raise if ids or weights are not those of the current batch."""
         check_form(sparse)
-        weights = sparse.weights_or_none()
-        if weights is None and ids.weights is not None:
-            raise ValueError(
-                "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; of a "
-                "wrapped model, skirl.lookahead(sparse=lambda batch: wrapped.sparse(...))"
-            )
         shared = ids.shares or given_inverse(sparse) is not None
-        if sparse.values().device.type == "cpu" or weights is not None or shared:
-            return self._compare(capture(sparse, (), copy=False), ids.hashes)
-        self._compare_later(sparse, ids)
-        return True
+        if sparse.values().device.type == "cpu" or sparse.weights_or_none() is not None or shared:
+            self._compare(capture(sparse, (), copy=False), ids.hashes)
+        else:
+            self._compare_later(sparse, ids)
 
-    def _compare(self, now: Ids, known: Hashes) -> bool:
+    def _compare(self, now: Ids, known: Hashes) -> None:
         found = hashes_of(now)
         if found == known:
-            return True
+            return
         given = {name: hashes for name, hashes in found.items() if name in self._features}
         wrong = next((name for name in given if name not in known or known[name][0] != given[name][0]), None)
         if wrong is not None:
             raise ValueError(_OTHERS.format(name=wrong))
-        return all(known[name][1] == weights for name, (_, weights) in given.items())
+        if any(known[name] != hashes for name, hashes in given.items()):
+            raise ValueError(OTHER_WEIGHTS)
 
     def _compare_later(self, sparse: Sparse, ids: Ids) -> None:
         self.settle()
@@ -113,7 +108,6 @@ class CurrentStep:
         self._optimizer = optimizer
         self.anchor = anchor
         self.grad_scaler: Any = grad_scaler
-        self._told = False
 
     def opened(self, loop: Any) -> None:
         """Called by a lookahead that begins; with `None` when it ends."""
@@ -240,7 +234,6 @@ class CurrentStep:
         scaler = self.grad_scaler
         if scaler is None and any(live.any() for live in work.live.values()):
             unscaled.add(self)
-        self._say_not_finite(work)
         finite = scaler is None or not scaler.is_enabled() or self._unscale(work)
         settings = self._optimizer.settings()
         try:
@@ -249,17 +242,6 @@ class CurrentStep:
         except BaseException as error:
             self.engine.lose(f"rows of a step were being updated when {error!r} happened", error)
             raise
-
-    def _say_not_finite(self, work: Work) -> None:
-        """Warn once of gradients that are not finite. A sum is not if one of its numbers is not."""
-        here = [] if self._told or self.grad_scaler is not None else work.grads.values()
-        if not all(isfinite(grad.sum().item()) for grad in here if grad.device.type == "cpu"):
-            self._told = True
-            log.warning(
-                "gradients of rows are not finite in step %d, and so are these rows from here on: leave such a loss out, or "
-                "lower the learning rate",
-                self.engine.counters.steps,
-            )
 
     def _unscale(self, work: Work) -> bool:
         """Divide the loss scale out; False when a gradient is not finite and the step is to be skipped. The anchor's
@@ -291,8 +273,6 @@ class Ticket:
         self.live = np.zeros(len(self.engine.schema.banks[bank].features), np.bool_)
         self.trained = current.trained(bank)
         """Of each feature: whether its rows are trained, as of its forward."""
-        self.passes = self.trained.copy()
-        """Of each feature: whether a gradient of it goes anywhere: to its rows, or to the weights of its ids."""
         self.used = False
 
     def release(self) -> None:
@@ -317,7 +297,7 @@ class StepByStep:
     def step(self, ids: Ids) -> Work:
         engine = self._engine
         if self._window is None:
-            self._window, self._done = Window([engine], _PLAN, numbered=False), 0
+            self._window, self._done = Window([engine], _PLAN), 0
             engine.forget_moves()
         with uninterrupted() as hold:
             try:

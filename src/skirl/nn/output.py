@@ -122,12 +122,9 @@ class Output(Mapping[str, Tensor]):
         assert self._tickets is not None
         for ticket, features in zip(self._tickets, live, strict=True):
             ticket.live |= np.array(features)
-        trained = [grad if ticket.passes.any() else None for ticket, grad in zip(self._tickets, grads, strict=True)]
+        trained = [grad if ticket.trained.any() else None for ticket, grad in zip(self._tickets, grads, strict=True)]
         if any(grad is not None for grad in trained):
-            learned = self._tickets[0].work.micros[self._tickets[0].micro].learned
-            found = hand_back(self._tickets, trained, [None] * len(trained))
-            if learned is not None:
-                learned.backward(found)
+            hand_back(self._tickets, trained, [None] * len(trained))
 
     def pooling(self, mode: Pooling | None) -> Self:
         """Return the same lookup with the rows of each sample summed or averaged."""
@@ -172,7 +169,7 @@ class Output(Mapping[str, Tensor]):
         return Distinct(rows, offsets, which)
 
     def _passing(self, bank: int, column: int, out: Tensor) -> Tensor:
-        return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
+        return out if self._tickets is None or self._tickets[bank].trained[column] else out.detach()
 
     def _offsets_of_bags(self, bank: int, column: int) -> np.ndarray:
         """Return where each bag of a feature begins, among the ids of its bank."""
@@ -301,14 +298,12 @@ class Lookup(torch.autograd.Function):
     """Forward: look banks up. Backward: hand their gradients to the current step."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tickets: list[Ticket]) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, anchor: Tensor, tickets: list[Ticket]) -> tuple[Tensor | None, ...]:
         ctx.tickets = tickets
         ctx.set_materialize_grads(False)
         out, stopped = looked_up(tickets), list[Tensor | None]()
         for number, ticket in enumerate(tickets):
-            if weights is not None:
-                ticket.passes[:] = True
-            stopped += () if ticket.passes.any() else out[2 * number : 2 * number + 2]
+            stopped += () if ticket.trained.any() else out[2 * number : 2 * number + 2]
         ctx.mark_non_differentiable(*(each for each in stopped if each is not None))
         return tuple(out)
 
@@ -316,15 +311,13 @@ class Lookup(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         current = ctx.tickets[0].current
-        weights_grad = hand_back(ctx.tickets, grads[::2], grads[1::2])
+        hand_back(ctx.tickets, grads[::2], grads[1::2])
         current.dense.in_backward(current.engine.counters.steps)
-        return current.anchor.new_empty(0), weights_grad, None
+        return current.anchor.new_empty(0), None
 
 
-def hand_back(
-    tickets: Sequence[Ticket], grads: Sequence[Tensor | None], of_bags: Sequence[Tensor | None]
-) -> Tensor | None:
-    """Give the current step the gradients of each bank and of its shared bags; return that of learned weights of ids."""
+def hand_back(tickets: Sequence[Ticket], grads: Sequence[Tensor | None], of_bags: Sequence[Tensor | None]) -> None:
+    """Give the current step the gradients of each bank and of its shared bags."""
     first = tickets[0]
     if first.used:
         raise RuntimeError(
@@ -333,36 +326,11 @@ def hand_back(
     current, work = first.current, first.work
     current.require(work)
     first.used = work.micros[first.micro].returned = True
-    weights = work.micros[first.micro].learned
-    weights_grad = None if weights is None else torch.zeros_like(weights)
     for ticket, grad, bags in zip(tickets, grads, of_bags, strict=True):
         current.returned(ticket, grad, bags)
-        if weights_grad is not None:
-            _weight_grad(ticket, weights_grad)
     current.backward_done(work)
     for ticket in tickets:
         ticket.release()
-    return weights_grad
-
-
-def _weight_grad(ticket: Ticket, out: Tensor) -> None:
-    """Write the gradient of a bank's id weights to `out`. Must run before the rows change."""
-    engine, work = ticket.engine, ticket.work
-    grads = work.grads.get((ticket.bank, ticket.micro))
-    if grads is None or not engine.pooled:
-        return
-    live = ticket.live if not ticket.ids.shares else ticket.ids.by_bag(ticket.live)
-    dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, live)
-    micro = work.micros[ticket.micro]
-    ids = micro.weighted or micro
-    n = 0
-    for feature in engine.schema.banks[ticket.bank].features:
-        starts = ids.starts(ids.keys.index(feature.name))
-        part = dots[n : n + int(starts[-1] - starts[0])]
-        if engine.schema.tables[feature.table].pooling == "mean":
-            part = part / np.repeat(np.diff(starts), np.diff(starts))
-        out[int(starts[0]) : int(starts[-1])] = torch.from_numpy(np.ascontiguousarray(part)).to(out.device, out.dtype)
-        n += len(part)
 
 
 class Cut(torch.autograd.Function):

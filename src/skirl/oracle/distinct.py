@@ -68,9 +68,7 @@ class Finder:
         row_of = np.empty(total, kind)
         low = np.empty(tables, np.int64)
         none = kind(0xFFFF) if kind is np.uint16 else kind(-1)
-        bad = _find(self._marks, batch.values, parts, part_at, at, self.rows, self._found, low, row_of, none)
-        if bad >= 0:
-            raise ValueError(f"the id at {bad} is outside its table")
+        _find(self._marks, batch.values, parts, part_at, at, self.rows, self._found, low, row_of, none)
         first = np.zeros(tables + 1, np.int64)
         np.cumsum(at[1:] - low, out=first[1:])
         return BatchRows(parts, part_at, at, self._found, low, first, row_of)
@@ -78,8 +76,8 @@ class Finder:
 
 @kernel
 def _find(mark, values, parts, first, at, rows, found, low, row_of, none):
-    """Find the rows of each table; return the first id that is outside its table, or -1. Positions are read from the last
-    one on, and rows written from the end. Indices are unsigned or known not to be negative. Otherwise each would be
+    """Find the rows of each table. All ids are in their table. Positions are read from the last one on, and rows written
+    from the end. Indices are unsigned or known not to be negative. Otherwise each would be
     checked for wrapping around from the end."""
     places = len(mark)
     bits = 0
@@ -92,7 +90,6 @@ def _find(mark, values, parts, first, at, rows, found, low, row_of, none):
         if n == 0:
             continue
         mine = found[at[t] : at[t + 1]]
-        limit = np.uint64(rows[t])
         w = n
         direct = rows[t] <= places
         mark[: rows[t] if direct else places] = none
@@ -103,8 +100,6 @@ def _find(mark, values, parts, first, at, rows, found, low, row_of, none):
             if direct:
                 for p in range(len(part) - 1, -1, -1):
                     row = np.uint64(part[p] - minus)
-                    if row >= limit:
-                        return parts[i, 0] + p
                     r = mark[row]
                     if r == none:
                         w -= 1
@@ -115,8 +110,6 @@ def _find(mark, values, parts, first, at, rows, found, low, row_of, none):
             else:
                 for p in range(len(part) - 1, -1, -1):
                     row = np.uint64(part[p] - minus)
-                    if row >= limit:
-                        return parts[i, 0] + p
                     place = (row * _SPREAD) >> shift
                     r = mark[place]
                     while r != none and mine[r] != np.int64(row):
@@ -133,7 +126,6 @@ def _find(mark, values, parts, first, at, rows, found, low, row_of, none):
             of = row_of[parts[i, 3] : parts[i, 3] + parts[i, 1] - parts[i, 0]]
             for p in range(len(of)):
                 of[p] -= of.dtype.type(w)
-    return np.int64(-1)
 
 
 @kernel

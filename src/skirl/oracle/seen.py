@@ -76,14 +76,12 @@ class Seen:
         if not good.all():
             key = int(keys[np.argmin(good)])
             number, row = table_of(key), row_of(key)
-            if not 0 <= number < len(rows):
-                raise ValueError(
-                    f"the store holds row {row} of table number {number}, but there are only {len(rows)} tables: pass the "
-                    "tables that the store was filled with"
-                )
+            there = f"only {len(rows)} tables are given"
+            if 0 <= number < len(rows):
+                there = f"table {self._tables[number].name!r} has rows 0 to {rows[number] - 1} only"
             raise ValueError(
-                f"the store holds row {row} of table {self._tables[number].name!r}, but the table has rows 0 to "
-                f"{rows[number] - 1} only: give it as many rows as it had"
+                f"the store holds row {row} of table number {number}, but {there}: pass the tables, each with as many rows, "
+                "that the store was filled with"
             )
 
     def __len__(self) -> int:

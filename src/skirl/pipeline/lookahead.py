@@ -205,10 +205,7 @@ class Pass:
         finally:
             now.works = ()
             self._ahead._reader.end()
-            try:
-                self.pipeline.close()
-            finally:
-                self._ahead._close_epoch()
+            self.pipeline.close()
 
     def _next_step(self, hold: Hold) -> bool:
         """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, save in the loader."""
@@ -324,7 +321,7 @@ class Lookahead:
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '
                 'or use depth="auto"'
             )
-        weakref.finalize(self, self._watch.abandon)
+        weakref.finalize(self, self._watch.close)
         self._pass: Pass | None = None
         self._epoch: Epoch | None = None
         self._entered = False
@@ -579,12 +576,9 @@ class Lookahead:
             if one is not None:
                 one.close(apply)
         finally:
-            self._close_epoch()  # also if something failed between reading them and the pass
-
-    def _close_epoch(self) -> None:
-        if self._epoch is not None:
-            self._epoch.close()
-        self._epoch = None
+            if self._epoch is not None:  # also if something failed between reading it and the pass
+                self._epoch.close()
+            self._epoch = None
 
 
 def _collections(model: nn.Module | OnePlan) -> list[Collection]:

@@ -34,14 +34,12 @@ _MOST_PARTS = 10_000
 
 class Watch:
     """Watches the reads of one pass over a loader, which runs in the loop's own thread. A thread reports one that takes
-    longer than the timeout, again after twice the time, and so on. When the loader returns, the loop gets
-    `StageStuck`."""
+    longer than the timeout. When the loader returns, the loop gets `StageStuck`."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._now: tuple[int, float] | None = None
         """The batch that is being read and since when. Set as one tuple, so that it needs no lock."""
-        self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
 
     @contextmanager
@@ -68,13 +66,8 @@ class Watch:
         self._now = None
 
     def close(self) -> None:
-        self._closed.set()
-        if self._watcher is not None and self._watcher.is_alive():
-            self._watcher.join(1.0)
-        self._watcher, self._closed = None, threading.Event()  # ready for another with-block
-
-    def abandon(self) -> None:
-        self._closed = _SET
+        """Let the thread end, soon. It takes no lock, so the garbage collector may call this anywhere."""
+        self._watcher = None
 
     def _check(self) -> None:
         assert self._now is not None
@@ -87,33 +80,20 @@ class Watch:
             )
 
     def _watch(self) -> None:
-        told, due = None, self._timeout
-        while not self._closed.wait(min(1.0, self._timeout / 4)):
+        told = None
+        while self._watcher is threading.current_thread():
+            time.sleep(min(0.1, self._timeout / 4))
             now = self._now
-            if now is None:
+            if now is None or now is told or time.monotonic() - now[1] <= self._timeout:
                 continue
-            if now != told:
-                due = self._timeout
-            took = time.monotonic() - now[1]
-            if took > due:
-                told, due = now, 2 * took
-                _report(now[0], took)
-
-
-def _report(number: int, took: float) -> None:
-    with suppress(AttributeError, OSError, RuntimeError, ValueError):  # without a terminal there may be no such file
-        faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
-    log.error(
-        "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it hangs, stop it with Ctrl-C "
-        "or `kill %d`; if it is only slow, raise lookahead(timeout=...)",
-        number,
-        seconds(took),
-        os.getpid(),
-    )
-
-
-_SET = threading.Event()
-_SET.set()
+            told = now
+            with suppress(AttributeError, OSError, RuntimeError, ValueError):  # without a terminal there may be no file
+                faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
+            log.error(
+                "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it hangs, stop it with "
+                "Ctrl-C or `kill %d`; if it is only slow, raise lookahead(timeout=...)",
+                now[0], seconds(time.monotonic() - now[1]), os.getpid(),
+            )  # fmt: skip
 
 
 class OrderChanged(ValueError): ...
@@ -216,11 +196,16 @@ class Reader:
     def _whole(self, shards: list[Ids], hold: Hold) -> list[Ids]:
         assert self._source is not None
         if len(shards) == self.micros:
-            if not _uneven(shards):
+            if len({shard.samples for shard in shards}) == 1:
                 return shards
             with self._watch.reading(hold, self._read):
                 if next(self._source, _END) is not _END:
-                    raise _refusal(shards, self._read)
+                    sizes = ", ".join(str(shard.samples) for shard in shards)
+                    raise ValueError(
+                        f"batches {self._read - len(shards)} to {self._read - 1} are the shards of one step and have "
+                        f"{sizes} samples: have the loader yield batches of one size, as a DataLoader does with "
+                        "drop_last=True"
+                    )
         if shards and self._order is None:  # else a first pass has said so
             log.warning(
                 "the last %d samples of the pass are left out: a step of %d shards needs %d batches of equal size",
@@ -335,19 +320,6 @@ class Reader:
             return [[resolver.check(ids) for ids in step] for resolver in self._resolvers]
         except BadIds as error:
             route.fail(error)  # the other trainers end as well
-
-
-def _uneven(shards: list[Ids]) -> bool:
-    return len({shard.samples for shard in shards}) > 1
-
-
-def _refusal(shards: list[Ids], end: int) -> ValueError:
-    """Return the error for micro-batches of one step that differ in size. `end` is the batch after them."""
-    sizes = ", ".join(str(shard.samples) for shard in shards)
-    return ValueError(
-        f"batches {end - len(shards)} to {end - 1} are the shards of one step and have {sizes} samples: have the loader "
-        "yield batches of one size, as a DataLoader does with drop_last=True"
-    )
 
 
 def own(batch: Any) -> Any:

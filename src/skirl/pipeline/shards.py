@@ -176,7 +176,9 @@ class Shards:
         self._returned = True
         if self._others is None:
             self._take()
-            mean = self._mean_here(self._sums.totals())
+            total = tree_sum(self._sums.totals(), add_lists) or []
+            # From 0, so that no -0.0 tells which shards had no gradient.
+            mean = [None if grad is None else grad.mul_(self._times).add_(0.0) for grad in total]
         else:
             for collection in self._collections:  # in the order of the others, whose rows had a backward
                 collection.current.update_together()
@@ -186,11 +188,6 @@ class Shards:
             if grad is not None:
                 weight.grad = grad
                 self._reduced[weight] = ref(grad), grad._version
-
-    def _mean_here(self, totals: list[tuple[int, list[Tensor | None]]]) -> list[Tensor | None]:
-        total = tree_sum(totals, add_lists) or []
-        # From 0, so that no -0.0 tells which shards had no gradient.
-        return [None if grad is None else grad.mul_(self._times).add_(0.0) for grad in total]
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before each step of an optimizer: without a complete step there is nothing that it could step by."""

@@ -129,12 +129,11 @@ class OfVariant(Collection):
     def look_up(self, batch: Any, *, checked: bool = False) -> Output:
         """Return the rows' outputs of the batch in the loop, for what trains them by their gradients. checked: another
         variant has just checked its ids."""
-        sparse = self.current.loop.sparse(batch)
-        if checked and sparse.weights_or_none() is None:
+        if checked:
             self.current.out = self._output(self.current.enter(), looked_up)
             return self.current.out
         with torch.enable_grad():
-            return super().forward(sparse)
+            return super().forward(self.current.loop.sparse(batch))
 
     def close(self) -> None:
         raise RuntimeError(f"the rows of variant {self.pack.name!r} are the sweep's: call sweep.close()")

@@ -71,14 +71,6 @@ def test_the_sanitizer_finds_nothing(tool, monkeypatch):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-def test_out_of_memory_says_what_to_set():
-    _, total = torch.cuda.mem_get_info()
-    tables = [skirl.Table("a", rows=1 << 40, dim=64)]
-    embeddings = skirl.EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.1), cache=f"{2 * total}B", device="cuda")
-    with pytest.raises(MemoryError, match=r"a cache of .* rows of dim 64 takes .* MiB.*: set cache to a size like"):
-        embeddings(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3]])))
-
-
 def test_memory_is_bounded_by_the_cache():
     tables = [skirl.Table("a", rows=1 << 24, dim=64)]
     before = torch.cuda.memory_allocated()

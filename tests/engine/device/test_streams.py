@@ -112,14 +112,3 @@ def test_blocks_are_never_shared_and_sizes_add_up(actions):
         assert blocks.nbytes == used + sum(block.host.nbytes for block in blocks._free) <= max(130_000, used)
     blocks.reset()
     assert not blocks._used and all(blocks.take(100_000) is not block for block, _ in owned)
-
-
-def test_a_device_without_memory_says_what_to_set(monkeypatch):
-    def empty(size, *, device, **_):
-        if device != "cpu":
-            raise torch.OutOfMemoryError
-        return torch.zeros(size, dtype=torch.uint8)
-
-    monkeypatch.setattr(torch, "empty", empty)
-    with pytest.raises(MemoryError, match=r"could not allocate 10 KiB on .*: set cache or prefetch to less"):
-        make().take(10_000)

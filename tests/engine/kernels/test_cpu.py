@@ -1,21 +1,17 @@
 """The CPU kernels have the bits of the plain reference, however a step is split among threads."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given, target
 from hypothesis import strategies as st
 
 from skirl.core.initial import Constant, InitialTable, Normal, Uniform, fill
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from skirl.core.reference import Reference, tree_sum
+from skirl.core.reference import Reference
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import leaves
-from skirl.engine.device import BankRows
 from skirl.engine.kernels import cpu
 from skirl.engine.kernels.tree import Gradients, Parts
 from skirl.tools.threads import run
@@ -183,23 +179,6 @@ def assert_same_bits(got, expected, what):
     np.testing.assert_array_equal(
         np.ascontiguousarray(got).view(as_bits), np.ascontiguousarray(expected).view(as_bits), err_msg=what
     )
-
-
-@pytest.mark.parametrize(("dim", "dtype"), [(1, np.float32), (3, np.float32), (8, np.float32), (100, np.float64)])
-def test_the_gradient_of_a_weight_is_a_tree_sum_and_0_for_a_feature_without_gradient(dim, dtype):
-    rng = np.random.default_rng(0)
-    cache, grads = rng.standard_normal((30, dim + 1)).astype(dtype), rng.standard_normal((20, dim)).astype(dtype)
-    cache[0], grads[1::2] = -0.0, np.nan
-    slots, bag_of = rng.integers(0, 30, 50).astype(np.int32), np.sort(rng.integers(0, 20, 50)).astype(np.int32)
-    slots[np.flatnonzero(bag_of % 2 == 0)[0]] = 0
-    bank: Any = SimpleNamespace(
-        facts=SimpleNamespace(number=0), reading=lambda _: map(torch.from_numpy, (cache, slots))
-    )
-    of_bank = SimpleNamespace(banks=[SimpleNamespace(bag_of=bag_of)])
-    work: Any = SimpleNamespace(positions=lambda *_: slice(None), micros=[of_bank])
-    got = BankRows.weight_grad(bank, work, 0, torch.from_numpy(grads), np.array([True, False]))
-    sums = [0 if bag % 2 else tree_sum(grads[bag] * cache[slot, :dim]) + 0 for bag, slot in zip(bag_of, slots)]
-    assert_same_bits(got, np.array(sums, dtype), dim)
 
 
 def test_nan_and_infinite_gradients_stay_in_their_row():

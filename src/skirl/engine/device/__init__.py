@@ -147,24 +147,6 @@ class BankRows(ABC):
         """Sum every row from partial sums, and give the mean over shards to the optimizer. There is a partial sum for each
         position of `plan`; `parts` says of which subtree. `scalars` and `step` are as in `update`."""
 
-    @abstractmethod
-    def reading(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a step's positions read, and their places in it: the cache, or the values that owners sent."""
-
-    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
-        """Return for each position the dot product of its bag's gradient and its row before the update, along the tree;
-        0 for features that are not `live`. For a mean the caller divides by the bag's count."""
-        number, (rows, places) = self.facts.number, self.reading(work)
-        bag_of, at = work.micros[micro].banks[number].bag_of, work.positions(number, micro)
-        terms = rows[:, : grad.shape[1]].index_select(0, places[at]).to(grad.dtype)
-        terms *= grad.index_select(0, torch.from_numpy(bag_of).to(grad.device))
-        while (n := terms.shape[1]) > 1:
-            half = 1 << (n - 1).bit_length() - 1
-            terms[:, : n - half] += terms[:, half:]
-            terms = terms[:, :half]
-        dots = terms[:, 0].cpu().numpy() + 0  # from 0, like every sum: never -0.0
-        return np.where(live[bag_of % len(live)], dots, dots.dtype.type(0))
-
     # Rows by their slots, for everything but training.
 
     @abstractmethod

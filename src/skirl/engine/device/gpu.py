@@ -51,10 +51,6 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
                 f"device is '{at}', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or "
                 "set device to 'cpu'"
             )
-        if (at.index or 0) >= torch.cuda.device_count():
-            raise ValueError(
-                f"device is '{at}', and there are {torch.cuda.device_count()} GPUs, numbered from 0: set device to one"
-            )
         at = torch.device("cuda", torch.cuda.current_device() if at.index is None else at.index)
         return Gpu(at, dtype, CudaStreams(at))
     if "triton" not in sys.modules:  # it reads this once, when it is imported
@@ -120,21 +116,12 @@ class GpuRows(BankRows):
     def allocate(self, slots: int, staging_rows: int) -> "GpuRows":
         self.blocks.most = staging_rows * self._record_bytes
         facts, size = self.facts, slots * self.facts.width
-        need = slots * self._record_bytes
-        try:
-            words = torch.empty(size + facts.packs[-1].at, dtype=self._gpu.dtype, device=self._gpu.at)
-            self.cache = words[:size].view(slots, facts.width)
-            numbers = words.view(facts.half) if facts.half else words
-            width = facts.width * (2 if facts.half else 1)
-            self.rows = [numbers[pack.at : pack.at + slots * width].view(slots, width) for pack in facts.packs]
-        except torch.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info(self._gpu.at)
-            raise MemoryError(
-                f"a cache of {slots:,} rows of dim {facts.packs[0].dim} takes {need >> 20:,} MiB, and {free >> 20:,} of "
-                f"{total >> 20:,} MiB are free on {self._gpu.at}: set cache to a size like '{max(1, free // 2 >> 20)}MiB', "
-                "or to 'auto', which leaves room for the model"
-            ) from error
-        self.shape, self.nbytes = (slots, facts.width), need
+        words = torch.empty(size + facts.packs[-1].at, dtype=self._gpu.dtype, device=self._gpu.at)
+        self.cache = words[:size].view(slots, facts.width)
+        numbers = words.view(facts.half) if facts.half else words
+        width = facts.width * (2 if facts.half else 1)
+        self.rows = [numbers[pack.at : pack.at + slots * width].view(slots, width) for pack in facts.packs]
+        self.shape, self.nbytes = (slots, facts.width), slots * self._record_bytes
         return self
 
     def forget_moves(self) -> None:
@@ -162,7 +149,7 @@ class GpuRows(BankRows):
             if block.copied is not None:
                 block.copied.synchronize()  # before the host's side is written to; mostly passed long ago
         room = rows.on_host(len(step.fetch_keys), self.facts.width, self.facts.dtype)
-        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, tree), room
+        return Arrival(work, rows, plan, packed, forwards, tree), room
 
     def shipped(self, arrival: Arrival, work: Work) -> None:
         inward = self._streams.inward
@@ -248,12 +235,11 @@ class GpuRows(BankRows):
         arrival, number = self._current(work), self.facts.number
         ids, at, views = work.micros[micro].banks[number], work.positions(number, micro), arrival.views
         self._streams.begin()
-        scale = self._no_scale
-        if len(ids.scale):
-            sent = ids.scale is arrival.scales[micro]
-            scale = views["scale"][at] if sent else self._streams.compute.now(lambda: self._gpu.up(ids.scale))
+        scale = views["scale"][at] if len(ids.scale) else self._no_scale
         out = self._gpu.empty(ids.bags, self.columns(work).dim)
-        rows, places = self.reading(work)
+        rows, places = self.rows[work.pack], views["slots"]
+        if work.reads:
+            rows, places = work.values[number], views["place"]
         self._streams.compute.now(lambda: self._pool(rows, places[at], ids, of_micro(views, micro), scale, out))
         return out
 
@@ -294,29 +280,19 @@ class GpuRows(BankRows):
         self._kernels.pool(rows, out.shape[1], places, laid["begin"], 1, scale, out, laid["end"])
         self._kernels.move(out[ids.samples :], laid["copy"], out[: ids.samples], laid["copy_to"])
 
-    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
-        self._streams.begin()
-        return self._streams.compute.now(lambda: super(GpuRows, self).weight_grad(work, micro, grad, live))
-
-    def reading(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        views = self._current(work).views
-        if work.reads:
-            return work.values[self.facts.number], views["place"]
-        return self.rows[work.pack], views["slots"]
-
     # The backward and the update. Work on a stream may run later, so it holds all that it needs.
 
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:
             self._apply_sums(work, *self.sums(work), scalars, step)
             return
-        arrival, gpu, grads = self._current(work), self._gpu, work.gradient(self.facts.number)
-        views, scales, mask = arrival.views, self._scales(arrival, work), work.live_rows(self.facts.number)
+        views, gpu, grads = self._current(work).views, self._gpu, work.gradient(self.facts.number)
+        mask = work.live_rows(self.facts.number)
 
         def apply() -> None:
             live = self._nothing if mask.all() else self._gpu.up(mask)
-            starts, sent = (views["group_start"], views["group_pos"]), self._sent(views, scales)
-            gradients = Gradients(*starts, views["bag_of"], sent, grads, live)
+            starts = views["group_start"], views["group_pos"]
+            gradients = Gradients(*starts, views["bag_of"], views["scale"], grads, live)
             stretches = views["stretches"]
             m = len(stretches)
             marks = torch.empty(m + len(views["rows"]) if m else 0, dtype=torch.int32, device=gpu.at)
@@ -329,7 +305,7 @@ class GpuRows(BankRows):
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         bank = self.facts.number
         arrival, grads, mask = self._current(work), work.gradient(bank), work.live_rows(bank)
-        views, scales = arrival.views, self._scales(arrival, work)
+        views = arrival.views
         tree = sent = None if block is not None else arrival.tree
         if tree is None:
             parts = work.parts(bank)
@@ -339,7 +315,7 @@ class GpuRows(BankRows):
         def sums() -> tuple[torch.Tensor, torch.Tensor]:
             live = self._nothing if mask.all() else self._gpu.up(mask)
             start, pos = (views[name] for name in starts)
-            given = Gradients(start, pos, views["bag_of"], self._sent(views, scales), grads, live)
+            given = Gradients(start, pos, views["bag_of"], views["scale"], grads, live)
             return self._summed(given, tree, None if sent is None else views)
 
         self._streams.begin()
@@ -404,17 +380,6 @@ class GpuRows(BankRows):
     def _current(self, work: Work) -> Arrival:
         assert self._now is not None and self._now.work.number == work.number, "rows of another step are in place"
         return self._now
-
-    def _scales(self, arrival: Arrival, work: Work) -> np.ndarray | None:
-        """Return the factors of all positions if the loop has set others than were sent, else None."""
-        ids = [m.banks[self.facts.number] for m in work.micros]
-        same = all(i.scale is sent for i, sent in zip(ids, arrival.scales, strict=True))
-        return None if same else joined_scales(ids, self.facts.dtype)
-
-    def _sent(self, views: dict[str, torch.Tensor], scales: np.ndarray | None) -> torch.Tensor:
-        if scales is None:
-            return views["scale"]
-        return self._gpu.up(scales) if len(scales) else self._no_scale
 
     # Rows by their slots.
 

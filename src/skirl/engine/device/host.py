@@ -220,9 +220,6 @@ class HostRows(BankRows):
         given = Gradients(plan.group_start, plan.group_pos, each, none, values.numpy(), counted.numpy())
         self._update(work, given, parts, scalars)
 
-    def reading(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.from_numpy(self._rows(work)), torch.from_numpy(work.place(self.facts.number))
-
     def read(self, slots: np.ndarray) -> np.ndarray:
         out = np.empty((len(slots), self.facts.width), self.facts.dtype)
         self._run(cpu.take, len(out), self.array, slots, out)

@@ -199,13 +199,7 @@ class Blocks:
     def _make(self, size: int) -> Block:
         pinned = self._device.type == "cuda"
         host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-        try:
-            device = torch.empty(size, dtype=torch.uint8, device=self._device)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(
-                f"could not allocate {size >> 10:,} KiB on {self._device} for rows on their way or a step's plan: set cache "
-                "or prefetch to less, or use smaller batches"
-            ) from error
+        device = torch.empty(size, dtype=torch.uint8, device=self._device)
         return Block(host, device, used=self._here())  # its memory may have been that of a tensor still in use
 
     def _shrink(self) -> None:
@@ -246,8 +240,6 @@ class Arrival:
     rows: Block
     plan: Block
     packed: Packed
-    scales: list[np.ndarray]
-    """The factors of each micro-batch as they were sent. The loop may set others."""
     forwards: list[tuple[int, int, int]]
     """For each step that rows are forwarded from: its number, and its first and end among the plan's forwarded rows."""
     tree: TreePlan | None
