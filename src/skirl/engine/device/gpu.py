@@ -46,10 +46,10 @@ _PIECE = 32 << 20
 
 def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
     if at.type == "cuda":
-        if not torch.cuda.is_available():
+        if (at.index or 0) >= (count := torch.cuda.device_count()):
+            then = "number them from 0" if count else "install torch's CUDA build and a driver"
             raise ValueError(
-                f"device is '{at}', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or "
-                "set device to 'cpu'"
+                f"device is '{at}', and torch {torch.__version__} sees {count or 'no'} GPU: {then}, or set device to 'cpu'"
             )
         at = torch.device("cuda", torch.cuda.current_device() if at.index is None else at.index)
         return Gpu(at, dtype, CudaStreams(at))
@@ -116,7 +116,14 @@ class GpuRows(BankRows):
     def allocate(self, slots: int, staging_rows: int) -> "GpuRows":
         self.blocks.most = staging_rows * self._record_bytes
         facts, size = self.facts, slots * self.facts.width
-        words = torch.empty(size + facts.packs[-1].at, dtype=self._gpu.dtype, device=self._gpu.at)
+        try:
+            words = torch.empty(size + facts.packs[-1].at, dtype=self._gpu.dtype, device=self._gpu.at)
+        except torch.OutOfMemoryError as error:
+            free = torch.cuda.mem_get_info(self._gpu.at)[0]
+            raise MemoryError(
+                f"the cache takes {slots * self._record_bytes >> 20:,} MiB, and {free >> 20:,} are free on {self._gpu.at}: "
+                f"set cache to a size like '{max(1, free // 2 >> 20)}MiB', or to 'auto', which leaves room for the model"
+            ) from error
         self.cache = words[:size].view(slots, facts.width)
         numbers = words.view(facts.half) if facts.half else words
         width = facts.width * (2 if facts.half else 1)
