@@ -11,7 +11,7 @@ from torch import nn
 
 from skirl.core.initial import Given, Initial
 from skirl.engine.engine import Engine
-from skirl.nn.collection import Collection
+from skirl.nn.collection import Collection, collections_of
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.sealed_json import CheckpointError
 
@@ -51,75 +51,48 @@ def _init(initial: Initial) -> dict[str, Any]:
     return {"type": type(initial).__name__} | facts
 
 
-def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
-    if saved.keys() != here.keys():
-        names = [", ".join(name or "the model itself" for name in found) for found in (saved, here)]
-        raise CheckpointError(
-            f"{path} has the rows of {names[0]}, and here they are of {names[1]}: load into the model that was saved, or "
-            "take the rows alone with skirl.import_rows"
+def check_fits(body: dict[str, Any], model: nn.Module, parts: Sequence[Any], state: dict[str, Any], path: Path) -> None:
+    """Raise unless collections, optimizers (if given) and the model's `state` were like those of a header when saved."""
+    here = {name: definition(collection) for name, collection in collections_of(model).items()}
+    check_same(dict.fromkeys(body["definition"]), dict.fromkeys(here), path)
+    for name, of in here.items():
+        check_same(_by_table(body["definition"][name]), _by_table(of), path)
+    if parts:
+        each = body["run"]["optimizers"], [optimizer(part, model) for part in parts]
+        saved, now = (
+            {f"optimizers[{i}]": {n: p[n] for n in ("type", "parameters")} for i, p in enumerate(of)} for of in each
         )
-    for name in here:
-        check_definition(saved[name], here[name], path)
+        check_same(saved, now, path)
+    check_same(_described(state), _described(model.state_dict()), path)
 
 
-def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None:
-    if isinstance(saved, dict) and isinstance(here, dict) and saved.get("type") != here.get("type"):
-        check_definition(saved.get("type"), here.get("type"), path, where)
-    elif isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():
-        for key in here:
-            check_definition(saved[key], here[key], path, f"{where}.{key}" if where else key)
-    elif isinstance(saved, list) and isinstance(here, list) and len(saved) == len(here) and where == "tables":
-        for i, table in enumerate(here):
-            check_definition(saved[i], table, path, f"table {table['name']!r}")
-    elif where == "tables":
-        names = [", ".join(repr(table["name"]) for table in tables) for tables in (saved, here)]
-        raise CheckpointError(f"{path} has the tables {names[0]}, this model {names[1]}: make them as they were saved")
-    elif saved != here and where.endswith(".init.digest"):
-        raise CheckpointError(
-            f"{path} was saved with another array as {where.removesuffix('.digest')} (digest {saved}, here {here}): give "
-            "the one that its rows began from"
-        )
-    elif saved != here:
-        raise CheckpointError(
-            f"{path} was saved with {where} = {saved!r}, here it is {here!r}: set it to what was saved"
-        )
+def _by_table(definition: dict[str, Any]) -> dict[str, Any]:
+    tables = {table["name"]: table for table in definition["tables"]}
+    return {**definition, "tables": [*tables], **{f"table {name!r}": table for name, table in tables.items()}}
 
 
-def check_optimizers(saved: list[Any], parts: list[Any], model: nn.Module) -> None:
-    if not parts:
-        return
-    if len(saved) != len(parts):
-        types = ", ".join(entry["type"] for entry in saved) or "none"
-        raise CheckpointError(f"{len(parts)} optimizers given, the checkpoint has {len(saved)} ({types}): pass these")
-    for i, (entry, part) in enumerate(zip(saved, parts, strict=True)):
-        if entry["type"] != type(part).__name__:
-            raise CheckpointError(
-                f"optimizers[{i}] is of type {type(part).__name__}, it was {entry['type']}: pass them as they were saved"
-            )
-        if entry["parameters"] != parameters(part, model):
-            raise CheckpointError(
-                f"optimizers[{i}] has other parameters or groups than it had: make both as they were saved"
-            )
+def _described(state: dict[str, Any]) -> dict[str, str]:
+    """Torch itself refuses other shapes, but would round other dtypes silently."""
+    return {n: f"{list(v.shape)} {v.dtype}" if isinstance(v, torch.Tensor) else "" for n, v in state.items()}
 
 
-def check_model(saved: dict[str, Any], model: nn.Module) -> None:
-    here = model.state_dict()
-    if saved.keys() != here.keys():
-        alone = {
-            "the checkpoint": [name for name in saved if name not in here],
-            "this model": [name for name in here if name not in saved],
-        }
-        texts = [f"{whose} has {_some(names)}" for whose, names in alone.items() if names]
-        raise CheckpointError(f"{', and '.join(texts)}, which the other lacks: make the model as it was saved")
-    for name, value in here.items():
-        if isinstance(value, torch.Tensor) and saved[name].shape != value.shape:
-            raise CheckpointError(
-                f"{name} is {list(saved[name].shape)} in the checkpoint, {list(value.shape)} here: make it as it was"
-            )
-        if isinstance(value, torch.Tensor) and saved[name].dtype != value.dtype:  # torch would round it silently
-            raise CheckpointError(
-                f"{name} is of {saved[name].dtype} in the checkpoint, of {value.dtype} here: make it as it was"
-            )
+def check_same(saved: Any, here: Any, path: Path, where: str = "") -> None:
+    """Raise a CheckpointError that names the first difference between what was saved and what is here."""
+    if not (isinstance(saved, dict) and isinstance(here, dict)):
+        if saved != here:
+            was, now = f"{saved!r:.300}", f"{here!r:.300}"
+            raise CheckpointError(f"{path} was saved with {where} = {was}, here it is {now}: set it to what was saved")
+    elif saved.get("type") != here.get("type"):
+        check_same(saved.get("type"), here.get("type"), path, where)
+    else:
+        for name in dict.fromkeys([*saved, *here]):
+            if name not in saved or name not in here:
+                there = "has" if name in saved else "has no"
+                raise CheckpointError(
+                    f"{path} {there} {name or 'rows of the model itself'}, unlike this model: make all as it was "
+                    "saved, or take the rows alone with skirl.import_rows"
+                )
+            check_same(saved[name], here[name], path, f"{where}.{name}" if where else name)
 
 
 def check_data(saved: Any, data: Any, engines: Sequence[Engine]) -> None:
@@ -142,12 +115,8 @@ def listed(optimizers: Sequence[Any]) -> list[Any]:
     return parts
 
 
-def parameters(part: Any, model: nn.Module) -> list[list[str]] | None:
-    if not isinstance(part, torch.optim.Optimizer):
-        return None
+def optimizer(part: Any, model: nn.Module) -> dict[str, Any]:
+    """Describe an optimizer, or what else has a state, by its class and the parameters of its groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [[names.get(id(p), "?") for p in group["params"]] for group in part.param_groups]
-
-
-def _some(names: Sequence[str]) -> str:
-    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else []
+    return {"type": type(part).__name__, "parameters": [[names.get(id(p), "?") for p in g["params"]] for g in groups]}

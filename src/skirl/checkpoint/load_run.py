@@ -1,28 +1,21 @@
 """Load a saved run into a model, optimizers and a lookahead made like those of the run that saved it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from skirl.checkpoint import codec, folder
 from skirl.checkpoint.codec import decode, with_metadata
-from skirl.checkpoint.definition import (
-    check_data,
-    check_definitions,
-    check_model,
-    check_optimizers,
-    definition,
-    listed,
-)
+from skirl.checkpoint.definition import check_data, check_fits, listed
 from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.saving import Saving, remember, settled
 from skirl.checkpoint.votes import Mismatch, Votes, digest_of, take_newest, trainers_of
 from skirl.engine.work import Counters
-from skirl.nn.collection import Collection, collections_of
+from skirl.nn.collection import collections_of
 from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError
 
@@ -61,101 +54,72 @@ def load(
                 "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block "
                 "first"
             )
-    here = _Here(model, collections, listed(optimizers), data)
+    parts = listed(optimizers)
     settled(engines)
     votes, changed = Votes(trainers_of(model)), list[Path]()
 
-    def take(header: Path, digest: str) -> _Found:
-        found = votes.agreed(lambda: _read(header, digest, here, votes), "checkpoint offered")
-        votes.agreed(lambda: _take_rows(header, found, collections, changed), "checkpoint taken")
-        return found
+    def take(header: Path, digest: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, OwnRows]]:
+        files = header.parent / folder.ROWS
+
+        def read() -> tuple[dict[str, Any], dict[str, Any], dict[str, OwnRows]]:
+            """Check that all files that this trainer needs are undamaged and fit the model."""
+            body = folder.read(header)
+            if votes.rank and digest_of(header) != digest:
+                raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
+            rows_of = rows_for(body, votes, engines)
+            for rows in rows_of.values():
+                rows.check(files)
+            tensors = codec.read_dense(header.parent, body["dense"])
+            body["run"], saved = decode(body["run"], tensors), decode(body["model"], tensors)
+            try:
+                check_fits(body, model, parts, saved["state"], header)
+                check_data(body["run"]["data"], data, [*engines.values()])
+            except CheckpointError as error:
+                raise Mismatch(str(error)) from None
+            except ValueError as error:  # from the loader or the lookahead, which cannot name the file
+                raise Mismatch(f"{header} does not fit: {error}") from None
+            for name in engines:
+                body["run"]["rows"][name]["counters"] = _counters(body["parts"], name, votes)
+            return body, saved, rows_of
+
+        def take_rows() -> None:
+            for name, collection in collections.items():
+                known = body["run"]["rows"][name]
+                steps, counters = known["table_steps"], known["counters"]
+                collection.restore(rows_of[name], files, table_steps=steps, counters=counters)
+                changed.append(header)
+
+        body, saved, rows_of = votes.agreed(read, "checkpoint offered")
+        votes.agreed(take_rows, "checkpoint taken")
+        return body, saved, rows_of
 
     try:
-        header, found = take_newest(Path(path), votes, take)
+        header, (body, saved, rows_of) = take_newest(Path(path), votes, take)
     except CheckpointError:
         for engine in engines.values() if changed else ():
             engine.lose(f"{changed[-1]} could be read only in part: some collections have its rows, others do not")
         raise
-    for collection in collections.values():
+    run = body["run"]
+    for name, collection in collections.items():
         collection.forget()
-    _apply(found.run, found.saved, here)
-    last = Saving(header.parent, folder.number_of(header))
-    last.files = {name: written for name, rows in found.rows.items() if (written := rows.written)}
-    remember(engines, last)
-    if found.torch != torch.__version__:
-        log.warning("saved with torch %s, this is %s: bits may differ from here on", found.torch, torch.__version__)
-
-
-class _Here(NamedTuple):
-    """What a checkpoint is loaded into."""
-
-    model: nn.Module
-    collections: Mapping[str, Collection]
-    parts: list[Any]
-    data: Any
-
-
-class _Found(NamedTuple):
-    run: dict[str, Any]
-    saved: dict[str, Any]
-    rows: dict[str, OwnRows]
-    torch: str
-
-
-def _apply(run: dict[str, Any], saved: dict[str, Any], here: _Here) -> None:
-    for name, collection in here.collections.items():
         collection.optimizer.load_state_dict(run["rows"][name]["handle"])
-    here.model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))
-    for name, parameter in here.model.named_parameters():
+    model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))
+    for name, parameter in model.named_parameters():
         grad = run["grads"].get(name)
         parameter.grad = None if grad is None else grad.to(parameter.device)
-    for part, known in zip(here.parts, run["optimizers"] if here.parts else [], strict=True):
+    for part, known in zip(parts, run["optimizers"] if parts else [], strict=True):
         part.load_state_dict(known["state"])
-    if here.data is not None:
-        here.data.load_state_dict(run["data"])
+    if data is not None:
+        data.load_state_dict(run["data"])
     rng_state.restore(run["generators"])
+    last = Saving(header.parent, folder.number_of(header))
+    last.files = {name: written for name, rows in rows_of.items() if (written := rows.written)}
+    remember(engines, last)
+    if body["torch"] != torch.__version__:
+        log.warning("saved with torch %s, this is %s: bits may differ from here on", body["torch"], torch.__version__)
 
 
-def _read(header: Path, digest: str, here: _Here, votes: Votes) -> _Found:
-    """Read a checkpoint, and check that all files this trainer needs are undamaged and fit the model."""
-    body = folder.read(header)
-    if votes.rank and digest_of(header) != digest:
-        raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
-    engines = {name: collection.engine for name, collection in here.collections.items()}
-    rows_of = rows_for(body, votes, engines)
-    for rows in rows_of.values():
-        rows.check(header.parent / folder.ROWS)
-    tensors = codec.read_dense(header.parent, body["dense"])
-    run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
-    try:
-        check_definitions(body["definition"], {n: definition(c) for n, c in here.collections.items()}, header)
-        check_optimizers(run["optimizers"], here.parts, here.model)
-        check_model(saved["state"], here.model)
-        check_data(run["data"], here.data, [*engines.values()])
-    except CheckpointError as error:
-        raise Mismatch(str(error)) from None
-    except ValueError as error:  # from the loader or the lookahead, which cannot name the file
-        raise Mismatch(f"{header} does not fit: {error}") from None
-    for name in here.collections:
-        run["rows"][name]["counters"] = _counters(body["parts"], name, votes)
-    return _Found(run, saved, rows_of, body["torch"])
-
-
-def _counters(parts: list[dict[str, Any]], name: str, votes: Votes) -> dict[str, int]:
+def _counters(parts: list[dict[str, Any]], name: str, votes: Votes) -> Counters:
     """Return the counters with which a trainer continues. Each part's go to exactly one trainer: the sum stays."""
     first, *others = [part["counters"][name] for part in (parts[0], *parts[votes.rank :: votes.size])]
-    Counters(**first)
-    return {of: sum(other[of] for other in others) for of in first} | {"steps": first["steps"]}
-
-
-def _take_rows(header: Path, found: _Found, collections: Mapping[str, Collection], changed: list[Path]) -> None:
-    """Have all collections take their rows. `changed` gets the header once one of them has."""
-    for name, collection in collections.items():
-        run = found.run["rows"][name]
-        collection.restore(
-            found.rows[name],
-            header.parent / folder.ROWS,
-            table_steps=run["table_steps"],
-            counters=Counters(**run["counters"]),
-        )
-        changed.append(header)
+    return Counters(**{of: sum(other[of] for other in others) for of in first} | {"steps": first["steps"]})

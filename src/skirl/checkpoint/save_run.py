@@ -12,7 +12,7 @@ from torch import nn
 
 from skirl.checkpoint import folder
 from skirl.checkpoint.codec import encode
-from skirl.checkpoint.definition import definition, listed, parameters
+from skirl.checkpoint.definition import definition, listed, optimizer
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.rows import freeze_all
 from skirl.checkpoint.saving import Saving, refused, remember, settled, write
@@ -148,9 +148,7 @@ def _run(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     return encode(
         {
-            "optimizers": [
-                {"type": type(p).__name__, "parameters": parameters(p, model), "state": p.state_dict()} for p in parts
-            ],
+            "optimizers": [{**optimizer(part, model), "state": part.state_dict()} for part in parts],
             "rows": {
                 name: {
                     "handle": collection.optimizer.state_dict(),
