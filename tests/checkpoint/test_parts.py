@@ -379,7 +379,7 @@ def test_what_does_not_go_together_is_refused_on_all(tmp_path: Path) -> None:
             trainer.model["more"] = nn.Linear(1, 1)
         trainer.load(tmp_path / "b")
 
-    refused(CheckpointError, "make the model as it was saved", other_model)
+    refused(CheckpointError, "make all as it was saved", other_model)
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def describe_store(path: Path) -> dict[str, Any]:
         raise ValueError(f"{error}: resume from a checkpoint, with a new folder for the rows") from None
     wrong = None
     for entry in manifest.segments:
-        for name, size in entry.least().items():
+        for name, size in entry.files().items():
             if not (path / name).is_file() or (path / name).stat().st_size < size:
                 wrong = (
                     f"{path / name} is missing or too short: resume from a checkpoint, with a new folder for the rows"

@@ -46,9 +46,8 @@ def freeze_segments(
             with files.opened(path) as file:
                 files.sync(file.number)
         files.sync_folder(folder)
-        entries = [entry.sized(folder) for entry in manifest.segments]
         written.append(True)
-        return replace(manifest, segments=entries).facts()
+        return manifest.facts()
 
     def release() -> None:
         for file, _ in later:
@@ -70,7 +69,7 @@ def worth_keeping(before: list[SegmentEntry], kinds: Iterable[tuple[Record, int]
     counts = list(kinds)
     held = sum(count * (record.nbytes + 8) for record, count in counts)
     most = _MANY + (sum(count for _, count in counts) >> INDEX_BITS)
-    written = sum(entry.rows_bytes + entry.keys_bytes for entry in before)
+    written = sum(sum(entry.files().values()) for entry in before)
     return before if written <= _WORTH * held and len(before) <= most else []
 
 
@@ -123,7 +122,7 @@ def _narrowed(layout: Layout, facts: Facts) -> Layout:
 
 
 def check_files(folder: Path, facts: Facts) -> None:
-    """Raise a CheckpointError if a file of frozen rows is missing or has another size."""
+    """Raise a CheckpointError if a file of frozen rows is missing or too short."""
     manifest = manifest_of(folder, facts)
     for entry in [*manifest.segments, *(manifest.resident or [])]:
         manifests.check_sizes(folder, entry.files())

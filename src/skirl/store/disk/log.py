@@ -76,8 +76,7 @@ class Log:
         for segment in self.segments.values():
             if self.live[segment.slot]:
                 count, state = int(self.ends[segment.slot]), int(self._sums[segment.slot])
-                sizes = HEADER + count * self.stride, HEADER + count * 8
-                out.append(SegmentEntry(segment.name, self.record, count, state, *sizes))
+                out.append(SegmentEntry(segment.name, self.record, count, state))
         return out
 
     # Reading
@@ -263,14 +262,14 @@ class Log:
 
     def _registered(self, entry: SegmentEntry) -> Segment:
         """Open a segment that an earlier process wrote, without its keys."""
-        paths, behind = [self.folder / name for name in entry.files()], 0
-        for path, size in zip(paths, entry.least().values(), strict=True):
+        sizes, behind = {self.folder / name: size for name, size in entry.files().items()}, 0
+        for path, size in sizes.items():
             if (found := _size(path)) < size:
                 raise Unusable(f"{path} has {found:,} bytes, {size:,} were written")
             behind += found - size
         slot = next(slot for slot in range(SLOTS) if slot not in self.segments)
-        rows, keys = self._files.opened(paths[0]), Handle(self._files)
-        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, behind=behind)
+        rows, keys = self._files.opened(next(iter(sizes))), Handle(self._files)
+        segment = Segment(entry.name, slot, rows, keys, *sizes, synced=-1, behind=behind)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
         return segment

@@ -5,7 +5,7 @@ import re
 import secrets
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from skirl.store.disk.records import HEADER, INDEX_BITS, encode, hash_keys
 from skirl.tools.jit import read_only
 from skirl.tools.sealed_json import CheckpointError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _PIECE = 1 << 16  # rows written at a time
 _HEAD = struct.Struct("<8sIIIIQ24x")  # and 8 bytes of SHA-256
 _MAGIC = {".rows": b"skirlrow", ".keys": b"skirlkey"}
@@ -29,35 +29,22 @@ class SegmentEntry:
     record: Record
     count: int
     keys_hash: int
-    rows_bytes: int
-    keys_bytes: int
 
     def to_text(self) -> str:
-        record = self.record
-        sizes = f"{self.rows_bytes} {self.keys_bytes}"
-        return f"{self.name} {record.width} {record.dtype} {self.count} {self.keys_hash:016x} {sizes}"
+        return f"{self.name} {self.record.width} {self.record.dtype} {self.count} {self.keys_hash:016x}"
 
     @classmethod
     def from_text(cls, text: str) -> "SegmentEntry":
-        name, width, dtype, count, keys_hash, rows_bytes, keys_bytes = text.split(" ")
+        name, width, dtype, count, keys_hash = text.split(" ")
         if not re.fullmatch("[0-9a-f]{16}", name):
             raise CheckpointError(f"{name!r} is not a segment: do not trust the folder that names it")
-        record = Record(int(width), dtype)
-        return cls(name, record, int(count), int(keys_hash, 16), int(rows_bytes), int(keys_bytes))
+        return cls(name, Record(int(width), dtype), int(count), int(keys_hash, 16))
 
     @property
     def id(self) -> int:
         return int(self.name, 16)
 
     def files(self) -> dict[str, int]:
-        return {f"{self.name}.rows": self.rows_bytes, f"{self.name}.keys": self.keys_bytes}
-
-    def sized(self, folder: Path) -> "SegmentEntry":
-        """Return a copy of the entry with the sizes that its files have in a folder."""
-        rows_bytes, keys_bytes = ((folder / name).stat().st_size for name in self.files())
-        return replace(self, rows_bytes=rows_bytes, keys_bytes=keys_bytes)
-
-    def least(self) -> dict[str, int]:
         """Return the names of its files, and how many bytes each must have at least to hold all records of the entry."""
         return {
             f"{self.name}.rows": HEADER + self.count * stride(self.record),
@@ -128,7 +115,7 @@ def write_segments(
         for file in made:
             files.sync(file.number)
             file.close()
-        return SegmentEntry(name, record, count, int(state), HEADER + count * size, HEADER + count * 8)
+        return SegmentEntry(name, record, count, int(state))
 
     for all_keys, all_rows in pairs:
         for start in range(0, len(all_keys), _PIECE):

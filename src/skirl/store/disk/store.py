@@ -237,7 +237,9 @@ class DiskStore(Store):
             with explained(self.path):
                 for log in self._logs:
                     log.seal()
-                    self._renew(log, folder)
+                    if any(segment.suspect for segment in log.segments.values()):
+                        log.sync()  # appends their rows again
+                        log.seal()
             # Errors from here on are about the folder and its disk, which may not be the store's, so they stay as they are.
             generation = self._next_generation()
             manifest = self._manifest(self.identity, generation, self._logs)
@@ -246,14 +248,6 @@ class DiskStore(Store):
             state = frozen.freeze_segments(self._files, self.path, folder, manifest, unsynced)
             self.generation, self._changed = generation, True
         return state
-
-    def _renew(self, log: Log, folder: Path) -> None:
-        short = {entry.name for entry in log.entries() if manifests.is_shorter(folder, entry)}
-        for segment in log.segments.values():
-            segment.suspect |= segment.name in short  # a checkpoint's header names that short file, with its size
-        if any(segment.suspect for segment in log.segments.values()):
-            log.sync()
-            log.seal()
 
     def thaw(self, saved: SavedRows) -> None:
         """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
