@@ -268,8 +268,9 @@ class Log:
                 raise Unusable(f"{path} has {found:,} bytes, {size:,} were written")
             behind += found - size
         slot = next(slot for slot in range(SLOTS) if slot not in self.segments)
-        rows, keys = self._files.opened(next(iter(sizes))), Handle(self._files)
-        segment = Segment(entry.name, slot, rows, keys, *sizes, synced=-1, behind=behind)
+        rows_path, keys_path = sizes
+        rows, keys = self._files.opened(rows_path), Handle(self._files)
+        segment = Segment(entry.name, slot, rows, keys, rows_path, keys_path, synced=-1, behind=behind)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
         return segment
