@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from skirl.checkpoint.export import FORMAT
 from skirl.checkpoint.folder import numbers
 from skirl.checkpoint.save_run import save
-from skirl.checkpoint.votes import Votes
+from skirl.checkpoint.votes import told
 from skirl.checkpoint.without_model import opened
 from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import FTRL, ROW_OPTIMIZERS, row_optimizer
@@ -67,7 +67,7 @@ def import_rows(
     if isinstance(source, str | Path) and Path(source).is_dir():
         peers = next(iter(tables.values())).engine.rows.peers
         with opened(source, peers) as (rows, *_):
-            each = Votes(peers).told(copy_rows(tables, tables_of(rows), Path(source)), "rows of a checkpoint taken")
+            each = told(peers, copy_rows(tables, tables_of(rows), Path(source)), "rows of a checkpoint taken")
         found = {name: sum(theirs[name] for theirs in each) for name in each[0]}
     else:
         found = _from_tensors(tables, Tensors(source), names or {})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from skirl.checkpoint import Saving, load, save
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.saving import claimed
-from skirl.checkpoint.votes import Votes, trainers_of
+from skirl.checkpoint.votes import agreed, trainers_of
 from skirl.nn.collection import collections_of
 from skirl.peers.processes import launched_here
 from skirl.store.disk.os_files import Lock
@@ -92,8 +92,8 @@ class Keeper:
         """Claim the folder before looking for checkpoints, so that no older start changes it afterwards. Then resume."""
         model = self._whole["model"]
         collections = collections_of(model)
-        votes = Votes(trainers_of(model))
-        self._start = votes.agreed(lambda: None if votes.rank else _claim(folder), "a start of the run begins")
+        peers = trainers_of(model)
+        self._start = agreed(peers, lambda: None if peers.rank else _claim(folder), "a start of the run begins")
         if any(folder.glob("checkpoint*.json")):  # also those that an older skirl wrote: they are refused
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step

@@ -13,9 +13,10 @@ from skirl.checkpoint.codec import decode, with_metadata
 from skirl.checkpoint.definition import check_data, check_fits, listed
 from skirl.checkpoint.rows import OwnRows, rows_for
 from skirl.checkpoint.saving import Saving, remember, settled
-from skirl.checkpoint.votes import Mismatch, Votes, digest_of, take_newest, trainers_of
+from skirl.checkpoint.votes import Mismatch, agreed, digest_of, take_newest, trainers_of
 from skirl.engine.work import Counters
 from skirl.nn.collection import collections_of
+from skirl.peers.base import Peers
 from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError
 
@@ -56,7 +57,7 @@ def load(
             )
     parts = listed(optimizers)
     settled(engines)
-    votes, changed = Votes(trainers_of(model)), list[Path]()
+    peers, changed = trainers_of(model), list[Path]()
 
     def take(header: Path, digest: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, OwnRows]]:
         files = header.parent / folder.ROWS
@@ -64,9 +65,9 @@ def load(
         def read() -> tuple[dict[str, Any], dict[str, Any], dict[str, OwnRows]]:
             """Check that all files that this trainer needs are undamaged and fit the model."""
             body = folder.read(header)
-            if votes.rank and digest_of(header) != digest:
+            if peers.rank and digest_of(header) != digest:
                 raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
-            rows_of = rows_for(body, votes, engines)
+            rows_of = rows_for(body, peers, engines)
             for rows in rows_of.values():
                 rows.check(files)
             tensors = codec.read_dense(header.parent, body["dense"])
@@ -79,7 +80,7 @@ def load(
             except ValueError as error:  # from the loader or the lookahead, which cannot name the file
                 raise Mismatch(f"{header} does not fit: {error}") from None
             for name in engines:
-                body["run"]["rows"][name]["counters"] = _counters(body["parts"], name, votes)
+                body["run"]["rows"][name]["counters"] = _counters(body["parts"], name, peers)
             return body, saved, rows_of
 
         def take_rows() -> None:
@@ -89,12 +90,12 @@ def load(
                 collection.restore(rows_of[name], files, table_steps=steps, counters=counters)
                 changed.append(header)
 
-        body, saved, rows_of = votes.agreed(read, "checkpoint offered")
-        votes.agreed(take_rows, "checkpoint taken")
+        body, saved, rows_of = agreed(peers, read, "checkpoint offered")
+        agreed(peers, take_rows, "checkpoint taken")
         return body, saved, rows_of
 
     try:
-        header, (body, saved, rows_of) = take_newest(Path(path), votes, take)
+        header, (body, saved, rows_of) = take_newest(Path(path), peers, take)
     except CheckpointError:
         for engine in engines.values() if changed else ():
             engine.lose(f"{changed[-1]} could be read only in part: some collections have its rows, others do not")
@@ -119,7 +120,7 @@ def load(
         log.warning("saved with torch %s, this is %s: bits may differ from here on", body["torch"], torch.__version__)
 
 
-def _counters(parts: list[dict[str, Any]], name: str, votes: Votes) -> Counters:
+def _counters(parts: list[dict[str, Any]], name: str, peers: Peers) -> Counters:
     """Return the counters with which a trainer continues. Each part's go to exactly one trainer: the sum stays."""
-    first, *others = [part["counters"][name] for part in (parts[0], *parts[votes.rank :: votes.size])]
+    first, *others = [part["counters"][name] for part in (parts[0], *parts[peers.rank :: peers.size])]
     return Counters(**{of: sum(other[of] for other in others) for of in first} | {"steps": first["steps"]})

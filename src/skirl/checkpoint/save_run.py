@@ -15,8 +15,8 @@ from skirl.checkpoint.codec import encode
 from skirl.checkpoint.definition import definition, listed, optimizer
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.rows import freeze_all
-from skirl.checkpoint.saving import Saving, refused, remember, settled, write
-from skirl.checkpoint.votes import Votes, trainers_of
+from skirl.checkpoint.saving import Saving, remember, settled, told_of, write
+from skirl.checkpoint.votes import trainers_of
 from skirl.nn.collection import Collection, collections_of
 from skirl.store.base import Frozen
 from skirl.tools import __version__, rng_state
@@ -79,12 +79,8 @@ def save(
     """
     if keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}: set it to 1 or more checkpoints")
-    try:
+    with told_of(Path(path)):
         return _save(Path(path), model, optimizers, data, keep_last, wait)
-    except Exception as error:
-        if (named := refused(Path(path), error)) is error:
-            raise
-        raise named from error
 
 
 def _save(
@@ -107,14 +103,14 @@ def _save(
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
     run, tensors = _run(model, collections, parts, data) if peers.rank == 0 else ({}, {})
-    saving, votes = Saving(path, 0), Votes(peers)
+    saving = Saving(path, 0)
     if before is not None and before.folder == path:
         saving.start, saving.after, saving.files = before.start, before.number or None, before.files
     part = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
         "whole": {name: [*engine.rows.whole.items()] for name, engine in engines.items()},
     }
-    writing = partial(write, saving, votes, keep, part)
+    writing = partial(write, saving, peers, keep, part)
     frozen: Frozen | None = None
     try:
         (path / folder.ROWS).mkdir(parents=True, exist_ok=True)

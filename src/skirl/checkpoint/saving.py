@@ -4,16 +4,16 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from skirl.checkpoint import codec, folder
-from skirl.checkpoint.votes import Votes
+from skirl.checkpoint.votes import agreed, told
 from skirl.engine.engine import Engine
-from skirl.peers.base import PeerError, failed, said_of
+from skirl.peers.base import PeerError, Peers
 from skirl.store.base import Frozen
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
 from skirl.tools.sealed_json import write_sealed
@@ -76,9 +76,10 @@ class Saving:
 
         def guarded() -> None:
             try:
-                write()
+                with told_of(self.folder):
+                    write()
             except BaseException as error:
-                self.failure = refused(self.folder, error)
+                self.failure = error
 
         self._thread = threading.Thread(target=guarded, name="skirl checkpoint")
         self._thread.start()
@@ -96,7 +97,7 @@ class Saving:
 
 def write(
     saving: Saving,
-    votes: Votes,
+    peers: Peers,
     keep: int,
     part: Mapping[str, Any],
     frozen: Frozen | Exception,
@@ -106,74 +107,50 @@ def write(
     """Write this trainer's rows, vote, and have the first trainer commit. After an error, the checkpoint before stays.
     `part` has this trainer's counters and splits of caches; `frozen` its rows, or the error that kept it from freezing
     them; `body` and `tensors`, which only the first trainer has, what else the header says, and the dense part."""
-    began, since, wrong, rows = time.perf_counter(), folder.files_of_rows(saving.files), None, {}
+    began, since = time.perf_counter(), folder.files_of_rows(saving.files)
     steps = {name: counters["steps"] for name, counters in part["counters"].items()}
     step = max(steps.values(), default=None)
-    about = {"number": saving.number, "steps": steps}
-    try:
-        begun = votes.told(about, "a checkpoint begins", step)
-        saving.number = begun[0]["number"]
-        _check_same(begun)
-        try:
+
+    def rows_written() -> dict[str, Any]:
+        with told_of(saving.folder):
             if isinstance(frozen, Exception):
                 raise frozen
-            rows = frozen.write()
-        except Exception as error:
-            wrong = error
+            return frozen.write()
+
+    def committed() -> int:
+        with told_of(saving.folder):
+            return 0 if peers.rank else _commit(saving, {**body, "parts": parts}, tensors, keep)
+
+    try:
+        begun = told(peers, {"number": saving.number, "steps": steps}, "a checkpoint begins", step)
+        saving.number = begun[0]["number"]
+        if rank := next((rank for rank, of in enumerate(begun) if of["steps"] != begun[0]["steps"]), None):
+            raise ValueError(
+                f"rank 0 saves after {begun[0]['steps']} steps and rank {rank} after {begun[rank]['steps']}: call "
+                "skirl.save on all trainers after the same step"
+            )
+        try:
+            rows = agreed(peers, rows_written, "rows of a checkpoint are written", step)
+            named = {name: {"store": of["store"], "cache": of["cache"]} for name, of in rows.items()}
+            parts = told(peers, {**part, "rows": named}, "parts of a checkpoint", step)
+            dense_bytes = agreed(peers, committed, "a checkpoint is committed", step)
+        except Exception:
+            # No rank writes here, and none begins the next checkpoint before the call below, so rank 0 may sweep.
+            with suppress(OSError):  # the next save sweeps again
+                if peers.rank == 0:
+                    folder.sweep(saving.folder, saving.start)
+            with suppress(PeerError):
+                told(peers, None, "what a failed checkpoint wrote is removed", step)
+            raise
     finally:
         if isinstance(frozen, Frozen):
             frozen.release()
-    named = {name: {"store": of["store"], "cache": of["cache"]} for name, of in rows.items()}
-    verdict = _verdict(wrong) | {"part": {**part, "rows": named}}
-    written = votes.told(verdict, "parts of a checkpoint are written", step)
-    # No rank writes here, and none begins the next checkpoint before the last call below, so rank 0 may sweep.
-    all_written, dense_bytes = all(one["failed"] is None for one in written), 0
-    if votes.rank == 0:
-        try:
-            if all_written:
-                dense_bytes = _commit(saving, {**body, "parts": [one["part"] for one in written]}, tensors, keep)
-        except Exception as error:
-            wrong = error
-        if wrong is not None or not all_written:
-            with suppress(OSError):  # the next save sweeps again
-                folder.sweep(saving.folder, saving.start)
-    last = votes.told(_verdict(wrong), "a checkpoint is committed", step)
-    _raise_failed(saving, votes, last if all_written else written, wrong)
     saving.bytes, saving.files = dense_bytes, rows
     with suppress(OSError):  # a hard link to a store's file counts as none
         stats = [(saving.folder / name).stat() for name in folder.files_of_rows(rows) - since]
         saving.bytes += sum(stat.st_size for stat in stats if stat.st_nlink == 1)
-        saving.bytes += saving.path.stat().st_size if votes.rank == 0 else 0
+        saving.bytes += saving.path.stat().st_size if peers.rank == 0 else 0
     saving.seconds = time.perf_counter() - began
-
-
-def _check_same(begun: list[dict[str, Any]]) -> None:
-    for rank, other in enumerate(begun):
-        if other["steps"] != begun[0]["steps"]:
-            raise ValueError(
-                f"rank 0 saves after {begun[0]['steps']} steps and rank {rank} after {other['steps']}: call skirl.save "
-                "on all trainers after the same step"
-            )
-
-
-def _verdict(error: Exception | None) -> dict[str, Any]:
-    """Describe an error for the others: its text, its errno, and whether it came from the system."""
-    system = None if error is None else of_system(error)
-    words = None if error is None else said_of(error) if system is None else why(error)
-    return {"failed": words, "errno": None if system is None else system.errno, "system": system is not None}
-
-
-def _raise_failed(saving: Saving, votes: Votes, verdicts: list[dict[str, Any]], error: Exception | None) -> None:
-    """Raise the same error on all trainers, which names the first one that failed."""
-    for rank, verdict in enumerate(verdicts):
-        if verdict["failed"] is None:
-            continue
-        if verdict["system"] and votes.size > 1:
-            reason = f"rank {rank} could not write, {verdict['failed']}"
-            raise not_written(saving.folder, reason, verdict["errno"]) from error
-        if rank == votes.rank and error is not None:
-            raise error
-        raise PeerError(failed(rank, verdict["failed"]))
 
 
 def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep: int) -> int:
@@ -189,24 +166,22 @@ def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep:
     return entry["bytes"]
 
 
-def refused(path: Path, error: BaseException) -> BaseException:
-    """Return what to raise if a checkpoint could not be saved: a NotWritten if the system refused, else the error itself."""
-    found = of_system(error)
-    if found is None or isinstance(error, NotWritten):
-        return error
-    told = not_written(path, why(error), found.errno)
-    told.__cause__ = error
-    return told
-
-
-def not_written(path: Path, reason: str, number: int | None) -> NotWritten:
-    """Return the error that says that a folder got no new checkpoint, why, and what stays. `number` is the errno."""
-    there: list[int] = []
-    with suppress(OSError):
-        there = folder.numbers(path)
-    stays = f"checkpoint {there[-1]} in it stays whole" if there else "there is none in it"
-    then = "free some room" if number in ROOM else "make it a folder that can be written to"
-    return NotWritten(f"{path} got no new checkpoint, {reason}; {stays}: {then}, and save again", number)
+@contextmanager
+def told_of(path: Path) -> Iterator[None]:
+    """If the system refuses something in this block, say that a folder got no new checkpoint, why, and what stays."""
+    try:
+        yield
+    except Exception as error:
+        found = of_system(error)
+        if found is None or isinstance(error, NotWritten):
+            raise
+        there: list[int] = []
+        with suppress(OSError):
+            there = folder.numbers(path)
+        stays = f"checkpoint {there[-1]} in it stays whole" if there else "there is none in it"
+        then = "free some room" if found.errno in ROOM else "make it a folder that can be written to"
+        text = f"{path} got no new checkpoint, {why(error)}; {stays}: {then}, and save again"
+        raise NotWritten(text, found.errno) from error
 
 
 def settled(engines: Mapping[str, Engine]) -> Saving | None:

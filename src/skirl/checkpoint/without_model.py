@@ -13,7 +13,7 @@ from torch import nn
 from skirl.checkpoint import codec, folder
 from skirl.checkpoint.codec import decode, loader_state
 from skirl.checkpoint.rows import OwnRows, rows_for
-from skirl.checkpoint.votes import Votes, take_newest
+from skirl.checkpoint.votes import agreed, take_newest
 from skirl.core import initial
 from skirl.core.initial import Given
 from skirl.core.optim import row_optimizer
@@ -40,7 +40,7 @@ class Opened(NamedTuple):
 def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     """Open embeddings with all rows of the newest undamaged checkpoint, and its other content, for the length of a block.
     Files of rows are hard-linked into a temporary folder next to the checkpoint."""
-    votes = Votes(peers or Alone())
+    peers = peers or Alone()
 
     with ExitStack() as stack:  # closes also what was opened of one that is damaged for another trainer
 
@@ -50,13 +50,13 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
                 stack.callback(collection.engine.store.close)
             return found
 
-        yield take_newest(Path(path), votes, lambda *of: votes.agreed(lambda: take(*of), "another run's rows"))[1]
+        yield take_newest(Path(path), peers, lambda *of: agreed(peers, lambda: take(*of), "another run's rows"))[1]
 
 
 def _open(header: Path) -> Opened:
     body = folder.read(header)
     tensors = codec.read_dense(header.parent, body["dense"])
-    rows_of = rows_for(body, Votes(Alone()), {})
+    rows_of = rows_for(body, Alone(), {})
     collections = [
         _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])
         for name, about in body["definition"].items()
