@@ -81,33 +81,23 @@ def write_rows(
     table: str | None,
     *,
     state_dict: bool = False,
-    prefix: str = "",
     dense: Mapping[str, torch.Tensor] | None = None,
     origins: Origins | None = None,
 ) -> None:
     if path.suffix == ".parquet":
         to_parquet(model, path, table, origins)
-    elif state_dict or path.suffix == ".pt":
-        to_state_dict(model, path, table, prefix, dense or {})
+    elif path.suffix == ".pt" or dense:
+        to_state_dict(model, path, table, dense or {})
     else:
-        to_safetensors(model, path, table)
+        to_safetensors(model, path, table, untouched=state_dict)
 
 
-def to_state_dict(
-    rows: nn.Module, out: Path, table: str | None, prefix: str, dense: Mapping[str, torch.Tensor]
-) -> None:
+def to_state_dict(rows: nn.Module, out: Path, table: str | None, dense: Mapping[str, torch.Tensor]) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        draft = Path(folder) / "rows.safetensors"
+        draft, whole = Path(folder) / "rows.safetensors", Path(folder) / "whole"
         to_safetensors(rows, draft, table, untouched=True)
-        state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped into memory, not read
-        state |= dict(dense)
-        whole = Path(folder) / "whole"
-        if out.suffix == ".pt":
-            torch.save(state, whole)
-        elif prefix or dense:
-            save_file(state, whole, metadata={"format": "pt"})
-        else:
-            whole = draft
+        state = load_file(draft) | dict(dense)  # rows are mapped into memory, not read
+        torch.save(state, whole) if out.suffix == ".pt" else save_file(state, whole, metadata={"format": "pt"})
         whole.replace(out)
 
 

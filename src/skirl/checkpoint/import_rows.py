@@ -5,7 +5,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,36 +76,22 @@ def import_rows(
     return found
 
 
-def read_rows(
-    source: Path,
-    out: Path,
-    *,
-    names: Sequence[str],
-    prefix: str,
-    pooling: Literal["sum", "mean"],
-    optimizer: str | None,
-    store: str,
-) -> dict[str, Any]:
+def read_rows(source: Path, out: Path, *, names: Sequence[str], optimizer: str | None, store: str) -> dict[str, Any]:
     """Make a checkpoint of the rows in a file. The arguments are the flags of `skirl import`."""
     if out.is_dir() and numbers(out):
         raise ValueError(f"{out} holds checkpoints: name another folder")
     tensors = Tensors(source)
-    found = sorted(n for n in tensors.names if n.startswith(prefix) and n.endswith("weight"))
-    by_name = {
-        n.removeprefix(prefix).removesuffix("weight").removesuffix(".") or tensors.alone or "table": n for n in found
-    }
-    if found == [f"{prefix}weight"] and tensors.alone is None and len(names) == 1:
-        by_name = dict.fromkeys(names, found[0])  # it has no name, and is given one
-    wanted = {t: by_name.get(t) for t in names} or {t: n for t, n in by_name.items() if len(tensors.shape(n)) == 2}
-    missing = [t for t, n in wanted.items() if n is None]
-    if missing or not wanted:
-        what = f"no table {missing[0]!r}" if wanted else f"no weight under {prefix!r}"
-        has = ", ".join(sorted(by_name or tensors.names)[:9]) or "no tensor"
-        then = "set table to some of these, or " if by_name else ""
-        raise ValueError(
-            f"{source} has {what}, it has {has}: {then}set prefix to what stands before the tables' names in the file"
-        )
-    weights = {t: n for t, n in wanted.items() if n is not None}
+    found = [n for n in sorted(tensors.names) if n.endswith("weight") and len(tensors.shape(n)) == 2]
+    every = {n.removesuffix("weight").removesuffix(".") or tensors.alone or "table": n for n in found}
+    weights: dict[str, str] = {}
+    for table in names or every:
+        if (name := _name(tensors, table, {} if names else every, len(names) == 1)) is None:
+            raise ValueError(
+                f"{source} has no table {table!r}, it has {', '.join([*every][:9])}: set table to some of these"
+            )
+        weights[table] = name
+    if not weights:
+        raise ValueError(f"{source} has no weight, it has {', '.join(sorted(tensors.names)[:9])}: name another file")
     bases = {
         t: n.removesuffix("weight") for t, n in weights.items() if f"{n.removesuffix('weight')}ids" in tensors.names
     }
@@ -118,7 +104,7 @@ def read_rows(
     by = {t: short.get(tensors.table(base).get("optimizer", "")) for t, base in bases.items()}
     theirs = next(iter(by.values())) if len(set(by.values())) == 1 else None
     chosen = optimizer or theirs or "rowwise-adagrad"
-    tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=pooling) for t, n in weights.items()]
+    tables = [Table(t, counts[t], tensors.shape(n)[1]) for t, n in weights.items()]
     rows = EmbeddingBagCollection(tables, optimizer=row_optimizer(chosen)(), cache=1, store=store)
     taken = import_rows(rows, source, names=weights)
     steps = dict(zip(weights, rows.pack.steps.tolist(), strict=True))
@@ -132,7 +118,7 @@ def read_rows(
 
 
 def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
-    named = {n: _name(tensors, place.table, names, len(tables) == 1) for n, place in tables.items()}
+    named = {n: _name(tensors, n, names, len(tables) == 1) for n, place in tables.items()}
     plan = [_planned(tensors, tables[n], name) for n, name in named.items() if name is not None]
     if not plan:
         raise ValueError(
@@ -273,18 +259,17 @@ def _refuse_damaged(source: str | Path) -> None:
                         pass
 
 
-def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
-    if table.name in names:
-        if names[table.name] not in tensors.names:
-            raise ValueError(
-                f"{tensors.where} has no {names[table.name]!r}: name one of {', '.join(sorted(tensors.names)[:9])}"
-            )
-        return names[table.name]
-    exact = [f"{table.name}.weight", table.name] + (["weight"] if alone or tensors.alone == table.name else [])
-    ends = [name for name in sorted(tensors.names) if name.endswith(f".{table.name}.weight")]
+def _name(tensors: Tensors, table: str, names: Mapping[str, str], alone: bool) -> str | None:
+    if table in names:
+        if names[table] not in tensors.names:
+            has = ", ".join(sorted(tensors.names)[:9])
+            raise ValueError(f"{tensors.where} has no {names[table]!r}: name one of {has}")
+        return names[table]
+    exact = [f"{table}.weight", table] + (["weight"] if alone or tensors.alone == table else [])
+    ends = [name for name in sorted(tensors.names) if name.endswith(f".{table}.weight")]
     if len(ends) > 1:
         raise ValueError(
-            f"{tensors.where} has {' and '.join(ends)} for {table.name!r}: say which by names={{{table.name!r}: NAME}}"
+            f"{tensors.where} has {' and '.join(ends)} for {table!r}: say which by names={{{table!r}: NAME}}"
         )
     return next((name for name in [*exact, *ends] if name in tensors.names), None)
 
