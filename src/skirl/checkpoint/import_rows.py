@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
 from skirl.checkpoint.folder import numbers
-from skirl.checkpoint.save_run import save
+from skirl.checkpoint.saving import save
 from skirl.checkpoint.votes import told
 from skirl.checkpoint.without_model import opened
 from skirl.core.keys import key_of, row_of, table_of

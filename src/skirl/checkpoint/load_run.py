@@ -1,4 +1,5 @@
-"""Load a saved run into a model, optimizers and a lookahead made like those of the run that saved it."""
+"""Load a saved run into a model, optimizers and a lookahead made like those of the run that saved it: they are compared
+field by field before anything changes, and an error names the first difference."""
 
 import logging
 from collections.abc import Sequence
@@ -10,13 +11,14 @@ from torch import nn
 
 from skirl.checkpoint import codec, folder
 from skirl.checkpoint.codec import decode, with_metadata
-from skirl.checkpoint.definition import check_data, check_fits, listed
 from skirl.checkpoint.rows import OwnRows, rows_for
-from skirl.checkpoint.saving import Saving, remember, settled
+from skirl.checkpoint.saving import Saving, definition, listed, optimizer, remember, settled
 from skirl.checkpoint.votes import Mismatch, agreed, digest_of, take_newest, trainers_of
+from skirl.engine.engine import Engine
 from skirl.engine.work import Counters
 from skirl.nn.collection import collections_of
 from skirl.peers.base import Peers
+from skirl.pipeline.lookahead import Lookahead
 from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError
 
@@ -124,3 +126,58 @@ def _counters(parts: list[dict[str, Any]], name: str, peers: Peers) -> Counters:
     """Return the counters with which a trainer continues. Each part's go to exactly one trainer: the sum stays."""
     first, *others = [part["counters"][name] for part in (parts[0], *parts[peers.rank :: peers.size])]
     return Counters(**{of: sum(other[of] for other in others) for of in first} | {"steps": first["steps"]})
+
+
+def check_fits(body: dict[str, Any], model: nn.Module, parts: Sequence[Any], state: dict[str, Any], path: Path) -> None:
+    """Raise unless collections, optimizers (if given) and the model's `state` were like those of a header when saved."""
+    here = {name: definition(collection) for name, collection in collections_of(model).items()}
+    check_same(dict.fromkeys(body["definition"]), dict.fromkeys(here), path)
+    for name, of in here.items():
+        check_same(_by_table(body["definition"][name]), _by_table(of), path)
+    if parts:
+        each = body["run"]["optimizers"], [optimizer(part, model) for part in parts]
+        saved, now = (
+            {f"optimizers[{i}]": {n: p[n] for n in ("type", "parameters")} for i, p in enumerate(of)} for of in each
+        )
+        check_same(saved, now, path)
+    check_same(_described(state), _described(model.state_dict()), path)
+
+
+def _by_table(definition: dict[str, Any]) -> dict[str, Any]:
+    tables = {table["name"]: table for table in definition["tables"]}
+    return {**definition, "tables": [*tables], **{f"table {name!r}": table for name, table in tables.items()}}
+
+
+def _described(state: dict[str, Any]) -> dict[str, str]:
+    """Torch itself refuses other shapes, but would round other dtypes silently."""
+    return {n: f"{list(v.shape)} {v.dtype}" if isinstance(v, torch.Tensor) else "" for n, v in state.items()}
+
+
+def check_same(saved: Any, here: Any, path: Path, where: str = "") -> None:
+    """Raise a CheckpointError that names the first difference between what was saved and what is here."""
+    if not (isinstance(saved, dict) and isinstance(here, dict)):
+        if saved != here:
+            was, now = f"{saved!r:.300}", f"{here!r:.300}"
+            raise CheckpointError(f"{path} was saved with {where} = {was}, here it is {now}: set it to what was saved")
+    elif saved.get("type") != here.get("type"):
+        check_same(saved.get("type"), here.get("type"), path, where)
+    else:
+        for name in dict.fromkeys([*saved, *here]):
+            if name not in saved or name not in here:
+                there = "has" if name in saved else "has no"
+                raise CheckpointError(
+                    f"{path} {there} {name or 'rows of the model itself'}, unlike this model: make all as it was "
+                    "saved, or take the rows alone with skirl.import_rows"
+                )
+            check_same(saved[name], here[name], path, f"{where}.{name}" if where else name)
+
+
+def check_data(saved: Any, data: Any, engines: Sequence[Engine]) -> None:
+    if data is None:
+        return
+    if saved is None:
+        raise CheckpointError("the checkpoint was saved without data: leave data out, or save with data=batches")
+    if isinstance(data, Lookahead) and not {*engines} <= {*data.engines}:
+        raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
+    if hasattr(data, "check_state"):
+        data.check_state(saved)
