@@ -24,8 +24,8 @@ import skirl
 from skirl.checkpoint import codec, numbers, saving
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.folder import Superseded
+from skirl.checkpoint.import_rows import opened
 from skirl.checkpoint.votes import Mismatch, agreed
-from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Placement
 from skirl.peers.base import PeerError, Peers
 from skirl.sizing.look import describe_checkpoint as describe

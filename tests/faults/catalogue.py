@@ -246,7 +246,7 @@ CHECKPOINTS = [
           "c.key_of >= 0", "c.flags != 0"),
     Fault("rows on their way to the store are not waited for", "nn.current_step:CurrentStep.settle",
           "self.loop.drain()", "pass"),
-    Fault("segments of frozen rows are not synced", "store.disk.segment:write_segments.finished",
+    Fault("segments of frozen rows are not synced", "store.disk.manifest:write_segments.finished",
           "files.sync(file.number)", "pass"),
     Fault("a header is not synced before its rename", "tools.sealed_json:put_whole",
           "to_disk(file)", "pass"),

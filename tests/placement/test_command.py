@@ -8,7 +8,6 @@ import pytest
 
 import skirl
 from skirl.cli import main
-from skirl.placement import calibrate
 from skirl.placement.costs import save_costs, shipped
 from skirl.placement.measure import Arena, count_tables
 from skirl.placement.spec import BINS, TableSpec, read_specs, reuse_of
@@ -90,7 +89,7 @@ def test_costs_are_measured_once_and_kept(tmp_path, capsys, monkeypatch):
         save_costs(replace(costs, ms={name: costs.ms[name] for name in optimizers}), out)
         return costs
 
-    monkeypatch.setattr(calibrate, "measure_machine", measure)
+    monkeypatch.setattr(measure, "measure_machine", measure)
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, [{**TABLE, "optimizer": "sgd"}, {**TABLE, "name": "b", "optimizer": "adagrad"}])
     for _ in range(2):

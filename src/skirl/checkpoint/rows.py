@@ -19,7 +19,6 @@ from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection
 from skirl.peers.base import Peers
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record, SavedRows
-from skirl.store.checkpoint_rows import folder_beside
 from skirl.store.disk.frozen import (
     check_files,
     check_rows,
@@ -32,6 +31,7 @@ from skirl.store.disk.frozen import (
 )
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
+from skirl.store.disk.store import folder_beside
 from skirl.tools.sealed_json import CheckpointError
 
 log = logging.getLogger("skirl")

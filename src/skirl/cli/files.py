@@ -298,7 +298,7 @@ class Export(ShowFlags):
 
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.export import write_rows
-        from skirl.checkpoint.without_model import opened
+        from skirl.checkpoint.import_rows import opened
         from skirl.data.vocabulary.vocabulary import Origins
 
         with opened(self.checkpoint) as (rows, parameters, data, _), writing(self.out):

@@ -168,8 +168,7 @@ class Place(Composed):
         )
 
     def run(self) -> dict[str, Any]:
-        from skirl.placement.calibrate import costs_for
-        from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
+        from skirl.placement.measure import arena_of, check_plans, check_specs, costs_for, count_tables, exchange_of
         from skirl.placement.problem import UNBOUND
         from skirl.placement.search import plan_tables, ways_ms
         from skirl.placement.spec import pieces_of, plan_of, read_specs

@@ -20,10 +20,9 @@ from skirl.data.files.schema import FileSchema
 from skirl.data.flags import FILE_KINDS
 from skirl.data.vocabulary.vocabulary import FIRST, facts_of
 from skirl.store.disk.frozen import check_files, check_rows, keys_of
-from skirl.store.disk.manifest import NAME, Manifest, check_sizes
+from skirl.store.disk.manifest import FORMAT_VERSION, NAME, Manifest, check_sizes, read_keys
 from skirl.store.disk.os_files import NAME as LOCK
 from skirl.store.disk.os_files import Unusable
-from skirl.store.disk.segment import FORMAT_VERSION, read_keys
 from skirl.store.sharded import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.resume import run_of

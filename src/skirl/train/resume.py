@@ -166,8 +166,7 @@ def begin_from(origin: Origin, model: "nn.Module", stream: "Source", share: "Tra
     """Copy rows and dense weights from a checkpoint. Check everything before changing anything."""
     import torch
 
-    from skirl.checkpoint.import_rows import copy_rows
-    from skirl.checkpoint.without_model import opened
+    from skirl.checkpoint.import_rows import copy_rows, opened
     from skirl.nn.collection import collections_of, tables_of
 
     path = Path(origin.given)

@@ -158,7 +158,7 @@ def test_a_plan_for_another_model_is_refused():
 
 
 def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):
-    from skirl.placement import calibrate
+    from skirl.placement import measure
     from skirl.placement.costs import load_costs, save_costs
     from skirl.placement.fbgemm import FbgemmArena
     from skirl.torchrec import measure_costs
@@ -170,10 +170,10 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
         ("TABLES", 4),
         ("COMBINATIONS", 16),
     ):
-        monkeypatch.setattr(calibrate, name, value)
+        monkeypatch.setattr(measure, name, value)
     monkeypatch.setattr("skirl.placement.costs.EPOCHS", 2)
     with monkeypatch.context() as smaller:
-        smaller.setattr(calibrate, "arena_of", lambda kernel: FbgemmArena(1 << 16))
+        smaller.setattr(measure, "arena_of", lambda kernel: FbgemmArena(1 << 16))
         costs = measure_costs("sgd", minutes=1e-9, out=tmp_path / "a.json")
     assert costs.kernel == "fbgemm-cpu" and sum(costs.ms["sgd"]) > 0
     assert load_costs(tmp_path / "a.json", link=1.0, ranks=1, kernels=["fbgemm-cpu"]).ms == costs.ms

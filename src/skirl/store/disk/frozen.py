@@ -18,10 +18,9 @@ from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record
 from skirl.store.disk import log as all_logs
 from skirl.store.disk import manifest as manifests
 from skirl.store.disk.log import Log
-from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.manifest import FORMAT_VERSION, Manifest, SegmentEntry, read_keys, write_segments
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import INDEX_BITS
-from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry, read_keys, write_segments
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.threads import Gate
 

@@ -9,10 +9,9 @@ import numpy as np
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex, named
-from skirl.store.disk.manifest import Manifest, undo
+from skirl.store.disk.manifest import Manifest, Segment, SegmentEntry, begin, check_header, stride, undo
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
-from skirl.store.disk.segment import Segment, SegmentEntry, begin, check_header, stride
 from skirl.tools.threads import Gate, Threads, run
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
