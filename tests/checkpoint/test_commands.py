@@ -132,8 +132,7 @@ def test_our_own_file_brings_the_optimizer_state_along(
     else:
         capsys.readouterr()
         assert main(["import", str(file), "--out", str(tmp_path / "i")]) == 0
-        steps = one.engine.packs[0].steps[0]
-        assert f"state      after {steps} steps" in capsys.readouterr().out
+        assert "optimizer  adam" in capsys.readouterr().out
         skirl.import_rows(other, tmp_path / "i")
     assert (
         other.engine.packs[0].steps.tolist() == one.engine.packs[0].steps.tolist()

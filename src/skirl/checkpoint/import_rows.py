@@ -125,14 +125,9 @@ def read_rows(source: Path, out: Path, *, names: Sequence[str], optimizer: str |
     tables = [Table(t, counts[t], tensors.shape(n)[1]) for t, n in weights.items()]
     rows = EmbeddingBagCollection(tables, optimizer=row_optimizer(chosen)(), cache=1, store=store)
     taken = import_rows(rows, source, names=weights)
-    steps = dict(zip(weights, rows.pack.steps.tolist(), strict=True))
     save(out, model=rows)
     rows.close()
-    return {
-        "tables": taken,
-        "optimizer": chosen,
-        "steps": steps if chosen == theirs and bases else None,
-    }
+    return {"tables": taken, "optimizer": chosen}
 
 
 def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
@@ -262,9 +257,9 @@ def _torch_state(source: str | Path) -> dict[str, Any]:
             "torch.save(model.state_dict()) or skirl export wrote, or a .safetensors"
         ) from None
     inside = (
-        (state.get(name) for name in ("state_dict", "model", "model_state_dict")) if isinstance(state, dict) else ()
+        [state.get(name) for name in ("state_dict", "model", "model_state_dict")] if isinstance(state, dict) else []
     )
-    return next((one for one in inside if isinstance(one, dict)), state if isinstance(state, dict) else {})
+    return next((one for one in [*inside, state] if isinstance(one, dict)), {})
 
 
 def _refuse_damaged(source: str | Path) -> None:
@@ -295,11 +290,10 @@ def _name(tensors: Tensors, table: str, names: Mapping[str, str], alone: bool) -
 class _Planned(NamedTuple):
     place: TablePlace
     total: int
-    weight: str
+    parts: dict[str, str]
+    """The tensors of `weight`, and of parts of the optimizer's state if it is that of this optimizer."""
     ids: str | None
     """None: all rows."""
-    state: dict[str, str]
-    """Parts of the optimizer's state, if it is that of this optimizer."""
     steps: int | None
     """Number of updates that the table had. None: keep the model's count."""
 
@@ -311,7 +305,7 @@ def _planned(tensors: Tensors, place: TablePlace, name: str) -> _Planned:
     base = name.removesuffix("weight")
     if not name.endswith("weight") or f"{base}ids" not in tensors.names:
         tensors.check(name, (table.rows, table.dim), _FLOATS, as_large)
-        return _Planned(place, table.rows, name, None, {}, 0)  # every row is replaced, with its initial state
+        return _Planned(place, table.rows, {"weight": name}, None, 0)  # every row is replaced, with its initial state
     n = (tensors.shape(name) or (0,))[0]
     tensors.check(f"{base}ids", (n,), _WHOLE, f"make it the rows of {name}")
     tensors.check(name, (n, table.dim), _FLOATS, as_large)
@@ -319,7 +313,7 @@ def _planned(tensors: Tensors, place: TablePlace, name: str) -> _Planned:
     parts = {part: at.stop - at.start for part, at in rule.unpack(table.dim).items() if part != "weight"}
     state = {part: base + part for part in parts}
     if stated.get("optimizer", rule.name) != rule.name or not tensors.names.issuperset(state.values()):
-        return _Planned(place, n, name, f"{base}ids", {}, None)
+        return _Planned(place, n, {"weight": name}, f"{base}ids", None)
     for part, width in parts.items():
         tensors.check(state[part], (n, width), _FLOATS, f"leave it out, or set an optimizer other than {rule.name}")
     steps = stated.get("steps")
@@ -328,15 +322,14 @@ def _planned(tensors: Tensors, place: TablePlace, name: str) -> _Planned:
             f"{tensors.where} has {rule.name}'s state of table {table.name!r}, but not its number of steps: export it "
             f"again, name the file itself, or leave {', '.join(state.values())} out"
         )
-    return _Planned(place, n, name, f"{base}ids", state, steps)
+    return _Planned(place, n, {"weight": name, **state}, f"{base}ids", steps)
 
 
 def _take(tensors: Tensors, source: _Planned) -> None:
     table, rule = source.place.table, source.place.optimizer
     for start in range(0, source.total, PIECE):
         stop = min(source.total, start + PIECE)
-        parts = {"weight": source.weight, **source.state}
-        values = {part: tensors.rows(name, start, stop) for part, name in parts.items()}
+        values = {part: tensors.rows(name, start, stop) for part, name in source.parts.items()}
         rows = np.arange(start, stop)
         if source.ids is not None:
             rows = tensors.rows(source.ids, start, stop).astype(np.int64)
@@ -345,7 +338,7 @@ def _take(tensors: Tensors, source: _Planned) -> None:
                     f"{source.ids} in {tensors.where} has rows that table {table.name!r} does not have: make the table as "
                     "large"
                 )
-        if isinstance(rule, FTRL) and source.state and not rule.follows(values["weight"], values["z"], values["n"]):
+        if isinstance(rule, FTRL) and "z" in values and not rule.follows(values["weight"], values["z"], values["n"]):
             raise ValueError(
                 f"{tensors.where} has rows of table {table.name!r} that do not follow from their state with {rule}: set "
                 "its lr, beta, l1 and l2 to those of the run, or leave the state out"

@@ -336,11 +336,7 @@ class Import(ShowFlags):
         return read_rows(self.source, self.out, names=self.table, optimizer=self.optimizer, store=self.store)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        state = f"after {max(steps.values()):,} steps" if (steps := result["steps"]) is not None else "from zero"
-        return facts(result, "tables", "optimizer") | {
-            "state": state,
-            "out": f"{self.out}; train with --from {self.out}",
-        }
+        return facts(result, "tables", "optimizer") | {"out": f"{self.out}; train with --from {self.out}"}
 
 
 @dataclass(frozen=True)
