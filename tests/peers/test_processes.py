@@ -88,8 +88,6 @@ def test_each_trainer_of_a_machine_has_a_gpu():
     assert [_own_gpu(launched, gpus) for gpus in (2, 3)] == [1, 1]
     with pytest.raises(ValueError, match="2 trainers on a machine with 1 GPUs: start one for each GPU"):
         _own_gpu(launched, 1)
-    with pytest.raises(ValueError, match=r"torch .* sees no GPU: .* set device to 'cpu'"):
-        _own_gpu(launched, 0)
 
 
 def test_a_rank_that_never_comes_is_named():
