@@ -83,13 +83,13 @@ def test_bad_input_is_one_sentence_and_no_file(tmp_path, capsys, tables, flags, 
 def test_costs_are_measured_once_and_kept(tmp_path, capsys, monkeypatch):
     asked = []
 
-    def measure(kernel, optimizers, *, out, **how):
+    def measured(kernel, optimizers, *, out, **how):
         asked.append((kernel, optimizers, str(out)))
         costs = shipped(1.0, 1)
         save_costs(replace(costs, ms={name: costs.ms[name] for name in optimizers}), out)
         return costs
 
-    monkeypatch.setattr(measure, "measure_machine", measure)
+    monkeypatch.setattr("skirl.placement.measure.measure_machine", measured)
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, [{**TABLE, "optimizer": "sgd"}, {**TABLE, "name": "b", "optimizer": "adagrad"}])
     for _ in range(2):

@@ -37,8 +37,7 @@ from skirl.placement.measure import (
     measure_machine,
     training,
 )
-from skirl.placement.problem import Problem
-from skirl.placement.search import SearchResult, plan_tables
+from skirl.placement.search import Problem, SearchResult, plan_tables
 from skirl.placement.spec import Piece, TableSpec, canonical, pieces_of
 
 MS = (0.01, *(1e-6 for _ in TERMS[1:]))

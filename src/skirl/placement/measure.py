@@ -29,8 +29,7 @@ from skirl.placement.costs import (
     terms_of,
     train_net,
 )  # fmt: skip
-from skirl.placement.problem import Placed, Problem
-from skirl.placement.search import SearchResult
+from skirl.placement.search import Placed, Problem, SearchResult
 from skirl.placement.spec import BINS, Piece, TableSpec, reuse_of
 from skirl.tools.progress import progress_of
 from skirl.train.loop import keys_of
@@ -204,19 +203,21 @@ class Ready:
         self.update(self.cache, self.dim, *rows, self.gradients, ONE, self.scalars, 0, len(self.rows))
 
 
-def missing(kernel: Kernel) -> str | None:
-    """Why a kernel cannot be measured here, and what to do; None if it can."""
+def check_kernel_here(kernel: Kernel) -> None:
+    """Raise if a kernel cannot be measured here."""
     if kernel == "skirl-cpu":
-        return None
+        return
     import torch
 
     if kernel == "fbgemm-cuda" and not torch.cuda.is_available():
-        return f"kernel {kernel} runs on a GPU, and torch {torch.__version__} sees none: set kernel to fbgemm-cpu"
+        raise ValueError(
+            f"kernel {kernel} runs on a GPU, and torch {torch.__version__} sees none: set kernel to fbgemm-cpu"
+        )
     try:
         from fbgemm_gpu import split_table_batched_embeddings_ops_training  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:  # of another release than torch, or a library is missing
-        return f"kernel {kernel} needs FBGEMM, which does not load ({str(error).partition(chr(10))[0]}): {INSTALL}"
-    return None
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"kernel {kernel} needs FBGEMM, which does not load ({why}): {INSTALL}") from None
 
 
 def check_specs(kernel: Kernel, specs: Sequence[TableSpec], no_measure: bool) -> None:
@@ -226,13 +227,12 @@ def check_specs(kernel: Kernel, specs: Sequence[TableSpec], no_measure: bool) ->
         check_optimizers([spec.optimizer for spec in specs], kernel.rpartition("-")[2])
         for spec in specs:
             check_dim(spec.name, spec.dim)
-    if not no_measure and (why := missing(kernel)) is not None:
-        raise ValueError(f"{why}; or plan with --no-measure and the --costs of a machine that has it")
+    if not no_measure:
+        check_kernel_here(kernel)
 
 
 def arena_of(kernel: Kernel) -> Arena:
-    if (why := missing(kernel)) is not None:
-        raise ValueError(why)
+    check_kernel_here(kernel)
     if kernel == "skirl-cpu":
         return Arena()
     from skirl.placement.fbgemm import FbgemmArena
@@ -419,11 +419,7 @@ def measure_machine(kernel: Kernel, optimizers: Sequence[str], *, minutes: float
     start = shipped(1.0, 1) if kernel == "skirl-cpu" else None
     learned = [c for name in optimizers for c in training(name, COMBINATIONS, 0, BATCHES)]
     judges = [c for name in optimizers for c in training(name, COMBINATIONS // 4, 5000, OTHER_BATCHES)]
-    with progress_of("prepare", steps=len(learned) + len(judges)) as progress:
-        ready = []
-        for done, combination in enumerate([*learned, *judges], start=1):
-            ready.append(combination.ready(arena))
-            progress(done, dict)
+    ready = [combination.ready(arena) for combination in (*learned, *judges)]
     until = time.monotonic() + 60 * minutes
     rounds = list[np.ndarray]()
     with progress_of("measure", steps=ROUNDS) as progress:

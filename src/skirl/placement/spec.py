@@ -15,7 +15,7 @@ from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, Kind, misfit
 from skirl.train.placed import Bytes, PlacedTable, Plan
 
 if TYPE_CHECKING:
-    from skirl.placement.problem import Placed
+    from skirl.placement.search import Placed
 
 FORMAT, VERSION = "skirl-tables", 1
 BINS = 17

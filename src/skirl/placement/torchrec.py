@@ -13,8 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
-from skirl.placement.problem import Columns
-from skirl.placement.search import plan_tables
+from skirl.placement.search import Columns, plan_tables
 from skirl.placement.spec import MULTIPLE, Piece, TableSpec, pieces_of, reuse_of
 from skirl.train.placed import PlacedTable, Plan
 
@@ -31,7 +30,7 @@ WHOLE, COLUMNS, ROWS = "table_wise", "column_wise", "row_wise"
 _PLANNED = (WHOLE, COLUMNS, ROWS)
 _REFUSED = (
     "min_partition", "cache_params", "key_value_params", "device_group", "enforce_hbm", "stochastic_rounding",
-    "bounds_check_mode", "output_dtype",
+    "bounds_check_mode", "output_dtype", "num_poolings",
 )  # fmt: skip
 
 
@@ -160,18 +159,16 @@ def _expected(
     pooling = list(getattr(constraint, "pooling_factors", None) or [1.0])
     if len(pooling) == 1:
         pooling *= features
-    poolings = list(getattr(constraint, "num_poolings", None) or [1.0] * features)
     sizes = list(getattr(constraint, "batch_sizes", None) or [request.batch_size] * features)
-    for what, of in (("pooling_factors", pooling), ("num_poolings", poolings), ("batch_sizes", sizes)):
+    for what, of in (("pooling_factors", pooling), ("batch_sizes", sizes)):
         if len(of) != features:
             raise ValueError(
                 f"the constraints of table {who!r} have {len(of)} {what} for {features} features: give one each"
             )
-    bags = sum(a * b for a, b in zip(poolings, sizes, strict=True))
-    ids = sum(a * b * c for a, b, c in zip(pooling, poolings, sizes, strict=True)) * request.world
+    ids = sum(a * b for a, b in zip(pooling, sizes, strict=True)) * request.world
     rows = config.num_embeddings
     distinct = 1.0 if rows == 1 else -rows * math.expm1(ids * math.log1p(-1 / rows))
-    return max(1, round(bags * request.world)), float(ids), min(distinct, float(ids), float(rows)), ()
+    return max(1, sum(sizes) * request.world), float(ids), min(distinct, float(ids), float(rows)), ()
 
 
 def _looked_up(configs: Sequence[Any], request: PlanRequest) -> list[tuple[int, float, float, tuple[float, ...]]]:
