@@ -134,14 +134,10 @@ class Layout:
 
     def against(self, other: "Layout") -> tuple[str, str]:
         """Describe the first difference from another layout: what this one has, and what the other has."""
-        for table in sorted(self.records.keys() | other.records.keys()):
-            here, there = (
-                "none" if r is None else f"of {r.width} {r.dtype}"
-                for r in (self.records.get(table), other.records.get(table))
-            )
-            if here != there:
-                return f"{here} for table {table}", there
-        return "of the same tables", "of the same"
+        every = sorted(self.records.keys() | other.records.keys())
+        table = next(table for table in every if self.records.get(table) != other.records.get(table))
+        here, there = (of.records.get(table, "none") for of in (self, other))
+        return f"{here} for table {table}", str(there)
 
     def kind(self, keys: NDArray[np.int64], rows: Rows) -> int:
         """Check keys, int64 `[n]`, and contiguous rows, `[n, width]`, of one call; return the index of their kind."""

@@ -181,9 +181,6 @@ def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> l
             futures.append(pool.submit(call))
     finally:
         wait(futures)
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise errors[0]
     return [future.result() for future in futures]
 
 
