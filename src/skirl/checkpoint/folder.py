@@ -86,11 +86,8 @@ def readable(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
     """Return the readable headers in a folder, newest first, each as (step, header)."""
-    found = []
-    for of, body in readable(path):
-        with suppress(KeyError, TypeError):
-            found.append((int(body["run"]["data"]["step"]), of))
-    return found
+    each = ((body["run"]["data"], of) for of, body in readable(path))
+    return [(data["step"], of) for data, of in each if isinstance(data, dict) and "step" in data]
 
 
 class Superseded(CheckpointError):

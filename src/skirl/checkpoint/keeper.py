@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -93,7 +94,12 @@ class Keeper:
         model = self._whole["model"]
         collections = collections_of(model)
         peers = trainers_of(model)
-        self._start = agreed(peers, lambda: None if peers.rank else _claim(folder), "a start of the run begins")
+
+        def claim() -> int | None:
+            with suppress(OSError):  # the first save tries again
+                return None if peers.rank else folders.claim(folder)
+
+        self._start = agreed(peers, claim, "a start of the run begins")
         if any(folder.glob("checkpoint*.json")):  # also those that an older skirl wrote: they are refused
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step
@@ -230,11 +236,3 @@ class Keeper:
     def _miss_best(self, step: int, why_not: str) -> None:
         still = "none is kept yet" if self._best_at < 0 else f"that of step {self._best_at:,} stays"
         self._not_best = f"step {step:,} is the best so far, but {why_not}; {still}"
-
-
-def _claim(folder: Path) -> int | None:
-    """Claim the folder, and return this start's number, or None if that cannot be written: the first save tries again."""
-    try:
-        return folders.claim(folder)
-    except OSError:
-        return None
