@@ -143,11 +143,10 @@ class Layout:
         """Check keys, int64 `[n]`, and contiguous rows, `[n, width]`, of one call; return the index of their kind."""
         if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:
             raise TypeError(f"keys are {_shown(keys)}: pass an int64 array of one dimension")
-        if not isinstance(rows, np.ndarray) or rows.ndim != 2 or len(rows) != len(keys):
-            raise ValueError(f"rows are {_shown(rows)} for {len(keys)} keys: pass an array [{len(keys)}, width]")
-        if not rows.flags.c_contiguous:
+        fits = isinstance(rows, np.ndarray) and rows.ndim == 2 and len(rows) == len(keys)
+        if not fits or not rows.flags.c_contiguous:
             raise ValueError(
-                "rows are not contiguous: pass np.ascontiguousarray(rows), or whole rows of a larger array"
+                f"rows are {_shown(rows)}: pass a contiguous array [{len(keys)}, width], np.ascontiguousarray"
             )
         kind = self._kind.get((rows.shape[1], rows.dtype.name), -1)
         if kind < 0:

@@ -137,9 +137,6 @@ class Log:
             some = keys[start : start + _PIECE]
             yield some, self._rows(segment, start + np.arange(some.size), some)
 
-    def check(self, segment: Segment) -> None:
-        deque(self.records_of(segment), maxlen=0)
-
     # Writing
 
     def append(self, keys: Keys, rows: Words) -> None:
