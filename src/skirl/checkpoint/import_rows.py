@@ -110,18 +110,16 @@ def read_rows(source: Path, out: Path, *, names: Sequence[str], optimizer: str |
         weights[table] = name
     if not weights:
         raise ValueError(f"{source} has no weight, it has {', '.join(sorted(tensors.names)[:9])}: name another file")
-    bases = {
-        t: n.removesuffix("weight") for t, n in weights.items() if f"{n.removesuffix('weight')}ids" in tensors.names
-    }
-    counts = {t: tensors.shape(n)[0] for t, n in weights.items()}
-    for table, base in bases.items():  # these have only the touched rows
-        if "rows" not in (facts := tensors.table(base)):
-            raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
-        counts[table] = facts["rows"]
+    counts, theirs = {table: tensors.shape(name)[0] for table, name in weights.items()}, set[str]()
+    for table, name in weights.items():
+        base = name.removesuffix("weight")
+        if f"{base}ids" in tensors.names:  # it has only the touched rows
+            if "rows" not in (facts := tensors.table(base)):
+                raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
+            counts[table] = facts["rows"]
+            theirs.add(facts["optimizer"])
     short = {make().name: short for short, make in ROW_OPTIMIZERS.items()}
-    by = {t: short.get(tensors.table(base).get("optimizer", "")) for t, base in bases.items()}
-    theirs = next(iter(by.values())) if len(set(by.values())) == 1 else None
-    chosen = optimizer or theirs or "rowwise-adagrad"
+    chosen = optimizer or (short.get(*theirs) if len(theirs) == 1 else None) or "rowwise-adagrad"
     tables = [Table(t, counts[t], tensors.shape(n)[1]) for t, n in weights.items()]
     rows = EmbeddingBagCollection(tables, optimizer=row_optimizer(chosen)(), cache=1, store=store)
     taken = import_rows(rows, source, names=weights)
