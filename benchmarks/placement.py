@@ -15,11 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from common import Bench, main, result
-from skirl.placement.calibrate import measure_machine
 from skirl.placement.costs import Costs
-from skirl.placement.measure import arena_of, computing_ms, exchange_of
-from skirl.placement.problem import Placed, Problem
-from skirl.placement.search import search
+from skirl.placement.measure import arena_of, computing_ms, exchange_of, measure_machine
+from skirl.placement.search import Placed, Problem, search
 from skirl.placement.spec import Piece, TableSpec, blocks, canonical, reuse_of, whole
 
 CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import skirl
-from skirl.checkpoint.without_model import opened
+from skirl.checkpoint.import_rows import opened
 from skirl.core.optim import RowOptimizer
 from skirl.data import Synthetic
 from skirl.nn.collection import collections_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from skirl.peers.base import CHANNELS, OF_STEP, Channel, PeerError, Peers, Wait, failed, missing, over, said_of
+from skirl.peers.base import CHANNELS, OF_STEP, Channel, PeerError, Peers, Wait, failed, missing, said_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class _Job:
         """Ranks that ended the job themselves."""
 
     def told(self, rank: int) -> str | None:
-        return over(self.failed) if self.failed is not None and rank in self.ending else self.failed
+        return self.failed
 
     def fail(self, why: str) -> None:
         with self.changed:

@@ -21,7 +21,7 @@ from skirl.checkpoint import codec
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.codec import decode
 from skirl.checkpoint.folder import headers_with_steps
-from skirl.checkpoint.without_model import opened
+from skirl.checkpoint.import_rows import opened
 from skirl.nn.collection import collections_of
 from skirl.peers.processes import die_with_parent
 from skirl.train.run_folder import lines_of

@@ -24,8 +24,8 @@ import skirl
 from skirl.checkpoint import codec, numbers, saving
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.folder import Superseded
-from skirl.checkpoint.votes import Mismatch, Votes
-from skirl.checkpoint.without_model import opened
+from skirl.checkpoint.import_rows import opened
+from skirl.checkpoint.votes import Mismatch, agreed
 from skirl.core.placement import Placement
 from skirl.peers.base import PeerError, Peers
 from skirl.sizing.look import describe_checkpoint as describe
@@ -220,10 +220,9 @@ def test_a_trainer_that_cannot_write_stops_the_checkpoint_of_all(tmp_path: Path)
         patch.setattr(codec, "write_dense", if_at("dense", codec.write_dense, lambda *args: 0))
         patch.setattr(saving, "write_sealed", if_at("header", saving.write_sealed, lambda *args: 0))
         told = InProcess.run(2, work)
-    assert told[0] == told[1]
-    for (_, rank), sentence in zip(at, told[0], strict=True):
-        assert f"got no new checkpoint, rank {rank} could not write, the disk is full" in sentence
-        assert "checkpoint 1 in it stays whole" in sentence
+    for (_, rank), *sentences in zip(at, *told, strict=True):
+        assert sentences[1 - rank] == f"rank {rank}: {sentences[rank]}"
+        assert "got no new checkpoint, the disk is full; checkpoint 1 in it stays whole" in sentences[rank]
     assert numbers(folder) == [2], "only the last one is there, and what the others wrote is swept"
     named = folders.files(folders.read(folders.header(folder, 2)))
     assert {p.name for p in (folder / "rows").iterdir()} == {Path(f).name for f in named if f.startswith("rows/")}
@@ -379,13 +378,13 @@ def test_what_does_not_go_together_is_refused_on_all(tmp_path: Path) -> None:
             trainer.model["more"] = nn.Linear(1, 1)
         trainer.load(tmp_path / "b")
 
-    refused(CheckpointError, "make the model as it was saved", other_model)
+    refused(CheckpointError, "make all as it was saved", other_model)
 
 
 @pytest.mark.parametrize(
     ("error", "on_others"),
     [(CheckpointError, CheckpointError), (Mismatch, Mismatch), (OtherVersion, OtherVersion),
-     (folders.Superseded, CheckpointError), (OSError, PeerError)],
+     (folders.Superseded, folders.Superseded), (OSError, PeerError)],
 )  # fmt: skip
 def test_an_error_of_one_trainer_is_of_its_kind_on_all(error: type[Exception], on_others: type[Exception]):
     """Else one would look for an older checkpoint, and the others not."""
@@ -396,7 +395,7 @@ def test_an_error_of_one_trainer_is_of_its_kind_on_all(error: type[Exception], o
                 raise error("damaged")
 
         with pytest.raises(Exception, match="damaged") as found:
-            Votes(peers).agreed(fails, "a test")
+            agreed(peers, fails, "a test")
         return found.type
 
     assert InProcess.run(2, work) == [on_others, error]

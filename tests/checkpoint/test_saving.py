@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 import skirl
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint import numbers, save_run, saving
+from skirl.checkpoint import numbers, saving
 from skirl.checkpoint.rows import FrozenCollection
 from skirl.store import changes
 from skirl.store.disk.os_files import OsFiles
@@ -97,7 +97,7 @@ def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
     """Rows that the failed save froze have no mark any more. The next save must not assume that they are on disk."""
     run, folder = Run(replace(Setup(), store=on(store, tmp_path / "rows"))), tmp_path / "c"
     target = {
-        "definition": (save_run, "definition"), "store": (run.model.rows.engine.store, "freeze"),
+        "definition": (saving, "definition"), "store": (run.model.rows.engine.store, "freeze"),
         "dense": (safetensors.torch, "save_file"),
     }[where]  # fmt: skip
     sentence = (

@@ -261,7 +261,7 @@ def test_a_checkpoint_is_refused_with_another_array_or_none(tmp_path: Path) -> N
     skirl.save(tmp_path / "c", model=embeddings)
     other = EIGHTHS.clone()
     other[ROWS - 1, DIM - 1] += 1
-    with pytest.raises(skirl.CheckpointError, match=r"was saved with another array as table 'item'.init"):
+    with pytest.raises(skirl.CheckpointError, match=r"was saved with table 'item'.init.digest = "):
         skirl.load(tmp_path / "c", model=collection(tmp_path, init=other))
     with pytest.raises(skirl.CheckpointError, match=r"table 'item'\.init"):
         skirl.load(tmp_path / "c", model=collection(tmp_path, init=None))

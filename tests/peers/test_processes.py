@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch.distributed
@@ -32,34 +31,15 @@ def answer_of_a_fork(ask: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize(
-    ("pid", "program", "reaps"),
-    [
-        (1, "/usr/lib/systemd/systemd", True),
-        (1, PermissionError(), True),
-        (1, "/usr/bin/bash", True),
-        (1, "/usr/bin/python3.11", False),
-        (700, "/usr/lib/systemd/systemd", True),
-        (700, "/usr/bin/python3.11", False),
-        (700, PermissionError(), False),
-    ],
-)
-def test_a_trainer_whose_launcher_has_ended_before_it_looked_ends(monkeypatch, pid, program, reaps):
-    def readlink(path: str) -> str:
-        assert path == f"/proc/{pid}/exe"
-        if isinstance(program, OSError):
-            raise program
-        return program
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_trainer_whose_launcher_has_ended_before_it_looked_ends(monkeypatch, ended):
+    def ask() -> int:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+        monkeypatch.setenv("SKIRL_LAUNCHER", "1" if ended else str(os.getppid()))
+        processes.die_with_launcher()
+        return 0
 
-    killed: list[Any] = []
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    monkeypatch.setattr(processes, "os", SimpleNamespace(
-        environ=os.environ, readlink=readlink, getppid=lambda: pid, getpid=os.getpid,
-        kill=lambda *given: killed.append(given),
-    ))  # fmt: skip
-    monkeypatch.setattr(processes, "die_with_parent", lambda parent: None)
-    processes.die_with_launcher()
-    assert killed == [(os.getpid(), signal.SIGKILL)] * reaps
+    assert answer_of_a_fork(ask) == (-signal.SIGKILL if ended else 0)
 
 
 def test_commands_and_trainers_that_are_alone_end_with_their_launcher(monkeypatch, capsys):
@@ -108,8 +88,6 @@ def test_each_trainer_of_a_machine_has_a_gpu():
     assert [_own_gpu(launched, gpus) for gpus in (2, 3)] == [1, 1]
     with pytest.raises(ValueError, match="2 trainers on a machine with 1 GPUs: start one for each GPU"):
         _own_gpu(launched, 1)
-    with pytest.raises(ValueError, match=r"torch .* sees no GPU: .* set device to 'cpu'"):
-        _own_gpu(launched, 0)
 
 
 def test_a_rank_that_never_comes_is_named():

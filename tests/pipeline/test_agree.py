@@ -119,7 +119,6 @@ def test_an_error_that_all_raise_on_purpose_ends_the_job_and_says_what_to_do_ins
 
     for said in InProcess.run(2, work):
         assert "ended the job: StopIteration('enough') (in step 3)" in said
-        assert "to end a loop on purpose, break where batches.ends_step is true, after the same step on all" in said
 
 
 def ended(peers, data, **options):

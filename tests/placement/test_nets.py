@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from skirl.core.optim import row_optimizer
-from skirl.placement import calibrate
-from skirl.placement.calibrate import Measured, fit, fit_costs, measure_machine, training
+from skirl.placement import measure
 from skirl.placement.costs import (
     BINS,
     FEATURES,
@@ -26,9 +25,19 @@ from skirl.placement.costs import (
     shipped,
     train_net,
 )
-from skirl.placement.measure import Arena, Lookups, Ready, check_plans, exchange_of
-from skirl.placement.problem import Problem
-from skirl.placement.search import SearchResult, plan_tables
+from skirl.placement.measure import (
+    Arena,
+    Lookups,
+    Measured,
+    Ready,
+    check_plans,
+    exchange_of,
+    fit,
+    fit_costs,
+    measure_machine,
+    training,
+)
+from skirl.placement.search import Problem, SearchResult, plan_tables
 from skirl.placement.spec import Piece, TableSpec, canonical, pieces_of
 
 MS = (0.01, *(1e-6 for _ in TERMS[1:]))
@@ -143,11 +152,11 @@ def arena() -> Arena:
 def small(monkeypatch):
     """Few and small tables, and nets that are trained briefly."""
     for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("TABLES", 4), ("ROUNDS", 2)):
-        monkeypatch.setattr(calibrate, name, value)
+        monkeypatch.setattr(measure, name, value)
     for name in ("EPOCHS", "TUNED"):
         monkeypatch.setattr(f"skirl.placement.costs.{name}", 3)
-    monkeypatch.setattr(calibrate, "COMBINATIONS", 16)
-    monkeypatch.setattr(calibrate, "arena_of", lambda kernel: Arena(1 << 14))
+    monkeypatch.setattr(measure, "COMBINATIONS", 16)
+    monkeypatch.setattr(measure, "arena_of", lambda kernel: Arena(1 << 14))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise-adagrad"])
@@ -187,8 +196,8 @@ def test_a_net_is_kept_only_if_it_is_better_by_more_than_chance(small, monkeypat
     assert fit_costs(Measured(few, sums), Measured(judges, others), 0).net is None
     start = shipped(1.0, 1)
     assert start.net is not None
-    monkeypatch.setattr(calibrate, "DIMS", (4, 28, 128))
-    monkeypatch.setattr(calibrate, "TABLES", 60)
+    monkeypatch.setattr(measure, "DIMS", (4, 28, 128))
+    monkeypatch.setattr(measure, "TABLES", 60)
     monkeypatch.setattr("skirl.placement.costs.TUNED", 60)
     few, judges = (training("sgd", 40, seed, (512,)) for seed in (0, 9))
     bent = start.together([c.parts for c in few]), start.together([c.parts for c in judges])

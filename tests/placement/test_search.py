@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl.placement.costs import Costs
-from skirl.placement.problem import UNBOUND, Problem
-from skirl.placement.search import plan_tables, search
+from skirl.placement.search import UNBOUND, Problem, plan_tables, search
 from skirl.placement.spec import Piece, TableSpec, blocks, canonical, halves, pieces_of
 from skirl.train.placed import PlacedTable, Plan
 from tests.cases import cases

@@ -11,7 +11,7 @@ import torch
 
 from skirl.checkpoint import codec, folder
 from skirl.checkpoint.codec import decode
-from skirl.checkpoint.without_model import opened
+from skirl.checkpoint.import_rows import opened
 from skirl.cli.sweep import SweepCommand
 from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER

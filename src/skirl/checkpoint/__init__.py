@@ -7,8 +7,7 @@ from skirl.tools import lazily
 if TYPE_CHECKING:
     from skirl.checkpoint.folder import numbers
     from skirl.checkpoint.load_run import load
-    from skirl.checkpoint.save_run import save
-    from skirl.checkpoint.saving import Saving
+    from skirl.checkpoint.saving import Saving, save
 
 __all__ = ["Saving", "load", "numbers", "save"]
 

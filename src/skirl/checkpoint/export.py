@@ -5,9 +5,9 @@ import json
 import math
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,33 +81,23 @@ def write_rows(
     table: str | None,
     *,
     state_dict: bool = False,
-    prefix: str = "",
     dense: Mapping[str, torch.Tensor] | None = None,
     origins: Origins | None = None,
 ) -> None:
     if path.suffix == ".parquet":
         to_parquet(model, path, table, origins)
-    elif state_dict or path.suffix == ".pt":
-        to_state_dict(model, path, table, prefix, dense or {})
+    elif path.suffix == ".pt" or dense:
+        to_state_dict(model, path, table, dense or {})
     else:
-        to_safetensors(model, path, table)
+        to_safetensors(model, path, table, untouched=state_dict)
 
 
-def to_state_dict(
-    rows: nn.Module, out: Path, table: str | None, prefix: str, dense: Mapping[str, torch.Tensor]
-) -> None:
+def to_state_dict(rows: nn.Module, out: Path, table: str | None, dense: Mapping[str, torch.Tensor]) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        draft = Path(folder) / "rows.safetensors"
+        draft, whole = Path(folder) / "rows.safetensors", Path(folder) / "whole"
         to_safetensors(rows, draft, table, untouched=True)
-        state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped into memory, not read
-        state |= dict(dense)
-        whole = Path(folder) / "whole"
-        if out.suffix == ".pt":
-            torch.save(state, whole)
-        elif prefix or dense:
-            save_file(state, whole, metadata={"format": "pt"})
-        else:
-            whole = draft
+        state = load_file(draft) | dict(dense)  # rows are mapped into memory, not read
+        torch.save(state, whole) if out.suffix == ".pt" else save_file(state, whole, metadata={"format": "pt"})
         whole.replace(out)
 
 
@@ -149,48 +139,29 @@ def to_safetensors(model: nn.Module, path: Path, table: str | None, *, untouched
         if not untouched:
             columns[prefix + "ids"] = (np.dtype(np.int64), (n,))
     tables = {
-        name: {
-            "rows": place.table.rows,
-            "steps": int(place.pack.steps[place.number]),
-            "optimizer": place.optimizer.name,
-        }
-        for name, place in chosen.items()
+        name: {"rows": of.table.rows, "steps": int(of.pack.steps[of.number]), "optimizer": of.optimizer.name}
+        for name, of in chosen.items()
     }
-    about = {"format": FORMAT, "skirl": __version__, "tables": json.dumps(tables)}
-    with tensors_written(path, columns, about) as write:
-        for name, place in chosen.items():
-            prefix = "" if table is not None else f"{name}."
-            for piece in _pieces(place, None if keys is None else keys[name]):
-                rows = _records(place, piece)
-                for part, at in _parts(place, untouched).items():
-                    write(prefix + part, rows[:, at])
-                if not untouched:
-                    write(prefix + "ids", row_of(piece))
-
-
-@contextmanager
-def tensors_written(
-    path: Path, columns: Mapping[str, tuple[np.dtype, tuple[int, ...]]], about: Mapping[str, str]
-) -> Iterator[Callable[[str, np.ndarray], None]]:
-    """Write a safetensors file in a block, which appends to each tensor by turns. It appears once the block has ended."""
-    header: dict[str, object] = {"__metadata__": dict(about)}
-    at: dict[str, int] = {}
+    header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "skirl": __version__, "tables": json.dumps(tables)}}
+    begins: dict[str, int] = {}
     end = 0
     for name, (dtype, shape) in sorted(columns.items(), key=lambda item: -item[1][0].itemsize):  # keeps all aligned
-        at[name], end = end, end + dtype.itemsize * math.prod(shape)
-        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(shape), "data_offsets": [at[name], end]}
+        begins[name], end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(shape), "data_offsets": [begins[name], end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with replacing(path) as draft, draft.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-
-        def write(name: str, rows: np.ndarray) -> None:
-            data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-            file.seek(8 + len(text) + at[name])
-            file.write(data)
-            at[name] += len(data)
-
-        yield write
+        for name, place in chosen.items():
+            prefix = "" if table is not None else f"{name}."
+            for piece in _pieces(place, None if keys is None else keys[name]):
+                rows = _records(place, piece)
+                parts = {part: rows[:, numbers] for part, numbers in _parts(place, untouched).items()}
+                for part, values in (parts if untouched else parts | {"ids": row_of(piece)}).items():
+                    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+                    file.seek(8 + len(text) + begins[prefix + part])
+                    file.write(data)
+                    begins[prefix + part] += len(data)
         to_disk(file)
     sync_folder(path.parent)
 

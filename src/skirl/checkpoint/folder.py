@@ -24,7 +24,7 @@ BEST = "best"
 OF_SWEEP = "sweep-checkpoint.json"
 """The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _DRAFT = re.compile(r"checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
@@ -86,11 +86,8 @@ def readable(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
     """Return the readable headers in a folder, newest first, each as (step, header)."""
-    found = []
-    for of, body in readable(path):
-        with suppress(KeyError, TypeError):
-            found.append((int(body["run"]["data"]["step"]), of))
-    return found
+    each = ((body["run"]["data"], of) for of, body in readable(path))
+    return [(data["step"], of) for data, of in each if isinstance(data, dict) and "step" in data]
 
 
 class Superseded(CheckpointError):

@@ -1,11 +1,14 @@
-"""Import rows piece by piece from a state dict of nn.EmbeddingBag, a file of `skirl.export` or another checkpoint. Reading a
-file cannot run code."""
+"""Import rows piece by piece from a state dict of nn.EmbeddingBag, a file of `skirl.export` or another checkpoint, which is
+opened without the model that trained it. Reading a file cannot run code."""
 
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from glob import escape
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,16 +16,31 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from skirl.checkpoint import codec, folder
+from skirl.checkpoint.codec import decode, loader_state
 from skirl.checkpoint.export import FORMAT
 from skirl.checkpoint.folder import numbers
-from skirl.checkpoint.save_run import save
-from skirl.checkpoint.votes import Votes
-from skirl.checkpoint.without_model import opened
+from skirl.checkpoint.rows import OwnRows, rows_for
+from skirl.checkpoint.saving import save
+from skirl.checkpoint.votes import agreed, take_newest, told
+from skirl.core import initial
+from skirl.core.initial import Given
 from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import FTRL, ROW_OPTIMIZERS, row_optimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
-from skirl.nn.collection import EmbeddingBagCollection, TablePlace, collections_of, tables_of
+from skirl.engine.device import HALVES
+from skirl.engine.work import Counters
+from skirl.nn.collection import (
+    Collection,
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    TablePlace,
+    collections_of,
+    tables_of,
+)
+from skirl.peers.base import Alone, Peers
+from skirl.peers.job import using
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -67,7 +85,7 @@ def import_rows(
     if isinstance(source, str | Path) and Path(source).is_dir():
         peers = next(iter(tables.values())).engine.rows.peers
         with opened(source, peers) as (rows, *_):
-            each = Votes(peers).told(copy_rows(tables, tables_of(rows), Path(source)), "rows of a checkpoint taken")
+            each = told(peers, copy_rows(tables, tables_of(rows), Path(source)), "rows of a checkpoint taken")
         found = {name: sum(theirs[name] for theirs in each) for name in each[0]}
     else:
         found = _from_tensors(tables, Tensors(source), names or {})
@@ -76,63 +94,42 @@ def import_rows(
     return found
 
 
-def read_rows(
-    source: Path,
-    out: Path,
-    *,
-    names: Sequence[str],
-    prefix: str,
-    pooling: Literal["sum", "mean"],
-    optimizer: str | None,
-    store: str,
-) -> dict[str, Any]:
+def read_rows(source: Path, out: Path, *, names: Sequence[str], optimizer: str | None, store: str) -> dict[str, Any]:
     """Make a checkpoint of the rows in a file. The arguments are the flags of `skirl import`."""
     if out.is_dir() and numbers(out):
         raise ValueError(f"{out} holds checkpoints: name another folder")
     tensors = Tensors(source)
-    found = sorted(n for n in tensors.names if n.startswith(prefix) and n.endswith("weight"))
-    by_name = {
-        n.removeprefix(prefix).removesuffix("weight").removesuffix(".") or tensors.alone or "table": n for n in found
-    }
-    if found == [f"{prefix}weight"] and tensors.alone is None and len(names) == 1:
-        by_name = dict.fromkeys(names, found[0])  # it has no name, and is given one
-    wanted = {t: by_name.get(t) for t in names} or {t: n for t, n in by_name.items() if len(tensors.shape(n)) == 2}
-    missing = [t for t, n in wanted.items() if n is None]
-    if missing or not wanted:
-        what = f"no table {missing[0]!r}" if wanted else f"no weight under {prefix!r}"
-        has = ", ".join(sorted(by_name or tensors.names)[:9]) or "no tensor"
-        then = "set table to some of these, or " if by_name else ""
-        raise ValueError(
-            f"{source} has {what}, it has {has}: {then}set prefix to what stands before the tables' names in the file"
-        )
-    weights = {t: n for t, n in wanted.items() if n is not None}
-    bases = {
-        t: n.removesuffix("weight") for t, n in weights.items() if f"{n.removesuffix('weight')}ids" in tensors.names
-    }
-    counts = {t: tensors.shape(n)[0] for t, n in weights.items()}
-    for table, base in bases.items():  # these have only the touched rows
-        if "rows" not in (facts := tensors.table(base)):
-            raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
-        counts[table] = facts["rows"]
+    found = [n for n in sorted(tensors.names) if n.endswith("weight") and len(tensors.shape(n)) == 2]
+    every = {n.removesuffix("weight").removesuffix(".") or tensors.alone or "table": n for n in found}
+    weights: dict[str, str] = {}
+    for table in names or every:
+        if (name := _name(tensors, table, {} if names else every, len(names) == 1)) is None:
+            raise ValueError(
+                f"{source} has no table {table!r}, it has {', '.join([*every][:9])}: set table to some of these"
+            )
+        weights[table] = name
+    if not weights:
+        raise ValueError(f"{source} has no weight, it has {', '.join(sorted(tensors.names)[:9])}: name another file")
+    counts, theirs = {table: tensors.shape(name)[0] for table, name in weights.items()}, set[str]()
+    for table, name in weights.items():
+        base = name.removesuffix("weight")
+        if f"{base}ids" in tensors.names:  # it has only the touched rows
+            if "rows" not in (facts := tensors.table(base)):
+                raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
+            counts[table] = facts["rows"]
+            theirs.add(facts["optimizer"])
     short = {make().name: short for short, make in ROW_OPTIMIZERS.items()}
-    by = {t: short.get(tensors.table(base).get("optimizer", "")) for t, base in bases.items()}
-    theirs = next(iter(by.values())) if len(set(by.values())) == 1 else None
-    chosen = optimizer or theirs or "rowwise-adagrad"
-    tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=pooling) for t, n in weights.items()]
+    chosen = optimizer or (short.get(*theirs) if len(theirs) == 1 else None) or "rowwise-adagrad"
+    tables = [Table(t, counts[t], tensors.shape(n)[1]) for t, n in weights.items()]
     rows = EmbeddingBagCollection(tables, optimizer=row_optimizer(chosen)(), cache=1, store=store)
     taken = import_rows(rows, source, names=weights)
-    steps = dict(zip(weights, rows.pack.steps.tolist(), strict=True))
     save(out, model=rows)
     rows.close()
-    return {
-        "tables": taken,
-        "optimizer": chosen,
-        "steps": steps if chosen == theirs and bases else None,
-    }
+    return {"tables": taken, "optimizer": chosen}
 
 
 def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
-    named = {n: _name(tensors, place.table, names, len(tables) == 1) for n, place in tables.items()}
+    named = {n: _name(tensors, n, names, len(tables) == 1) for n, place in tables.items()}
     plan = [_planned(tensors, tables[n], name) for n, name in named.items() if name is not None]
     if not plan:
         raise ValueError(
@@ -258,9 +255,9 @@ def _torch_state(source: str | Path) -> dict[str, Any]:
             "torch.save(model.state_dict()) or skirl export wrote, or a .safetensors"
         ) from None
     inside = (
-        (state.get(name) for name in ("state_dict", "model", "model_state_dict")) if isinstance(state, dict) else ()
+        [state.get(name) for name in ("state_dict", "model", "model_state_dict")] if isinstance(state, dict) else []
     )
-    return next((one for one in inside if isinstance(one, dict)), state if isinstance(state, dict) else {})
+    return next((one for one in [*inside, state] if isinstance(one, dict)), {})
 
 
 def _refuse_damaged(source: str | Path) -> None:
@@ -273,18 +270,17 @@ def _refuse_damaged(source: str | Path) -> None:
                         pass
 
 
-def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
-    if table.name in names:
-        if names[table.name] not in tensors.names:
-            raise ValueError(
-                f"{tensors.where} has no {names[table.name]!r}: name one of {', '.join(sorted(tensors.names)[:9])}"
-            )
-        return names[table.name]
-    exact = [f"{table.name}.weight", table.name] + (["weight"] if alone or tensors.alone == table.name else [])
-    ends = [name for name in sorted(tensors.names) if name.endswith(f".{table.name}.weight")]
+def _name(tensors: Tensors, table: str, names: Mapping[str, str], alone: bool) -> str | None:
+    if table in names:
+        if names[table] not in tensors.names:
+            has = ", ".join(sorted(tensors.names)[:9])
+            raise ValueError(f"{tensors.where} has no {names[table]!r}: name one of {has}")
+        return names[table]
+    exact = [f"{table}.weight", table] + (["weight"] if alone or tensors.alone == table else [])
+    ends = [name for name in sorted(tensors.names) if name.endswith(f".{table}.weight")]
     if len(ends) > 1:
         raise ValueError(
-            f"{tensors.where} has {' and '.join(ends)} for {table.name!r}: say which by names={{{table.name!r}: NAME}}"
+            f"{tensors.where} has {' and '.join(ends)} for {table!r}: say which by names={{{table!r}: NAME}}"
         )
     return next((name for name in [*exact, *ends] if name in tensors.names), None)
 
@@ -292,11 +288,10 @@ def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool)
 class _Planned(NamedTuple):
     place: TablePlace
     total: int
-    weight: str
+    parts: dict[str, str]
+    """The tensors of `weight`, and of parts of the optimizer's state if it is that of this optimizer."""
     ids: str | None
     """None: all rows."""
-    state: dict[str, str]
-    """Parts of the optimizer's state, if it is that of this optimizer."""
     steps: int | None
     """Number of updates that the table had. None: keep the model's count."""
 
@@ -308,7 +303,7 @@ def _planned(tensors: Tensors, place: TablePlace, name: str) -> _Planned:
     base = name.removesuffix("weight")
     if not name.endswith("weight") or f"{base}ids" not in tensors.names:
         tensors.check(name, (table.rows, table.dim), _FLOATS, as_large)
-        return _Planned(place, table.rows, name, None, {}, 0)  # every row is replaced, with its initial state
+        return _Planned(place, table.rows, {"weight": name}, None, 0)  # every row is replaced, with its initial state
     n = (tensors.shape(name) or (0,))[0]
     tensors.check(f"{base}ids", (n,), _WHOLE, f"make it the rows of {name}")
     tensors.check(name, (n, table.dim), _FLOATS, as_large)
@@ -316,7 +311,7 @@ def _planned(tensors: Tensors, place: TablePlace, name: str) -> _Planned:
     parts = {part: at.stop - at.start for part, at in rule.unpack(table.dim).items() if part != "weight"}
     state = {part: base + part for part in parts}
     if stated.get("optimizer", rule.name) != rule.name or not tensors.names.issuperset(state.values()):
-        return _Planned(place, n, name, f"{base}ids", {}, None)
+        return _Planned(place, n, {"weight": name}, f"{base}ids", None)
     for part, width in parts.items():
         tensors.check(state[part], (n, width), _FLOATS, f"leave it out, or set an optimizer other than {rule.name}")
     steps = stated.get("steps")
@@ -325,15 +320,14 @@ def _planned(tensors: Tensors, place: TablePlace, name: str) -> _Planned:
             f"{tensors.where} has {rule.name}'s state of table {table.name!r}, but not its number of steps: export it "
             f"again, name the file itself, or leave {', '.join(state.values())} out"
         )
-    return _Planned(place, n, name, f"{base}ids", state, steps)
+    return _Planned(place, n, {"weight": name, **state}, f"{base}ids", steps)
 
 
 def _take(tensors: Tensors, source: _Planned) -> None:
     table, rule = source.place.table, source.place.optimizer
     for start in range(0, source.total, PIECE):
         stop = min(source.total, start + PIECE)
-        parts = {"weight": source.weight, **source.state}
-        values = {part: tensors.rows(name, start, stop) for part, name in parts.items()}
+        values = {part: tensors.rows(name, start, stop) for part, name in source.parts.items()}
         rows = np.arange(start, stop)
         if source.ids is not None:
             rows = tensors.rows(source.ids, start, stop).astype(np.int64)
@@ -342,9 +336,80 @@ def _take(tensors: Tensors, source: _Planned) -> None:
                     f"{source.ids} in {tensors.where} has rows that table {table.name!r} does not have: make the table as "
                     "large"
                 )
-        if isinstance(rule, FTRL) and source.state and not rule.follows(values["weight"], values["z"], values["n"]):
+        if isinstance(rule, FTRL) and "z" in values and not rule.follows(values["weight"], values["z"], values["n"]):
             raise ValueError(
                 f"{tensors.where} has rows of table {table.name!r} that do not follow from their state with {rule}: set "
                 "its lr, beta, l1 and l2 to those of the run, or leave the state out"
             )
         put_rows(source.place.engine, source.place.number, rows, values, source.place.pack.number)
+
+
+_INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
+_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, *HALVES)}
+_KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
+
+
+class Opened(NamedTuple):
+    rows: nn.Module
+    dense: dict[str, torch.Tensor]
+    data: Any
+    header: Path
+
+
+@contextmanager
+def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
+    """Open embeddings with all rows of the newest undamaged checkpoint, and its other content, for the length of a block.
+    Files of rows are hard-linked into a temporary folder next to the checkpoint."""
+    peers = peers or Alone()
+
+    with ExitStack() as stack:  # closes also what was opened of one that is damaged for another trainer
+
+        def take(header: Path, _: str) -> Opened:
+            found = _open(header)
+            for collection in collections_of(found.rows).values():
+                stack.callback(collection.engine.store.close)
+            return found
+
+        yield take_newest(Path(path), peers, lambda *of: agreed(peers, lambda: take(*of), "another run's rows"))[1]
+
+
+def _open(header: Path) -> Opened:
+    body = folder.read(header)
+    tensors = codec.read_dense(header.parent, body["dense"])
+    rows_of = rows_for(body, Alone(), {})
+    collections = [
+        _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])
+        for name, about in body["definition"].items()
+    ]
+    data = loader_state(decode(body["run"]["data"], tensors))
+    rows = collections[0] if len(collections) == 1 else nn.ModuleList(collections)
+    prefix = "model.state."
+    return Opened(rows, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data, header)
+
+
+def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: list[int]) -> Collection:
+    files = header.parent / folder.ROWS
+    rows.check(files)
+    kind = _KINDS[definition["collection"]]
+    with using(Alone()):  # only this process reads the rows of these embeddings
+        collection = kind(**_arguments(definition), cache=1, store="checkpoint")
+    engine = collection.engine
+    engine.restore(lambda: rows.thaw(engine, files), table_steps=steps, counters=Counters())
+    return collection
+
+
+def _arguments(definition: dict[str, Any]) -> dict[str, Any]:
+    def of(kind: Callable[[str], Any], fields: dict[str, Any]) -> Any:
+        fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return kind(fields.pop("type"))(**fields)
+
+    tables, optimizers = [], {}
+    for fields in definition["tables"]:
+        of_table = {name: value for name, value in fields.items() if name not in ("optimizer", "pattern", "frozen")}
+        absent = partial(Given.absent, fields["rows"], fields["dim"])  # an array is known only by its digest
+        kinds = _INITIAL | {"Given": absent}
+        of_table |= {"features": tuple(fields["features"]), "init": of(kinds.__getitem__, fields["init"])}
+        tables.append(Table(**of_table))
+        optimizers[escape(fields["name"])] = of(row_optimizer, fields["optimizer"])
+    dtype = _DTYPES[definition["dtype"]]
+    return {"tables": tables, "optimizer": optimizers, "seed": definition["seed"], "dtype": dtype}

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from skirl.checkpoint import Saving, load, save
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.saving import claimed
-from skirl.checkpoint.votes import Votes, trainers_of
+from skirl.checkpoint.votes import agreed, trainers_of
 from skirl.nn.collection import collections_of
 from skirl.peers.processes import launched_here
 from skirl.store.disk.os_files import Lock
@@ -92,8 +93,13 @@ class Keeper:
         """Claim the folder before looking for checkpoints, so that no older start changes it afterwards. Then resume."""
         model = self._whole["model"]
         collections = collections_of(model)
-        votes = Votes(trainers_of(model))
-        self._start = votes.agreed(lambda: None if votes.rank else _claim(folder), "a start of the run begins")
+        peers = trainers_of(model)
+
+        def claim() -> int | None:
+            with suppress(OSError):  # the first save tries again
+                return None if peers.rank else folders.claim(folder)
+
+        self._start = agreed(peers, claim, "a start of the run begins")
         if any(folder.glob("checkpoint*.json")):  # also those that an older skirl wrote: they are refused
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step
@@ -230,11 +236,3 @@ class Keeper:
     def _miss_best(self, step: int, why_not: str) -> None:
         still = "none is kept yet" if self._best_at < 0 else f"that of step {self._best_at:,} stays"
         self._not_best = f"step {step:,} is the best so far, but {why_not}; {still}"
-
-
-def _claim(folder: Path) -> int | None:
-    """Claim the folder, and return this start's number, or None if that cannot be written: the first save tries again."""
-    try:
-        return folders.claim(folder)
-    except OSError:
-        return None

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skirl.checkpoint.folder import ROWS
-from skirl.checkpoint.votes import Votes
 from skirl.core.keys import table_of
 from skirl.core.placement import Owner, Placement, Shard, cuts_of, sites_of
 from skirl.engine.access import bank_of
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection
+from skirl.peers.base import Peers
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record, SavedRows
-from skirl.store.checkpoint_rows import folder_beside
 from skirl.store.disk.frozen import (
     check_files,
     check_rows,
@@ -32,6 +31,7 @@ from skirl.store.disk.frozen import (
 )
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
+from skirl.store.disk.store import folder_beside
 from skirl.tools.sealed_json import CheckpointError
 
 log = logging.getLogger("skirl")
@@ -195,13 +195,13 @@ MOST = 1 << 30
 """Most bytes of records that are put together at once."""
 
 
-def rows_for(body: Mapping[str, Any], votes: Votes, engines: Mapping[str, Engine]) -> dict[str, OwnRows]:
+def rows_for(body: Mapping[str, Any], peers: Peers, engines: Mapping[str, Engine]) -> dict[str, OwnRows]:
     """Return the rows of a checkpoint that a trainer takes into its engines, by collection; without one, all of them."""
-    parts, rank, found = body["parts"], votes.rank, {}
+    parts, rank, found = body["parts"], peers.rank, {}
     for name, first in parts[0]["rows"].items():
         whole = engines[name].rows.whole if name in engines else {}
         saved = Placement.even(len(parts), whole=parts[0]["whole"][name])
-        here = Placement.even(votes.size, whole=whole.items())
+        here = Placement.even(peers.size, whole=whole.items())
         cut = set() if saved == here else {t for p in (saved, here) for t, owner in p.whole if len(owner) > 1}
         own = replace(here, whole=(*(pair for pair in here.whole if pair[0] not in cut), *((t, ()) for t in cut)))
         chosen = [

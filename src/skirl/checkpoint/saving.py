@@ -1,22 +1,33 @@
 """A checkpoint being saved: its rows are frozen in the training loop, for milliseconds, and written by a thread."""
 
+import json
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+from torch import nn
+
 from skirl.checkpoint import codec, folder
-from skirl.checkpoint.votes import Votes
+from skirl.checkpoint.codec import encode
+from skirl.checkpoint.rows import freeze_all
+from skirl.checkpoint.votes import agreed, told, trainers_of
+from skirl.core.initial import Given, Initial
 from skirl.engine.engine import Engine
-from skirl.peers.base import PeerError, failed, said_of
+from skirl.nn.collection import Collection, collections_of
+from skirl.peers.base import PeerError, Peers
 from skirl.store.base import Frozen
+from skirl.tools import __version__, rng_state
+from skirl.tools.interrupts import uninterrupted
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
-from skirl.tools.sealed_json import write_sealed
+from skirl.tools.sealed_json import CheckpointError, write_sealed
 
 log = logging.getLogger("skirl")
 
@@ -76,9 +87,10 @@ class Saving:
 
         def guarded() -> None:
             try:
-                write()
+                with told_of(self.folder):
+                    write()
             except BaseException as error:
-                self.failure = refused(self.folder, error)
+                self.failure = error
 
         self._thread = threading.Thread(target=guarded, name="skirl checkpoint")
         self._thread.start()
@@ -94,9 +106,206 @@ class Saving:
         return self
 
 
-def write(
+def save(
+    path: str | Path,
+    *,
+    model: nn.Module,
+    optimizers: Sequence[Any] = (),
+    data: Any = None,
+    keep_last: int = 1,
+    wait: bool = True,
+) -> Saving:
+    """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and position in the data.
+
+    Call it after `dense.step()`, or outside the loop. In a step of several shards, call it when `batches.ends_step` is
+    true. Only one run at a time may save to a folder; all its trainers save at once, after the same step. If the disk is
+    full or cannot be written to, an OSError says so, the previous checkpoint stays whole, and the next save works.
+
+    **Arguments**
+
+    - `path`: the folder of checkpoints; made if it is not there.
+    - `model`: the model, with its embeddings.
+    - `optimizers`: dense optimizers, schedulers, metrics and whatever else has `state_dict` and `load_state_dict`. None
+      by default, since the rows' optimizer is part of the model.
+    - `data`: the lookahead, or a loader with these two methods. None if there is neither: a resumed run
+      starts its data from the beginning.
+    - `keep_last`: how many checkpoints stay in the folder, the newest ones; 1 takes the least space.
+    - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
+      save. False returns as soon as training may go on. `Saving.wait` waits for the checkpoint, and so does the next save.
+
+    >>> import tempfile, skirl
+    >>> def made():
+    ...     torch.manual_seed(0)
+    ...     rows = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
+    ...     model = torch.nn.ModuleDict({"rows": rows, "top": torch.nn.Linear(2, 1)})
+    ...     return model, torch.optim.Adam(model.parameters())
+    >>> def train(model, dense, batches, folder):
+    ...     for ids in batches:
+    ...         loss = model["top"](model["rows"](ids)["a"]).sum()
+    ...         loss.backward()
+    ...         dense.step(), dense.zero_grad()
+    ...         if batches.step == 6:
+    ...             skirl.save(folder, model=model, optimizers=[dense], data=batches)
+    ...     return loss.item()
+    >>> loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i % 5]])) for i in range(10)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model, dense = made()
+    ...     with skirl.lookahead(loader, model, sparse=lambda ids: ids) as batches:
+    ...         whole = train(model, dense, batches, folder)
+    ...     model, dense = made()  # in another process, another day
+    ...     with skirl.lookahead(loader, model, sparse=lambda ids: ids) as batches:
+    ...         skirl.load(folder, model=model, optimizers=[dense], data=batches)
+    ...         resumed = train(model, dense, batches, folder)
+    >>> resumed == whole
+    True
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last}: set it to 1 or more checkpoints")
+    path = Path(path)
+    with told_of(path):
+        began = time.perf_counter()
+        collections, peers = collections_of(model), trainers_of(model)
+        engines = {name: collection.engine for name, collection in collections.items()}
+        for engine in engines.values():
+            engine.check()
+        parts = listed(optimizers)
+        before = settled(engines)
+        for collection in collections.values():
+            collection.current.settle()
+        if path.exists() and not path.is_dir():
+            raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
+        run, tensors = _run(model, collections, parts, data) if peers.rank == 0 else ({}, {})
+        saving = Saving(path, 0)
+        if before is not None and before.folder == path:
+            saving.start, saving.after, saving.files = before.start, before.number or None, before.files
+        part = {
+            "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
+            "whole": {name: [*engine.rows.whole.items()] for name, engine in engines.items()},
+        }
+        writing = partial(_write, saving, peers, keep_last, part)
+        frozen: Frozen | None = None
+        try:
+            (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
+            if peers.rank == 0:
+                saving.claim()
+            saving.number = max([0, *folder.numbers(path)]) + 1
+            with uninterrupted():
+                try:
+                    frozen = freeze_all(collections, path, saving.files)
+                    body, more = _head(model, collections, run, peers.size) if peers.rank == 0 else ({}, {})
+                    saving.run(partial(writing, frozen, body, tensors | more))
+                except BaseException:
+                    if frozen is not None:
+                        frozen.release()
+                    # Freezing cleared marks of rows that no file has, so the next checkpoint must not build on the last one.
+                    remember(engines, saving.given_up())
+                    raise
+                remember(engines, saving)
+        except Exception as error:
+            if peers.size > 1:
+                writing(error, {}, {})  # tells the others, and raises
+            raise
+        if wait:
+            settled(engines)
+        saving.pause = time.perf_counter() - began
+        return saving
+
+
+def _run(
+    model: nn.Module, collections: Mapping[str, Collection], parts: list[Any], data: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    return encode(
+        {
+            "optimizers": [{**optimizer(part, model), "state": part.state_dict()} for part in parts],
+            "rows": {
+                name: {
+                    "handle": collection.optimizer.state_dict(),
+                    "table_steps": collection.pack.steps.tolist(),
+                }
+                for name, collection in collections.items()
+            },
+            "grads": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+            "data": None if data is None else data.state_dict(),
+            "generators": rng_state.capture(),
+        },
+        "run",
+    )
+
+
+def _head(
+    model: nn.Module, collections: Mapping[str, Collection], run: Any, trainers: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    state = model.state_dict()  # it has the generation of rows
+    coded, tensors = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
+    shards = run["data"].get("shards") if isinstance(run["data"], dict) else None
+    body = {
+        "format": folder.FORMAT,
+        "format_version": folder.FORMAT_VERSION,
+        "skirl": __version__,
+        "torch": torch.__version__,
+        "definition": {name: definition(collection) for name, collection in collections.items()},
+        "model": coded,
+        "run": run,
+        "shards": shards if type(shards) is int else trainers,
+        "of_sweep": any(collection.of_sweep for collection in collections.values()),
+    }
+    return body, tensors
+
+
+def definition(collection: Collection) -> dict[str, Any]:
+    engine, pack = collection.engine, collection.pack
+    groups = pack.optimizers
+    rules = [{"type": rule.name} | asdict(rule) for rule in groups]
+    for rule, of in zip(rules, groups, strict=True):
+        if not of.weight_follows_state:
+            del rule["lr"]  # it is state, which the optimizer's handle keeps
+    frozen = collection.frozen
+    tables = [
+        {
+            **{name: getattr(table, name) for name in ("name", "rows", "dim", "features", "pooling")},
+            "init": _init(table.initial),
+            "optimizer": rules[t],
+            "pattern": groups.all[groups.of[t]].name,
+            "frozen": table.name in frozen,
+        }
+        for t, table in enumerate(pack.tables)
+    ]
+    found = {
+        "collection": next(
+            kind.__name__ for kind in type(collection).__mro__ if kind.__module__.startswith("skirl.nn")
+        ),
+        "seed": pack.seed,
+        "dtype": str(engine.torch_dtype).removeprefix("torch."),
+        "tables": tables,
+    }
+    return json.loads(json.dumps(found))
+
+
+def _init(initial: Initial) -> dict[str, Any]:
+    """Describe an initialiser, or an array by its digest, for which the first save or load reads the whole array."""
+    facts = {"digest": initial.digest} if isinstance(initial, Given) else asdict(initial)
+    return {"type": type(initial).__name__} | facts
+
+
+def listed(optimizers: Sequence[Any]) -> list[Any]:
+    if hasattr(optimizers, "state_dict"):
+        raise TypeError(f"optimizers is one {type(optimizers).__name__}: pass a list of them, optimizers=[...]")
+    for i, part in enumerate(parts := list(optimizers)):
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise TypeError(f"optimizers[{i}] is a {type(part).__name__}: pass what has state_dict and load_state_dict")
+    return parts
+
+
+def optimizer(part: Any, model: nn.Module) -> dict[str, Any]:
+    """Describe an optimizer, or what else has a state, by its class and the parameters of its groups."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else []
+    return {"type": type(part).__name__, "parameters": [[names.get(id(p), "?") for p in g["params"]] for g in groups]}
+
+
+def _write(
     saving: Saving,
-    votes: Votes,
+    peers: Peers,
     keep: int,
     part: Mapping[str, Any],
     frozen: Frozen | Exception,
@@ -106,74 +315,50 @@ def write(
     """Write this trainer's rows, vote, and have the first trainer commit. After an error, the checkpoint before stays.
     `part` has this trainer's counters and splits of caches; `frozen` its rows, or the error that kept it from freezing
     them; `body` and `tensors`, which only the first trainer has, what else the header says, and the dense part."""
-    began, since, wrong, rows = time.perf_counter(), folder.files_of_rows(saving.files), None, {}
+    began, since = time.perf_counter(), folder.files_of_rows(saving.files)
     steps = {name: counters["steps"] for name, counters in part["counters"].items()}
     step = max(steps.values(), default=None)
-    about = {"number": saving.number, "steps": steps}
-    try:
-        begun = votes.told(about, "a checkpoint begins", step)
-        saving.number = begun[0]["number"]
-        _check_same(begun)
-        try:
+
+    def rows_written() -> dict[str, Any]:
+        with told_of(saving.folder):
             if isinstance(frozen, Exception):
                 raise frozen
-            rows = frozen.write()
-        except Exception as error:
-            wrong = error
+            return frozen.write()
+
+    def committed() -> int:
+        with told_of(saving.folder):
+            return 0 if peers.rank else _commit(saving, {**body, "parts": parts}, tensors, keep)
+
+    try:
+        begun = told(peers, {"number": saving.number, "steps": steps}, "a checkpoint begins", step)
+        saving.number = begun[0]["number"]
+        if rank := next((rank for rank, of in enumerate(begun) if of["steps"] != begun[0]["steps"]), None):
+            raise ValueError(
+                f"rank 0 saves after {begun[0]['steps']} steps and rank {rank} after {begun[rank]['steps']}: call "
+                "skirl.save on all trainers after the same step"
+            )
+        try:
+            rows = agreed(peers, rows_written, "rows of a checkpoint are written", step)
+            named = {name: {"store": of["store"], "cache": of["cache"]} for name, of in rows.items()}
+            parts = told(peers, {**part, "rows": named}, "parts of a checkpoint", step)
+            dense_bytes = agreed(peers, committed, "a checkpoint is committed", step)
+        except Exception:
+            # No rank writes here, and none begins the next checkpoint before the call below, so rank 0 may sweep.
+            with suppress(OSError):  # the next save sweeps again
+                if peers.rank == 0:
+                    folder.sweep(saving.folder, saving.start)
+            with suppress(PeerError):
+                told(peers, None, "what a failed checkpoint wrote is removed", step)
+            raise
     finally:
         if isinstance(frozen, Frozen):
             frozen.release()
-    named = {name: {"store": of["store"], "cache": of["cache"]} for name, of in rows.items()}
-    verdict = _verdict(wrong) | {"part": {**part, "rows": named}}
-    written = votes.told(verdict, "parts of a checkpoint are written", step)
-    # No rank writes here, and none begins the next checkpoint before the last call below, so rank 0 may sweep.
-    all_written, dense_bytes = all(one["failed"] is None for one in written), 0
-    if votes.rank == 0:
-        try:
-            if all_written:
-                dense_bytes = _commit(saving, {**body, "parts": [one["part"] for one in written]}, tensors, keep)
-        except Exception as error:
-            wrong = error
-        if wrong is not None or not all_written:
-            with suppress(OSError):  # the next save sweeps again
-                folder.sweep(saving.folder, saving.start)
-    last = votes.told(_verdict(wrong), "a checkpoint is committed", step)
-    _raise_failed(saving, votes, last if all_written else written, wrong)
     saving.bytes, saving.files = dense_bytes, rows
     with suppress(OSError):  # a hard link to a store's file counts as none
         stats = [(saving.folder / name).stat() for name in folder.files_of_rows(rows) - since]
         saving.bytes += sum(stat.st_size for stat in stats if stat.st_nlink == 1)
-        saving.bytes += saving.path.stat().st_size if votes.rank == 0 else 0
+        saving.bytes += saving.path.stat().st_size if peers.rank == 0 else 0
     saving.seconds = time.perf_counter() - began
-
-
-def _check_same(begun: list[dict[str, Any]]) -> None:
-    for rank, other in enumerate(begun):
-        if other["steps"] != begun[0]["steps"]:
-            raise ValueError(
-                f"rank 0 saves after {begun[0]['steps']} steps and rank {rank} after {other['steps']}: call skirl.save "
-                "on all trainers after the same step"
-            )
-
-
-def _verdict(error: Exception | None) -> dict[str, Any]:
-    """Describe an error for the others: its text, its errno, and whether it came from the system."""
-    system = None if error is None else of_system(error)
-    words = None if error is None else said_of(error) if system is None else why(error)
-    return {"failed": words, "errno": None if system is None else system.errno, "system": system is not None}
-
-
-def _raise_failed(saving: Saving, votes: Votes, verdicts: list[dict[str, Any]], error: Exception | None) -> None:
-    """Raise the same error on all trainers, which names the first one that failed."""
-    for rank, verdict in enumerate(verdicts):
-        if verdict["failed"] is None:
-            continue
-        if verdict["system"] and votes.size > 1:
-            reason = f"rank {rank} could not write, {verdict['failed']}"
-            raise not_written(saving.folder, reason, verdict["errno"]) from error
-        if rank == votes.rank and error is not None:
-            raise error
-        raise PeerError(failed(rank, verdict["failed"]))
 
 
 def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep: int) -> int:
@@ -189,24 +374,22 @@ def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep:
     return entry["bytes"]
 
 
-def refused(path: Path, error: BaseException) -> BaseException:
-    """Return what to raise if a checkpoint could not be saved: a NotWritten if the system refused, else the error itself."""
-    found = of_system(error)
-    if found is None or isinstance(error, NotWritten):
-        return error
-    told = not_written(path, why(error), found.errno)
-    told.__cause__ = error
-    return told
-
-
-def not_written(path: Path, reason: str, number: int | None) -> NotWritten:
-    """Return the error that says that a folder got no new checkpoint, why, and what stays. `number` is the errno."""
-    there: list[int] = []
-    with suppress(OSError):
-        there = folder.numbers(path)
-    stays = f"checkpoint {there[-1]} in it stays whole" if there else "there is none in it"
-    then = "free some room" if number in ROOM else "make it a folder that can be written to"
-    return NotWritten(f"{path} got no new checkpoint, {reason}; {stays}: {then}, and save again", number)
+@contextmanager
+def told_of(path: Path) -> Iterator[None]:
+    """If the system refuses something in this block, say that a folder got no new checkpoint, why, and what stays."""
+    try:
+        yield
+    except Exception as error:
+        found = of_system(error)
+        if found is None or isinstance(error, NotWritten):
+            raise
+        there: list[int] = []
+        with suppress(OSError):
+            there = folder.numbers(path)
+        stays = f"checkpoint {there[-1]} in it stays whole" if there else "there is none in it"
+        then = "free some room" if found.errno in ROOM else "make it a folder that can be written to"
+        text = f"{path} got no new checkpoint, {why(error)}; {stays}: {then}, and save again"
+        raise NotWritten(text, found.errno) from error
 
 
 def settled(engines: Mapping[str, Engine]) -> Saving | None:

@@ -11,6 +11,7 @@ from torch import nn
 from skirl.checkpoint import folder
 from skirl.nn.collection import collections_of
 from skirl.peers.base import PeerError, Peers, failed, said_of
+from skirl.tools.os_errors import NotWritten
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 
 log = logging.getLogger("skirl")
@@ -21,42 +22,37 @@ class Mismatch(CheckpointError):
     """The checkpoint is undamaged, but of another run, and older ones in the folder would be too."""
 
 
-_OF_CHECKPOINT = {kind.__name__: kind for kind in (Mismatch, OtherVersion, CheckpointError)}
+_KINDS = {kind.__name__: kind for kind in (Mismatch, OtherVersion, folder.Superseded, CheckpointError, NotWritten)}
 
 
-class Votes:
-    """Votes of all trainers, which must make the same calls in the same order. A single trainer only hears itself."""
+def told(peers: Peers, value: Any, tag: str, step: int | None = None) -> list[Any]:
+    """Exchange a JSON value with all ranks, which must make the same calls in the same order. `step`: as errors name it."""
+    if peers.size == 1:
+        return [value]
+    channel = peers.channel("votes")
+    channel.step = step
+    return channel.told(value, tag)
 
-    def __init__(self, peers: Peers) -> None:
-        self.rank, self.size = peers.rank, peers.size
-        self._channel = peers.channel("votes")
 
-    def told(self, value: Any, tag: str, step: int | None = None) -> list[Any]:
-        """Exchange a JSON value with all ranks. `step`: the step that errors name."""
-        if self.size == 1:
-            return [value]
-        self._channel.step = step
-        return self._channel.told(value, tag)
-
-    def agreed(self, work: Callable[[], T], tag: str) -> T:
-        """Do something on all ranks. If it fails on any, raise the lowest rank's error on all."""
-        error: Exception | None = None
-        done: list[T] = []
-        try:
-            done.append(work())
-        except Exception as found:
-            error = found
-        like = next((name for name, kind in _OF_CHECKPOINT.items() if isinstance(error, kind)), "")
-        verdicts = self.told(None if error is None else [like, said_of(error)], tag)
-        wrong = [(rank, *verdict) for rank, verdict in enumerate(verdicts) if verdict is not None]
-        if not wrong:
-            return done[0]
-        rank, kind, text = wrong[0]
-        if rank == self.rank and error is not None:
-            raise error
-        if kind in _OF_CHECKPOINT:
-            raise _OF_CHECKPOINT[kind](f"rank {rank}: {text}")
-        raise PeerError(failed(rank, text))
+def agreed(peers: Peers, work: Callable[[], T], tag: str, step: int | None = None) -> T:
+    """Do something on all ranks. If it fails on any, raise the lowest rank's error on all."""
+    error: Exception | None = None
+    done: list[T] = []
+    try:
+        done.append(work())
+    except Exception as found:
+        error = found
+    like = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "")
+    verdicts = told(peers, None if error is None else [like, said_of(error)], tag, step)
+    wrong = [(rank, *verdict) for rank, verdict in enumerate(verdicts) if verdict is not None]
+    if not wrong:
+        return done[0]
+    rank, kind, text = wrong[0]
+    if rank == peers.rank and error is not None:
+        raise error
+    if kind in _KINDS:
+        raise _KINDS[kind](f"rank {rank}: {text}")
+    raise PeerError(failed(rank, text))
 
 
 def trainers_of(model: nn.Module) -> Peers:
@@ -71,14 +67,14 @@ def digest_of(header: Path) -> str:
         return ""
 
 
-def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tuple[Path, T]:
+def take_newest(path: Path, peers: Peers, take: Callable[[Path, str], T]) -> tuple[Path, T]:
     """Return the newest header in a folder that all trainers can `take`, and what that returned. `take` gets a header, as
     the first trainer sees it, and its SHA-256 there. If it raises on one, it must raise on all."""
 
     def offered() -> list[tuple[str, str]]:
-        return [] if votes.rank else [(header.name, digest_of(header)) for header in folder.headers(path)]
+        return [] if peers.rank else [(header.name, digest_of(header)) for header in folder.headers(path)]
 
-    names = votes.told(votes.agreed(offered, "checkpoints looked for"), "checkpoints there")[0]
+    names = told(peers, agreed(peers, offered, "checkpoints looked for"), "checkpoints there")[0]
     first: CheckpointError | None = None
     for name, digest in names:
         header = (path.parent if folder.is_header(path) else path) / name
@@ -92,7 +88,7 @@ def take_newest(path: Path, votes: Votes, take: Callable[[Path, str], T]) -> tup
             if isinstance(error, Mismatch):
                 raise error from None
             first = first or error
-            if name != names[-1][0] and not votes.rank:
+            if name != names[-1][0] and not peers.rank:
                 log.warning(
                     "%s. Going on from the checkpoint before it", str(error).removesuffix(": use another checkpoint")
                 )

@@ -282,8 +282,6 @@ class Export(ShowFlags):
     """The table to write; all tables if not given."""
     state_dict: bool = False
     """Write every row, named as in a state dict: TABLE.weight, or weight with --table; a .pt file always is one."""
-    prefix: str = ""
-    """Text to put before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
     dense: bool = False
     """With a state dict (.pt, or --state-dict): also write the dense parameters and buffers, by their names in the model."""
     force: bool = False
@@ -300,15 +298,13 @@ class Export(ShowFlags):
 
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.export import write_rows
-        from skirl.checkpoint.without_model import opened
+        from skirl.checkpoint.import_rows import opened
         from skirl.data.vocabulary.vocabulary import Origins
 
         with opened(self.checkpoint) as (rows, parameters, data, _), writing(self.out):
             origins = Origins.of(data) if self.out.suffix == ".parquet" else None
-            write_rows(
-                rows, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix,
-                dense=parameters if self.dense else None, origins=origins,
-            )  # fmt: skip
+            dense = parameters if self.dense else None
+            write_rows(rows, self.out, self.table, state_dict=self.state_dict, dense=dense, origins=origins)
         return {"bytes": self.out.stat().st_size}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -327,11 +323,7 @@ class Import(ShowFlags):
     out: Path
     """The folder to write the checkpoint to."""
     table: tuple[str, ...] = ()
-    """The tables, each the end of a weight's name; if not given, every two-dimensional NAME.weight under --prefix."""
-    prefix: str = ""
-    """Text before the tables' names, such as embedding_bags."""
-    pooling: Literal["sum", "mean"] = "sum"
-    """The pooling of all tables."""
+    """The tables, each the end of a weight's name without .weight; if not given, every two-dimensional NAME.weight."""
     optimizer: OptimizerName | None = None
     """The optimizer that will train the rows, whose state a file of `skirl export` may hold; that of such a file if not
     given, else rowwise-adagrad."""
@@ -341,17 +333,10 @@ class Import(ShowFlags):
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.import_rows import read_rows
 
-        return read_rows(
-            self.source, self.out, names=self.table, prefix=self.prefix, pooling=self.pooling, optimizer=self.optimizer,
-            store=self.store,
-        )  # fmt: skip
+        return read_rows(self.source, self.out, names=self.table, optimizer=self.optimizer, store=self.store)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        state = f"after {max(steps.values()):,} steps" if (steps := result["steps"]) is not None else "from zero"
-        return facts(result, "tables", "optimizer") | {
-            "state": state,
-            "out": f"{self.out}; train with --from {self.out}",
-        }
+        return facts(result, "tables", "optimizer") | {"out": f"{self.out}; train with --from {self.out}"}
 
 
 @dataclass(frozen=True)

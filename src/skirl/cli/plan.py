@@ -150,7 +150,7 @@ class Place(Composed):
         return self.ranks if self.trainers is None else self.trainers
 
     def caps(self) -> tuple[int, ...]:
-        from skirl.placement.problem import UNBOUND
+        from skirl.placement.search import UNBOUND
 
         caps = [parsed("memory", one, parse_bytes, "a size like 16GB") for one in self.memory or ()] or [UNBOUND]
         if min(caps) <= 0:
@@ -168,10 +168,8 @@ class Place(Composed):
         )
 
     def run(self) -> dict[str, Any]:
-        from skirl.placement.calibrate import costs_for
-        from skirl.placement.measure import arena_of, check_plans, check_specs, count_tables, exchange_of
-        from skirl.placement.problem import UNBOUND
-        from skirl.placement.search import plan_tables, ways_ms
+        from skirl.placement.measure import arena_of, check_plans, check_specs, costs_for, count_tables, exchange_of
+        from skirl.placement.search import UNBOUND, plan_tables, ways_ms
         from skirl.placement.spec import pieces_of, plan_of, read_specs
         from skirl.train.placed import count
         from skirl.train.recipe import Recipe

@@ -27,20 +27,12 @@ def ranks_named(ranks: Collection[int]) -> str:
 
 def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, timeout: float) -> str:
     """Return the message of rank `waiting` when others did not come."""
-    who = ranks_named(absent) if absent else "the others"
+    who, one = ranks_named(absent) if absent else "the others", len(absent) == 1
     if seconds < 0.9 * timeout:
-        gone = "is gone" if len(absent) == 1 else "are gone"
-        return f"{who} {gone}: see the last lines printed there, if any (rank {waiting} was in {doing})"
-    it = "it hangs, or takes" if len(absent) == 1 else "they hang, or take"
-    does = "it does" if len(absent) == 1 else "they do"
-    why = f"{it} longer than {timeout:g} s; look at what {does}, or set SKIRL_TIMEOUT higher"
-    return f"rank {waiting} waited {seconds:.1f} s for {who} in {doing}: {why}"
-
-
-def over(why: str) -> str:
-    """Return the message of a later call on a rank that has ended the job itself."""
-    then = "to end a loop on purpose, break where batches.ends_step is true, after the same step on all"
-    return f"{why}; the job is over for all trainers: {then}"
+        gone = f"{who} {'is' if one else 'are'} gone"
+        return f"{gone}: see the last lines printed there, if any (rank {waiting} was in {doing})"
+    why = f"{'it hangs, or takes' if one else 'they hang, or take'} longer than {timeout:g} s; look at what is done"
+    return f"rank {waiting} waited {seconds:.1f} s for {who} in {doing}: {why}, or set SKIRL_TIMEOUT higher"
 
 
 def failed(rank: int, why: str) -> str:
@@ -206,7 +198,7 @@ class Peers:
 
     @property
     def over(self) -> str | None:
-        """Why the job is over, as a further call would say it. None while the job goes on."""
+        """Why the job is over. None while it goes on."""
         return None
 
     def fail(self, error: BaseException | str) -> None:

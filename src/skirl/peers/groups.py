@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from skirl.peers.base import CHANNELS, ON_DEVICE, Channel, PeerError, Peers, Wait, failed, missing, over, said_of
+from skirl.peers.base import CHANNELS, ON_DEVICE, Channel, PeerError, Peers, Wait, failed, missing, said_of
 from skirl.peers.processes import Connections, is_gone, this_process
 
 T = TypeVar("T")
@@ -87,7 +87,6 @@ class ProcessGroups(Peers):
         self._port, self._leave = port, leave
         self._notes = Notes(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
-        self._ending = False
         on_device = "nccl" if device.type == "cuda" else "gloo"
         longer = timedelta(seconds=min(timeout, 1e8))
         self._processes: list[Any] = [[]] * self.size
@@ -102,7 +101,6 @@ class ProcessGroups(Peers):
         self.near = sum(process[:1] == self._processes[self.rank][:1] for process in self._processes)
 
     def fail(self, error: BaseException | str) -> None:
-        self._ending = True
         why = failed(self.rank, said_of(error))
         if self._ended is None:
             self._ended = why
@@ -124,7 +122,7 @@ class ProcessGroups(Peers):
 
     @property
     def over(self) -> str | None:
-        return over(self._ended) if self._ended is not None and self._ending else self._ended
+        return self._ended
 
     def _told(self) -> str | None:
         """Return why the job ends, if that is known here or another rank has said it."""

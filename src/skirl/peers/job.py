@@ -181,13 +181,6 @@ def join(device: "torch.device | str" = "cpu", *, timeout: float | None = None) 
 
 
 def _own_gpu(launched: Launched, gpus: int) -> int:
-    import torch
-
-    if gpus == 0:
-        raise ValueError(
-            f"device is 'cuda', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or set "
-            "device to 'cpu'"
-        )
     if launched.local_size > gpus:  # NCCL cannot share one
         raise ValueError(f"{launched.local_size} trainers on a machine with {gpus} GPUs: start one for each GPU")
     return launched.local_rank % gpus

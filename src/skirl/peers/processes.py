@@ -21,8 +21,8 @@ BEGINS_AGAIN = 75
 job on machines where nobody stopped it."""
 
 
-NOTES, COMMAND_LINE = "SKIRL_NOTES", "SKIRL_COMMAND"
-"""What `skirl launch` sets for its trainers: a folder for their last notes, and how its command line began."""
+NOTES, COMMAND_LINE, LAUNCHER = "SKIRL_NOTES", "SKIRL_COMMAND", "SKIRL_LAUNCHER"
+"""What `skirl launch` sets for its trainers: a folder for their last notes, how its command line began, and its process."""
 STOPPED = "stopped"
 LOOPBACK = "127.0.0.1"
 SETTINGS = {
@@ -87,24 +87,10 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def die_with_launcher() -> None:
-    """Have the system kill this trainer when its launcher ends in any way; call it early."""
-    if not launched_here():
-        return
-    parent = os.getppid()
-    die_with_parent(parent)
-    if reaps(parent):  # the launcher ended before
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def reaps(pid: int) -> bool:
-    """Return whether a process adopts orphans, as process 1 and a user's systemd do. A launcher, even as 1, is Python."""
-    try:
-        name = Path(os.readlink(f"/proc/{pid}/exe")).name
-    except PermissionError:  # another user's
-        return pid == 1
-    except OSError:
-        return False
-    return name == "systemd" or (pid == 1 and not name.startswith(("python", "pypy")))
+    """Have the system kill this trainer when its launcher ends in any way; call it early. `skirl launch` says who it is, so
+    that a trainer whose launcher has ended before it could look ends as well."""
+    if launched_here():
+        die_with_parent(int(os.environ.get(LAUNCHER, os.getppid())))
 
 
 def _began(pid: int) -> str:
@@ -186,7 +172,7 @@ def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder) / "logs")),
         )
-        os.environ[NOTES] = folder
+        os.environ |= {NOTES: folder, LAUNCHER: str(os.getpid())}
         try:
             elastic_launch(config, sys.executable)(*arguments)
         except ChildFailedError as failed:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from skirl.core.optim import row_optimizer
-from skirl.placement.calibrate import measure_machine
 from skirl.placement.costs import Costs
-from skirl.placement.measure import ARENA, EVICTED, Arena, Lookups
+from skirl.placement.measure import ARENA, EVICTED, Arena, Lookups, measure_machine
 from skirl.placement.spec import Piece
 
 KINDS = {

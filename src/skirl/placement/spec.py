@@ -1,7 +1,6 @@
 """Tables to place: the size of each and what a batch looks up in it, their file, and their parts."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,17 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
-from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, misfit
+from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, Kind, misfit
 from skirl.train.placed import Bytes, PlacedTable, Plan
 
 if TYPE_CHECKING:
-    from skirl.placement.problem import Placed
+    from skirl.placement.search import Placed
 
 FORMAT, VERSION = "skirl-tables", 1
 BINS = 17
 """Bins of reuse: rows that a batch looks up once, twice, up to 4, 8, ... 32,768 times, and more often."""
 MULTIPLE = 4  # columns are cut at multiples of it
-_MOST = 256 << 20  # bytes of a file
+_FORM = {
+    "format": Kind(f'"{FORMAT}"', lambda v: v == FORMAT), "format_version": Kind(str(VERSION), lambda v: v == VERSION),
+    "batch": ANY, "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "ids": AMOUNT, "distinct": AMOUNT}],
+}  # fmt: skip
 _FLOAT = 4
 Split = Literal["any", "rows", "columns", "no"]
 
@@ -107,44 +109,19 @@ def canonical(specs: Sequence[TableSpec]) -> list[int]:
 
 def read_specs(path: Path, optimizer: str = TableSpec.optimizer) -> list[TableSpec]:
     """`optimizer`: of tables that name none."""
-    if not path.exists():
-        raise ValueError(f"there is no file {path}")
-    if not path.is_file() or path.stat().st_size > _MOST:
-        raise ValueError(f"{path} is no list of tables: name a file as docs/howto/placing.md shows it")
     try:
-        return _parsed(path.read_text(), optimizer)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _parsed(text: str, optimizer: str) -> list[TableSpec]:
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"it is not valid JSON ({error})") from None
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ValueError(f'it is no list of tables in JSON: begin it with {{"format": "{FORMAT}"')
-    if body.get("format_version") != VERSION:
-        raise ValueError(
-            f"its format_version is {body.get('format_version')!r}: set it to {VERSION}, which skirl reads"
-        )
-    form = {"batch": ANY, "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "ids": AMOUNT, "distinct": AMOUNT}]}
-    if (wrong := misfit(body, form)) is not None:
-        raise ValueError(f"{wrong}: correct it")
-    specs = []
-    for table in body["tables"]:
-        fields = {"batch": body["batch"], "optimizer": optimizer, **table}
-        if unknown := fields.keys() - TableSpec.__dataclass_fields__.keys():
-            raise ValueError(f"table {table['name']!r} has {min(unknown)!r}, which skirl does not know: leave it out")
-        reuse = fields.get("reuse", [])
-        if not isinstance(reuse, list) or any(not AMOUNT.fits(share) for share in reuse):
-            raise ValueError(f"table {table['name']!r} has a reuse that is no list of numbers: leave it out")
-        specs.append(TableSpec(**{**fields, "reuse": tuple(reuse)}))
-    if not specs:
-        raise ValueError("there is no table: name at least one")
-    name, count = Counter(spec.name for spec in specs).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"table {name!r} is listed twice: remove one of them")
+        body = json.loads(path.read_bytes())
+        if (wrong := misfit(body, _FORM)) is not None:
+            raise ValueError(wrong)
+        tables = [{"batch": body["batch"], "optimizer": optimizer, **table} for table in body["tables"]]
+        specs = [TableSpec(**{**fields, "reuse": tuple(fields.get("reuse", ()))}) for fields in tables]
+        names = [spec.name for spec in specs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"table {twice[0]!r} is listed twice")
+        if not specs:
+            raise ValueError("it has no table")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is no list of tables, {error}: write it as docs/howto/placing.md shows it") from None
     return specs
 
 

@@ -2,7 +2,6 @@
 
 What TorchRec would not run as planned is refused."""
 
-import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
-from skirl.placement.problem import Columns
-from skirl.placement.search import plan_tables
+from skirl.placement.search import Columns, plan_tables
 from skirl.placement.spec import MULTIPLE, Piece, TableSpec, pieces_of, reuse_of
 from skirl.train.placed import PlacedTable, Plan
 
@@ -30,7 +28,10 @@ OPTIMIZERS = {
 """Names of optimizer classes and of FBGEMM's kinds, with skirl's name for each."""
 WHOLE, COLUMNS, ROWS = "table_wise", "column_wise", "row_wise"
 _PLANNED = (WHOLE, COLUMNS, ROWS)
-_REFUSED = ("min_partition", "cache_params", "key_value_params", "device_group")
+_REFUSED = (
+    "min_partition", "cache_params", "key_value_params", "device_group", "enforce_hbm", "stochastic_rounding",
+    "bounds_check_mode", "output_dtype", "num_poolings",
+)  # fmt: skip
 
 
 def needed() -> None:
@@ -158,18 +159,16 @@ def _expected(
     pooling = list(getattr(constraint, "pooling_factors", None) or [1.0])
     if len(pooling) == 1:
         pooling *= features
-    poolings = list(getattr(constraint, "num_poolings", None) or [1.0] * features)
     sizes = list(getattr(constraint, "batch_sizes", None) or [request.batch_size] * features)
-    for what, of in (("pooling_factors", pooling), ("num_poolings", poolings), ("batch_sizes", sizes)):
+    for what, of in (("pooling_factors", pooling), ("batch_sizes", sizes)):
         if len(of) != features:
             raise ValueError(
                 f"the constraints of table {who!r} have {len(of)} {what} for {features} features: give one each"
             )
-    bags = sum(a * b for a, b in zip(poolings, sizes, strict=True))
-    ids = sum(a * b * c for a, b, c in zip(pooling, poolings, sizes, strict=True)) * request.world
+    ids = sum(a * b for a, b in zip(pooling, sizes, strict=True)) * request.world
     rows = config.num_embeddings
     distinct = 1.0 if rows == 1 else -rows * math.expm1(ids * math.log1p(-1 / rows))
-    return max(1, round(bags * request.world)), float(ids), min(distinct, float(ids), float(rows)), ()
+    return max(1, sum(sizes) * request.world), float(ids), min(distinct, float(ids), float(rows)), ()
 
 
 def _looked_up(configs: Sequence[Any], request: PlanRequest) -> list[tuple[int, float, float, tuple[float, ...]]]:
@@ -212,10 +211,6 @@ def ids_of(config: Any, step: Sequence[Any]) -> np.ndarray:
     return np.concatenate(found).astype(np.int64)
 
 
-_PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
-"""Attributes of constraints that a ShardingPlan hands on to the kernel."""
-
-
 def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
     needed()
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -225,7 +220,7 @@ def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
 
 def plan(
     file: Path | str | Plan, model: Any, sharders: Iterable[Any] | None = None, *, device: str = "cpu",
-    local_world_size: int | None = None, constraints: Any = None,
+    local_world_size: int | None = None,
 ) -> Any:  # fmt: skip
     """Return TorchRec's ShardingPlan of a file that `skirl place` wrote, for DistributedModelParallel.
 
@@ -238,8 +233,6 @@ def plan(
     - `sharders`: TorchRec's; the one for EmbeddingBagCollections if not given.
     - `device`: "cpu", "cuda" or "mtia".
     - `local_world_size`: number of ranks on one host; all of them if not given.
-    - `constraints`: TorchRec's, by table. Sharding types that they do not allow are refused; their rounding, bounds check
-      and output type are handed on.
     """
     made = file if isinstance(file, Plan) else Plan.load(Path(file))
     if dist.is_initialized() and dist.get_world_size() < made.ranks:  # more may be in groups
@@ -247,10 +240,10 @@ def plan(
             f"the plan is for {made.ranks} ranks, and there are {dist.get_world_size()}: make the plan again"
         )
     tables = tables_of(model, sharders_of(sharders), PlanRequest(made.ranks))
-    return exported(made, tables, device, local_world_size or made.ranks, constraints or {})
+    return exported(made, tables, device, local_world_size or made.ranks)
 
 
-def exported(plan: Plan, tables: Sequence[ModelTable], device: str, local: int, constraints: Any) -> Any:
+def exported(plan: Plan, tables: Sequence[ModelTable], device: str, local: int) -> Any:
     from torch.distributed._shard.sharding_spec import ShardMetadata
     from torchrec.distributed.sharding_plan import placement
     from torchrec.distributed.types import (
@@ -265,17 +258,8 @@ def exported(plan: Plan, tables: Sequence[ModelTable], device: str, local: int, 
     modules: dict[str, Any] = {}
     for table in tables:
         kind, shards = laid_out(placed[table.spec.name], plan.ranks)
-        constraint = constraints.get(table.table)
-        allowed = getattr(constraint, "sharding_types", None) or (WHOLE, COLUMNS, ROWS)
-        if plan.ranks == 1 and kind not in allowed and ROWS in allowed:
-            kind = ROWS  # all rows evenly over one rank
-        if kind not in allowed:
-            raise ValueError(
-                f"table {table.spec.name!r} is {kind} in the plan, and its constraints allow {', '.join(allowed)}: allow it"
-            )
-        passed = {name: getattr(constraint, name) for name in _PASSED if constraint is not None}
         modules.setdefault(table.path, EmbeddingModuleShardingPlan())[table.table] = ParameterSharding(
-            sharding_type=kind,
+            sharding_type=ROWS if table.forced else kind,  # of a single rank, too
             compute_kernel="fused",  # a plan without it gets a dense kernel, whose rows nobody trains
             ranks=[rank for _, rank in shards],
             sharding_spec=EnumerableShardingSpec([
@@ -284,7 +268,6 @@ def exported(plan: Plan, tables: Sequence[ModelTable], device: str, local: int, 
                 )
                 for p, rank in shards
             ]),
-            **passed,
         )  # fmt: skip
     return ShardingPlan(modules)
 
@@ -300,7 +283,7 @@ def laid_out(table: PlacedTable, ranks: int) -> tuple[str, list[tuple[Piece, int
     return ROWS if table.at is None else WHOLE if isinstance(table.at, int) else COLUMNS, shards
 
 
-HBM_RESERVED = 0.15  # of a GPU's memory is left free if no reservation is given, as TorchRec's planner does
+HBM_RESERVED = 0.15  # of a GPU's memory is left free, as TorchRec's planner does
 
 
 class SkirlPlanner:
@@ -311,9 +294,9 @@ class SkirlPlanner:
 
     **Arguments**
 
-    - `topology`: TorchRec's; plans keep to its memory (of the device that computes) and use its bandwidth.
+    - `topology`: TorchRec's; plans keep to its memory (of the device that computes, and 15% of a GPU's is left free) and
+      use its bandwidth.
     - `batch_size`: samples of one rank in a step, 512 if not given. Not used if there are batches.
-    - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory is left free, and nothing on a CPU.
     - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be followed is
       refused, such as types without table_wise, unless row_wise is the only one.
     - `batches`: KeyedJaggedTensors of single ranks, at least one for each, in which ids and distinct rows are counted.
@@ -327,16 +310,16 @@ class SkirlPlanner:
     """
 
     def __init__(
-        self, topology: Any, batch_size: int | None = None, storage_reservation: Any = None,
-        constraints: Mapping[str, Any] | None = None, *, batches: Sequence[Any] = (), optimizer: str | None = None,
-        costs: Costs | str | Path | None = None, columns: Columns = "exact", seconds: float = 30.0,
+        self, topology: Any, batch_size: int | None = None, *, constraints: Mapping[str, Any] | None = None,
+        batches: Sequence[Any] = (), optimizer: str | None = None, costs: Costs | str | Path | None = None,
+        columns: Columns = "exact", seconds: float = 30.0,
     ) -> None:  # fmt: skip
         needed()
         if not 0 < seconds < float("inf"):
             raise ValueError(f"seconds is {seconds}: set it above 0")
         if columns not in ("exact", "always", "never"):
             raise ValueError(f"columns is {columns!r}: set it to exact, always or never")
-        self.topology, self.reservation, self.constraints = topology, storage_reservation, constraints
+        self.topology = topology
         self.request = PlanRequest(topology.world_size, batch_size or BATCH, constraints, batches, optimizer)
         self.columns: Columns = columns
         self.costs, self.seconds = costs, seconds
@@ -344,57 +327,36 @@ class SkirlPlanner:
 
     def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
         """Return a ShardingPlan within all memory, of a model that may be on the meta device. Raise if there is none."""
-        sharders = sharders_of(sharders)
-        tables = tables_of(module, sharders, self.request)
+        tables = tables_of(module, sharders_of(sharders), self.request)
         self.table_plan, _, _ = plan_tables(
-            [table.spec for table in tables], self._caps(module, sharders), self._costs(), columns=self.columns,
+            [table.spec for table in tables], self._caps(), self._costs(), columns=self.columns,
             seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
-        return self._exported(tables)
+        return exported(self.table_plan, tables, self.topology.compute_device, self.topology.local_world_size)
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
         """Return the first rank's plan, at every rank of a process group. If it finds none, every rank raises why."""
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
-        found, message, why = None, None, None
+        told, why = [None, None, ""], None
         if dist.get_rank(pg) == 0:
             try:
-                found = self.plan(module, sharders)
-                assert self.table_plan is not None
-                message = {"plan": self.table_plan.text()}
-            except Exception as error:  # whatever it is: the others wait for a message
-                named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-                message, why = {"wrong": f"{named}{error}"}, error
-        message = from_first(message, pg)
-        if "wrong" in message:
-            raise ValueError(message["wrong"]) from why
-        if found is None:
-            self.table_plan = Plan.parsed(message["plan"])
-            found = self._exported(tables_of(module, sharders_of(sharders), self.request))
+                told = [self.plan(module, sharders), self.table_plan, ""]
+            except Exception as error:  # whatever it is: the others wait
+                why = error
+                told[2] = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        dist.broadcast_object_list(told, 0 if pg is None else dist.get_global_rank(pg, 0), pg)
+        found, self.table_plan, wrong = told
+        if wrong:
+            raise ValueError(wrong) from why
         return found
 
-    def _exported(self, tables: Sequence[ModelTable]) -> Any:
-        assert self.table_plan is not None
-        local = self.topology.local_world_size
-        return exported(self.table_plan, tables, self.topology.compute_device, local, self.constraints or {})
-
-    def _caps(self, module: Any, sharders: Sequence[Any]) -> tuple[int, ...]:
+    def _caps(self) -> tuple[int, ...]:
         """Bytes that tables may take at each rank."""
-        gpu, topology = self.topology.compute_device != "cpu", self.topology
-        if self.reservation is not None:
-            from torchrec.distributed.planner.types import PlannerError
-
-            try:
-                topology = self.reservation.reserve(
-                    topology=topology, batch_size=self.request.batch_size, module=module, sharders=sharders,
-                    constraints=self.constraints,
-                )  # fmt: skip
-            except PlannerError as error:  # its text goes on for paragraphs
-                first = str(error).partition("\n")[0].strip()
-                raise ValueError(f"the storage reservation leaves no memory for tables: {first}") from error
-        elif gpu:
-            return tuple(int(device.storage.hbm * (1 - HBM_RESERVED)) for device in topology.devices)
-        return tuple(int(device.storage.hbm if gpu else device.storage.ddr) for device in topology.devices)
+        devices = [device.storage for device in self.topology.devices]
+        if self.topology.compute_device == "cpu":
+            return tuple(int(storage.ddr) for storage in devices)
+        return tuple(int(storage.hbm * (1 - HBM_RESERVED)) for storage in devices)
 
     def _costs(self) -> Costs:
         topology = self.topology
@@ -412,21 +374,3 @@ class SkirlPlanner:
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
-
-
-def from_first(message: Any, group: Any = None) -> Any:
-    """The message of the first rank, at every rank: JSON, so that nothing is unpickled."""
-    import torch
-
-    first = 0 if group is None else dist.get_global_rank(group, 0)
-    sends = dist.get_rank(group) == 0
-    on = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
-    data = json.dumps(message).encode() if sends else b""
-    length = torch.tensor([len(data)], device=on)
-    dist.broadcast(length, first, group=group)
-    sent = (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8) if sends else torch.empty(int(length), dtype=torch.uint8)
-    )
-    sent = sent.to(on)
-    dist.broadcast(sent, first, group=group)
-    return json.loads(bytes(sent.cpu().numpy()))

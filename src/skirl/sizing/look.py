@@ -20,10 +20,9 @@ from skirl.data.files.schema import FileSchema
 from skirl.data.flags import FILE_KINDS
 from skirl.data.vocabulary.vocabulary import FIRST, facts_of
 from skirl.store.disk.frozen import check_files, check_rows, keys_of
-from skirl.store.disk.manifest import NAME, Manifest, check_sizes
+from skirl.store.disk.manifest import FORMAT_VERSION, NAME, Manifest, check_sizes, read_keys
 from skirl.store.disk.os_files import NAME as LOCK
 from skirl.store.disk.os_files import Unusable
-from skirl.store.disk.segment import FORMAT_VERSION, read_keys
 from skirl.store.sharded import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.resume import run_of
@@ -281,7 +280,7 @@ def describe_store(path: Path) -> dict[str, Any]:
         raise ValueError(f"{error}: resume from a checkpoint, with a new folder for the rows") from None
     wrong = None
     for entry in manifest.segments:
-        for name, size in entry.least().items():
+        for name, size in entry.files().items():
             if not (path / name).is_file() or (path / name).stat().st_size < size:
                 wrong = (
                     f"{path / name} is missing or too short: resume from a checkpoint, with a new folder for the rows"

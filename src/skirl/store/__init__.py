@@ -11,8 +11,7 @@ from skirl.tools import lazily
 
 if TYPE_CHECKING:
     from skirl.store.base import Layout, Record, Store
-    from skirl.store.checkpoint_rows import CheckpointRows
-    from skirl.store.disk.store import DiskError, DiskFull, DiskStore
+    from skirl.store.disk.store import CheckpointRows, DiskError, DiskFull, DiskStore
     from skirl.store.memory import MemoryStore
 
 __all__ = [
@@ -56,7 +55,7 @@ def open_store(
             raise ValueError(f"the store given has {spec.layout}, the tables need {layout}: open it with the latter")
         return spec
     if spec == "checkpoint":
-        from skirl.store.checkpoint_rows import CheckpointRows
+        from skirl.store.disk.store import CheckpointRows
 
         return CheckpointRows(layout, rows=rows)
     found = shards(spec)

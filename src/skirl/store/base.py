@@ -134,24 +134,19 @@ class Layout:
 
     def against(self, other: "Layout") -> tuple[str, str]:
         """Describe the first difference from another layout: what this one has, and what the other has."""
-        for table in sorted(self.records.keys() | other.records.keys()):
-            here, there = (
-                "none" if r is None else f"of {r.width} {r.dtype}"
-                for r in (self.records.get(table), other.records.get(table))
-            )
-            if here != there:
-                return f"{here} for table {table}", there
-        return "of the same tables", "of the same"
+        every = sorted(self.records.keys() | other.records.keys())
+        table = next(table for table in every if self.records.get(table) != other.records.get(table))
+        here, there = (of.records.get(table, "none") for of in (self, other))
+        return f"{here} for table {table}", str(there)
 
     def kind(self, keys: NDArray[np.int64], rows: Rows) -> int:
         """Check keys, int64 `[n]`, and contiguous rows, `[n, width]`, of one call; return the index of their kind."""
         if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:
             raise TypeError(f"keys are {_shown(keys)}: pass an int64 array of one dimension")
-        if not isinstance(rows, np.ndarray) or rows.ndim != 2 or len(rows) != len(keys):
-            raise ValueError(f"rows are {_shown(rows)} for {len(keys)} keys: pass an array [{len(keys)}, width]")
-        if not rows.flags.c_contiguous:
+        fits = isinstance(rows, np.ndarray) and rows.ndim == 2 and len(rows) == len(keys)
+        if not fits or not rows.flags.c_contiguous:
             raise ValueError(
-                "rows are not contiguous: pass np.ascontiguousarray(rows), or whole rows of a larger array"
+                f"rows are {_shown(rows)}: pass a contiguous array [{len(keys)}, width], np.ascontiguousarray"
             )
         kind = self._kind.get((rows.shape[1], rows.dtype.name), -1)
         if kind < 0:

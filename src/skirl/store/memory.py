@@ -12,8 +12,7 @@ from skirl.store.arena import Arena, Directory
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
 from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import named, rows_of, worth_keeping, write_frozen
-from skirl.store.disk.manifest import Manifest
-from skirl.store.disk.segment import SegmentEntry
+from skirl.store.disk.manifest import Manifest, SegmentEntry
 from skirl.tools.jit import kernel, read_only
 from skirl.tools.threads import Gate
 

@@ -136,11 +136,11 @@ class ShardedStore(Store):
         taken = self._divided(saved.parts)
         self._misplaced = f"{self!r} {_OTHERS}"
         for store in self.stores:
-            self._tell(store, store.about | {MARK: _MOVING})
+            store.describe(store.about | {MARK: _MOVING})
         each = zip(self.stores, taken, strict=True)
         all_at_once(self._pool, [partial(store.thaw, replace(saved, parts=parts)) for store, parts in each])
         for number, store in enumerate(self.stores):
-            self._tell(store, self.about | store.about | {MARK: self._mark(number)})
+            store.describe(self.about | store.about | {MARK: self._mark(number)})
         self._misplaced = None
         self._take_point()
         self._read_about()
@@ -156,10 +156,6 @@ class ShardedStore(Store):
             return FrozenPart(part.facts, (part.shard or Shard(())).within(self.placement, site))
 
         return [[of(site, *each) for each in zip(parts, owns, strict=True)] for site in range(len(self.stores))]
-
-    def _tell(self, store: Store, about: Mapping[str, Any]) -> None:
-        if store.about.get(MARK) != about.get(MARK):
-            store.describe(about)
 
     def close(self, *, flush: bool = True) -> None:
         if not self.closed:
@@ -181,9 +177,6 @@ def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> l
             futures.append(pool.submit(call))
     finally:
         wait(futures)
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise errors[0]
     return [future.result() for future in futures]
 
 

@@ -13,7 +13,7 @@ from skirl.checkpoint import folder
 from skirl.checkpoint.folder import OF_SWEEP as HEADER
 from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.rows import FrozenCollection
-from skirl.checkpoint.saving import Saving, refused
+from skirl.checkpoint.saving import Saving, told_of
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.store.base import Frozen
@@ -68,7 +68,7 @@ def write_rows(engine: Engine, path: Path, before: dict[str, Any]) -> Callable[[
     rows = path / folder.ROWS
     known = before.get(str(path), {})
     before.clear()
-    try:
+    with told_of(path):
         rows.mkdir(parents=True, exist_ok=True)
         try:
             for of in ("store", "cache") if known else ():
@@ -80,10 +80,6 @@ def write_rows(engine: Engine, path: Path, before: dict[str, Any]) -> Callable[[
             facts = before[str(path)] = frozen.write()
         finally:
             frozen.release()
-    except Exception as error:
-        if (named := refused(path, error)) is error:
-            raise
-        raise named from error
 
     def link(columns: list[list[int]], path: Path) -> dict[str, Any]:
         files = OsFiles()

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from skirl.checkpoint.load_run import load
-from skirl.checkpoint.save_run import save
-from skirl.checkpoint.saving import Saving
+from skirl.checkpoint.saving import Saving, save
 from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize

@@ -167,11 +167,9 @@ def check_types(flags: Any) -> None:
         value, kind = getattr(flags, field.name), hints[field.name]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, kind):  # type: ignore[arg-type]
-                names, whole = ", ".join(flags_of(kind)), getattr(kind, "__name__", kind)  # type: ignore[arg-type]
                 raise TypeError(
                     f"{field.name} is {value!r}, a {type(value).__name__}: pass each flag by its name, with "
-                    f"{type(flags).__name__}.of(NAME=VALUE, ...), or set {field.name} to a {whole}, which "
-                    f"holds {names}"
+                    f"{type(flags).__name__}.of(NAME=VALUE, ...)"
                 )
             continue
         object.__setattr__(flags, field.name, checked(field.name, value, kind))

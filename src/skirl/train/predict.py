@@ -20,7 +20,7 @@ from torch import nn
 
 from skirl.checkpoint import codec, folder, load
 from skirl.checkpoint.codec import decode, loader_state
-from skirl.checkpoint.votes import Votes, take_newest
+from skirl.checkpoint.votes import take_newest
 from skirl.core.batch import Batch
 from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema, parquet_at
 from skirl.data.files.find import find, kind_of
@@ -70,7 +70,7 @@ class SavedRun:
 @contextmanager
 def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
     """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
-    _, run = take_newest(chosen.checkpoint, Votes(Alone()), lambda header, _: _opened(header, chosen, labelled))
+    _, run = take_newest(chosen.checkpoint, Alone(), lambda header, _: _opened(header, chosen, labelled))
     try:
         yield run
     finally:

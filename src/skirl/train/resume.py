@@ -148,15 +148,15 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
 def agreed_start(share: "TrainerShare", saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins."""
 
-    from skirl.checkpoint.votes import Votes
+    from skirl.checkpoint.votes import agreed, told
 
     def found() -> list[str] | None:
         origin = check_start(saving, flags)
         return None if origin is None else [origin.given, str(origin.header)]
 
-    votes, tag = Votes(share.peers), "where the run begins"
-    told_of = votes.told(votes.agreed(lambda: found() if share.first else None, tag), tag)[0]
-    return None if told_of is None else Origin(told_of[0], Path(told_of[1]))
+    tag = "where the run begins"
+    first = told(share.peers, agreed(share.peers, lambda: found() if share.first else None, tag), tag)[0]
+    return None if first is None else Origin(first[0], Path(first[1]))
 
 
 # Another run's rows and weights, at step 0 of other data
@@ -166,8 +166,7 @@ def begin_from(origin: Origin, model: "nn.Module", stream: "Source", share: "Tra
     """Copy rows and dense weights from a checkpoint. Check everything before changing anything."""
     import torch
 
-    from skirl.checkpoint.import_rows import copy_rows
-    from skirl.checkpoint.without_model import opened
+    from skirl.checkpoint.import_rows import copy_rows, opened
     from skirl.nn.collection import collections_of, tables_of
 
     path = Path(origin.given)

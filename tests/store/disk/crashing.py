@@ -228,7 +228,7 @@ def check(store: DiskStore) -> None:
     with explained(store.path):
         for each in store._logs:
             for segment in each.segments.values():
-                each.check(segment)
+                list(each.records_of(segment))
 
 
 def found_on(disk: Disk, root: Path, known: Known) -> tuple[Held, list[Held | None]]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from skirl.store import Record, open_store
-from skirl.store.remote import part, rpc
+from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
-from skirl.store.remote.node import Node
+from skirl.store.remote.node import FUNCTIONS, Node, run
 from skirl.store.remote.store import _connected, leave
 
 
@@ -71,7 +71,7 @@ def served(count: int, rows: str = "memory") -> Iterator[Nodes]:
 
 def body(pipe, task) -> None:
     """A part in which tests may make fsync fail."""
-    part.run(pipe, task, (*part.FUNCTIONS, failing))
+    run(pipe, task, (*FUNCTIONS, failing))
 
 
 _fsync = os.fsync

@@ -18,10 +18,9 @@ from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Pairs, Record
 from skirl.store.disk import log as all_logs
 from skirl.store.disk import manifest as manifests
 from skirl.store.disk.log import Log
-from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.manifest import FORMAT_VERSION, Manifest, SegmentEntry, read_keys, write_segments
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import INDEX_BITS
-from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry, read_keys, write_segments
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.threads import Gate
 
@@ -46,9 +45,8 @@ def freeze_segments(
             with files.opened(path) as file:
                 files.sync(file.number)
         files.sync_folder(folder)
-        entries = [entry.sized(folder) for entry in manifest.segments]
         written.append(True)
-        return replace(manifest, segments=entries).facts()
+        return manifest.facts()
 
     def release() -> None:
         for file, _ in later:
@@ -70,7 +68,7 @@ def worth_keeping(before: list[SegmentEntry], kinds: Iterable[tuple[Record, int]
     counts = list(kinds)
     held = sum(count * (record.nbytes + 8) for record, count in counts)
     most = _MANY + (sum(count for _, count in counts) >> INDEX_BITS)
-    written = sum(entry.rows_bytes + entry.keys_bytes for entry in before)
+    written = sum(sum(entry.files().values()) for entry in before)
     return before if written <= _WORTH * held and len(before) <= most else []
 
 
@@ -123,7 +121,7 @@ def _narrowed(layout: Layout, facts: Facts) -> Layout:
 
 
 def check_files(folder: Path, facts: Facts) -> None:
-    """Raise a CheckpointError if a file of frozen rows is missing or has another size."""
+    """Raise a CheckpointError if a file of frozen rows is missing or too short."""
     manifest = manifest_of(folder, facts)
     for entry in [*manifest.segments, *(manifest.resident or [])]:
         manifests.check_sizes(folder, entry.files())
@@ -204,7 +202,7 @@ def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], ad
     for log in logs:
         for segment in log.segments.values():
             if segment.name in names:
-                log.check(segment)
+                deque(log.records_of(segment), maxlen=0)
 
 
 @contextmanager

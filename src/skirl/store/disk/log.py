@@ -9,10 +9,9 @@ import numpy as np
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex, named
-from skirl.store.disk.manifest import Manifest, undo
+from skirl.store.disk.manifest import Manifest, Segment, SegmentEntry, begin, check_header, stride, undo
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
-from skirl.store.disk.segment import Segment, SegmentEntry, begin, check_header, stride
 from skirl.tools.threads import Gate, Threads, run
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
@@ -76,8 +75,7 @@ class Log:
         for segment in self.segments.values():
             if self.live[segment.slot]:
                 count, state = int(self.ends[segment.slot]), int(self._sums[segment.slot])
-                sizes = HEADER + count * self.stride, HEADER + count * 8
-                out.append(SegmentEntry(segment.name, self.record, count, state, *sizes))
+                out.append(SegmentEntry(segment.name, self.record, count, state))
         return out
 
     # Reading
@@ -138,9 +136,6 @@ class Log:
         for start in range(0, keys.size, _PIECE):
             some = keys[start : start + _PIECE]
             yield some, self._rows(segment, start + np.arange(some.size), some)
-
-    def check(self, segment: Segment) -> None:
-        deque(self.records_of(segment), maxlen=0)
 
     # Writing
 
@@ -263,14 +258,15 @@ class Log:
 
     def _registered(self, entry: SegmentEntry) -> Segment:
         """Open a segment that an earlier process wrote, without its keys."""
-        paths, behind = [self.folder / name for name in entry.files()], 0
-        for path, size in zip(paths, entry.least().values(), strict=True):
+        sizes, behind = {self.folder / name: size for name, size in entry.files().items()}, 0
+        for path, size in sizes.items():
             if (found := _size(path)) < size:
                 raise Unusable(f"{path} has {found:,} bytes, {size:,} were written")
             behind += found - size
         slot = next(slot for slot in range(SLOTS) if slot not in self.segments)
-        rows, keys = self._files.opened(paths[0]), Handle(self._files)
-        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, behind=behind)
+        rows_path, keys_path = sizes
+        rows, keys = self._files.opened(rows_path), Handle(self._files)
+        segment = Segment(entry.name, slot, rows, keys, rows_path, keys_path, synced=-1, behind=behind)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
         return segment

@@ -1,14 +1,20 @@
-"""A store on disk: for tables larger than memory, with durable points that survive a kill and a power loss.
+"""A store on disk: for tables larger than memory, with durable points that survive a kill and a power loss; and one that
+only reads a checkpoint's rows.
 
 README.md in this folder says which files there are, what is atomic, and how a store recovers.
 """
 
 import contextlib
 import errno
+import logging
 import os
+import shutil
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -237,7 +243,9 @@ class DiskStore(Store):
             with explained(self.path):
                 for log in self._logs:
                     log.seal()
-                    self._renew(log, folder)
+                    if any(segment.suspect for segment in log.segments.values()):
+                        log.sync()  # appends their rows again
+                        log.seal()
             # Errors from here on are about the folder and its disk, which may not be the store's, so they stay as they are.
             generation = self._next_generation()
             manifest = self._manifest(self.identity, generation, self._logs)
@@ -246,14 +254,6 @@ class DiskStore(Store):
             state = frozen.freeze_segments(self._files, self.path, folder, manifest, unsynced)
             self.generation, self._changed = generation, True
         return state
-
-    def _renew(self, log: Log, folder: Path) -> None:
-        short = {entry.name for entry in log.entries() if manifests.is_shorter(folder, entry)}
-        for segment in log.segments.values():
-            segment.suspect |= segment.name in short  # a checkpoint's header names that short file, with its size
-        if any(segment.suspect for segment in log.segments.values()):
-            log.sync()
-            log.seal()
 
     def thaw(self, saved: SavedRows) -> None:
         """This is a durable point. Files of a whole store are linked or copied; other rows are appended."""
@@ -309,3 +309,90 @@ class DiskStore(Store):
         super()._check_open()
         if os.getpid() != self._pid:
             raise ValueError(f"{self!r} was opened by the process that this one was forked from: use it there")
+
+
+log = logging.getLogger("skirl")
+
+
+class CheckpointRows(Store):
+    """The store behind `store="checkpoint"`: empty until `skirl.load` gives it a checkpoint's rows; it refuses writes.
+
+    Files are hard-linked into a temporary folder next to the checkpoint; if none can be made there, they are copied to the
+    system's folder for temporary files. Closing the store removes that folder.
+
+    **Arguments**
+
+    - `layout`: the records of each table; a mapping will do.
+    - `rows`: number of rows of each table, as for a disk store.
+    """
+
+    read_only = True
+
+    def __init__(self, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None) -> None:
+        super().__init__(layout)
+        self._table_rows = rows
+        self._disk: DiskStore | None = None
+        self._remove: Callable[[], Any] = lambda: None
+
+    @property
+    def ready(self) -> bool:
+        return self._disk is not None
+
+    def thaw(self, saved: SavedRows) -> None:
+        """The files must not change while the store is open, but may be unlinked."""
+        self._check_open()
+        beside = folder_beside(saved.folder.parent)
+        with ExitStack() as given_up:
+            given_up.callback(shutil.rmtree, beside, ignore_errors=True)
+            disk = given_up.enter_context(DiskStore(beside / "rows", self.layout, rows=self._table_rows))
+            disk.thaw(saved)
+            given_up.pop_all()
+        self._let_go()
+        self._disk, self._remove = disk, weakref.finalize(self, _remove, beside, os.getpid())
+        self.identity, self.generation = saved.identity, saved.generation
+
+    def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
+        if self._disk is not None:
+            self._disk._read(kind, keys, out, found)
+
+    def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        raise ValueError(
+            "the rows of a checkpoint are not written to: to train them, make the embeddings with store='memory' or "
+            "'disk:FOLDER' and load the checkpoint into those"
+        )
+
+    def describe(self, about: Mapping[str, Any] | None = None) -> int:
+        self.about = self.about if about is None else dict(about)
+        return 0 if self._disk is None else len(self._disk)
+
+    def held(self) -> Iterator[NDArray[np.int64]]:
+        self._check_open()
+        return iter(()) if self._disk is None else self._disk.held()
+
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        raise ValueError("these rows are a checkpoint's: to save them elsewhere, copy its folder")
+
+    def close(self, *, flush: bool = True) -> None:
+        if not self.closed:
+            super().close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
+            self._disk = None
+        self._remove()
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def folder_beside(folder: Path) -> Path:
+    """Make a temporary folder in `folder`, so that files can be hard-linked into it; elsewhere if that fails."""
+    try:
+        return Path(mkdtemp(dir=folder, prefix="reading-"))
+    except OSError as error:
+        log.warning("%s cannot be written to (%s): its rows are copied to be read", folder, error.strerror)
+        return Path(mkdtemp(prefix="skirl-reading-"))

@@ -14,7 +14,7 @@ from typing import Any
 
 log = logging.getLogger("skirl")
 _SPEC = re.compile(
-    r"rpc://(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})(/rank-(?P<owner>[0-9]{1,9})(-(?P<cut>[0-9a-f]{8}))?)?"
+    r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})(/rank-(?P<owner>[0-9]{1,9})(-(?P<cut>[0-9a-f]{8}))?)?"
 )
 
 
@@ -29,20 +29,12 @@ class Address:
     """The mark of an owner's columns of tables that are cut, which has other records than another one."""
 
     @classmethod
-    def parse(cls, spec: str) -> "Address":
-        match = _SPEC.fullmatch(spec)
-        if match is None or not 0 < int(match["port"]) < 1 << 16:
-            raise ValueError(f"store is {spec!r}: write it rpc://HOST:PORT, such as rpc://127.0.0.1:29400")
+    def parse(cls, spec: str, scheme: str = "rpc://") -> "Address":
+        match = _SPEC.fullmatch(spec.removeprefix(scheme))
+        if not spec.startswith(scheme) or match is None or not 0 < int(match["port"]) < 1 << 16:
+            what = "store" if scheme else "address"
+            raise ValueError(f"{what} is {spec!r}: write it {scheme}HOST:PORT, such as {scheme}127.0.0.1:29400")
         return cls(match["host"].strip("[]"), int(match["port"]), int(match["owner"] or 0), match["cut"] or "")
-
-    @classmethod
-    def meeting(cls, text: str) -> "Address":
-        try:
-            return cls.parse(f"rpc://{text}")
-        except ValueError:
-            raise ValueError(
-                f"address is {text!r}: write it HOST:PORT with a port up to 65535, such as 127.0.0.1:29400"
-            ) from None
 
     @property
     def loopback(self) -> bool:

@@ -27,7 +27,7 @@ class Serve:
     """Where rows are kept: memory, or disk:FOLDER."""
 
     def __post_init__(self) -> None:
-        Address.meeting(self.address)
+        Address.parse(self.address, "")
         if self.store != "memory" and not (self.store.startswith("disk:") and self.store != "disk:"):
             raise ValueError(f"store is {self.store!r}: set it to memory or disk:FOLDER")
 
@@ -39,7 +39,7 @@ class Serve:
 
         with Signals(once=True) as signals:
             timeout = timeout_of(os.environ, TIMEOUT)
-            address = Address.meeting(self.address)
+            address = Address.parse(self.address, "")
             if self.store != "memory":
                 with writing(folder := self.store.removeprefix("disk:")):
                     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store
-from skirl.store.remote import part, rpc
+from skirl.store.remote import node as nodes
+from skirl.store.remote import rpc
 from skirl.store.remote.meeting import Address, Meeting, NodeError
 from skirl.tools.units import timeout_of
 
@@ -56,11 +57,11 @@ class Connection:
         self.run = meeting.number()
         try:
             if _group is None:
-                rpc.join(meeting.group(self.run), address, part.owner_name(address.owner, self.run), 0, timeout)
+                rpc.join(meeting.group(self.run), address, nodes.owner_name(address.owner, self.run), 0, timeout)
                 _group = Group(address, self.run)
             _group.parts += 1
-            self.name = part.part_name(_group.parts, _group.run)
-            ask = {"version": part.VERSION, "run": self.run, "owner": address.owner}
+            self.name = nodes.part_name(_group.parts, _group.run)
+            ask = {"version": nodes.VERSION, "run": self.run, "owner": address.owner}
             ask |= {"meet": str(_group.address), "group": _group.run, "rank": _group.parts}
             meeting.leave(f"ask/{self.run}", ask)
             began = time.monotonic()
@@ -78,7 +79,7 @@ class Connection:
             self.closed = True
             with suppress(rpc.Failed):
                 if self.failure is None:
-                    rpc.end(rpc.begin(self.name, part.call, ("bye",), min(self.timeout, 5.0)))
+                    rpc.end(rpc.begin(self.name, nodes.call, ("bye",), min(self.timeout, 5.0)))
 
     def call(self, method: str, *args: Any) -> Any:
         return self.calls(method, [args])[0]
@@ -102,7 +103,7 @@ class Connection:
         future.add_done_callback(lambda _: done.set())
         with self._watched(method):
             while not done.wait(LOOK):
-                rpc.end(rpc.begin(self.name, part.alive, (), self.timeout))
+                rpc.end(rpc.begin(self.name, nodes.alive, (), self.timeout))
         return self._result(method, future)
 
     def _begin(self, method: str, args: tuple[Any, ...], seconds: float) -> Any:
@@ -111,7 +112,7 @@ class Connection:
         if self.closed:
             raise NodeError(f"this process has left the node at {self.address}: make new embeddings")
         with self._watched(method):
-            return rpc.begin(self.name, part.call, (method, *args), seconds)
+            return rpc.begin(self.name, nodes.call, (method, *args), seconds)
 
     def _result(self, method: str, future: Any) -> Any:
         with self._watched(method):
