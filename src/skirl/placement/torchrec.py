@@ -2,6 +2,7 @@
 
 What TorchRec would not run as planned is refused."""
 
+import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -332,24 +333,31 @@ class SkirlPlanner:
             [table.spec for table in tables], self._caps(), self._costs(), columns=self.columns,
             seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
-        return exported(self.table_plan, tables, self.topology.compute_device, self.topology.local_world_size)
+        return self._exported(tables)
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
         """Return the first rank's plan, at every rank of a process group. If it finds none, every rank raises why."""
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
-        told, why = [None, None, ""], None
+        text = wrong = ""
+        why = None
         if dist.get_rank(pg) == 0:
             try:
-                told = [self.plan(module, sharders), self.table_plan, ""]
+                self.plan(module, sharders)
+                assert self.table_plan is not None
+                text = self.table_plan.text()
             except Exception as error:  # whatever it is: the others wait
                 why = error
-                told[2] = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        dist.broadcast_object_list(told, 0 if pg is None else dist.get_global_rank(pg, 0), pg)
-        found, self.table_plan, wrong = told
+                wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        text, wrong = from_first([text, wrong], pg)
         if wrong:
             raise ValueError(wrong) from why
-        return found
+        self.table_plan = Plan.parsed(text)
+        return self._exported(tables_of(module, sharders_of(sharders), self.request))
+
+    def _exported(self, tables: Sequence[ModelTable]) -> Any:
+        assert self.table_plan is not None
+        return exported(self.table_plan, tables, self.topology.compute_device, self.topology.local_world_size)
 
     def _caps(self) -> tuple[int, ...]:
         """Bytes that tables may take at each rank."""
@@ -374,3 +382,18 @@ class SkirlPlanner:
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
+
+
+def from_first(message: list[str], group: Any = None) -> list[str]:
+    """The message of the first rank, at every rank: JSON, so that nothing is unpickled."""
+    import torch
+
+    first, on = 0 if group is None else dist.get_global_rank(group, 0), "cpu"
+    if dist.get_backend(group) == "nccl":
+        on = "cuda"
+    sent = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8).to(on)
+    size = torch.tensor([len(sent)], device=on)
+    dist.broadcast(size, first, group=group)
+    sent = sent if dist.get_rank(group) == 0 else torch.empty(int(size), dtype=torch.uint8, device=on)
+    dist.broadcast(sent, first, group=group)
+    return json.loads(bytes(sent.cpu().numpy()))

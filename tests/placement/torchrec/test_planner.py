@@ -137,12 +137,12 @@ def test_batches_of_all_ranks_are_counted_together():
 def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch):
     planner, said, ranks = SkirlPlanner(topology(2)), list[Any](), iter(range(2))
 
-    def sent(told: list[Any], first: int, pg: Any) -> None:
-        said.extend(told[len(said) :])
-        told[:] = said
+    def heard(own: Any, pg: Any) -> Any:
+        said.append(own)
+        return said[0]
 
     monkeypatch.setattr(planner, "_caps", lambda: {}[3])
-    monkeypatch.setattr("torch.distributed.broadcast_object_list", sent)
+    monkeypatch.setattr("skirl.placement.torchrec.from_first", heard)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda pg=None: next(ranks))
     for _ in range(2):
