@@ -155,8 +155,6 @@ def test_a_plan_for_trainers_is_one_that_they_take(tmp_path, capsys, as_json):
     assert "bags" in chosen and "few" not in chosen
     assert {name: of["trainer"] for name, of in found["ways"].items() if of["trainer"] is not None} == chosen
     assert main([*words, "--force"]) == 0 and "whole at" in capsys.readouterr().out
-    assert main([*words, "--force", "--columns", "always"]) == 2
-    assert "so columns is 'always' for TorchRec alone: leave --columns out" in capsys.readouterr().err
 
 
 def test_a_table_that_is_most_of_the_work_is_cut_by_columns(tmp_path, capsys):

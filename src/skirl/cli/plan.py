@@ -99,8 +99,6 @@ class Place(Composed):
     """The rate at which each rank exchanges pooled rows, in each direction, such as 10Gbit/s or 1.25GB/s; not measured."""
     kernel: Literal["skirl-cpu", "fbgemm-cpu", "fbgemm-cuda"] = "skirl-cpu"
     """The kernels that will run the plan and are measured: skirl's or FBGEMM's, which TorchRec runs; cuda is unproven."""
-    columns: Literal["exact", "always", "never"] = "exact"
-    """Cut tables by columns; exact: but where the optimizer keeps one number a row, as that would train another model."""
     seconds: float = 30.0
     """The most seconds to search; the best plan so far is used."""
     costs: Path | None = None
@@ -120,7 +118,6 @@ class Place(Composed):
         if not 1 <= self.count <= MOST_RANKS:
             raise ValueError(f"{what} is {self.count}: set it to 1 to {MOST_RANKS}")
         wrong = [name for name in ("kernel", "ranks") if getattr(self, name) != getattr(Place, name)]
-        wrong += ["columns"] * (self.columns == "always")
         if self.trainers is not None and wrong:
             raise ValueError(
                 f"trainers run skirl's kernels and train the same model, so {wrong[0]} is {getattr(self, wrong[0])!r} for "
@@ -192,7 +189,7 @@ class Place(Composed):
                 counted = count((batch.sparse for batch in stream), tables, self.trainers)
                 sent = {name: of for name, (of, _) in counted.items()}
             costs = replace(costs, sent=sent)
-        plan, found, problem = plan_tables(specs, self.caps(), costs, columns=self.columns, seconds=self.seconds)
+        plan, found, problem = plan_tables(specs, self.caps(), costs, seconds=self.seconds)
         placed, checked = found.placed, None
         if not self.no_measure:
             with progress_of("measure plans"):

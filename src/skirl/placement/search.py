@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -135,7 +135,6 @@ def _put(i, r, compute, exchange, nbytes, slow, at, load, used):
     used[r] += nbytes[i]
 
 
-Columns = Literal["exact", "always", "never"]
 UNBOUND = 1 << 52  # bytes of a rank without a limit
 _CHANGES = 256  # moves and swaps between two looks at the clock
 _SETTLED = 3  # most rounds of moves and swaps, where these change what a rank's parts cost together
@@ -170,15 +169,11 @@ class Placed:
 
 @dataclass
 class Problem:
-    """A placement problem: tables in their canonical order, bytes that each rank may hold, costs, and how to cut.
-
-    `columns` says whether tables may be cut by columns: "exact", where that trains the same model; "always"; "never".
-    """
+    """A placement problem: tables in their canonical order, bytes that each rank may hold, costs, and how to cut."""
 
     specs: Sequence[TableSpec]
     caps: tuple[int, ...]
     costs: Costs
-    columns: Columns = "exact"
     by_rows_cut: frozenset[int] = frozenset()
     """Tables that are cut by rows, whose blocks stay at their ranks; the others are to be placed."""
     blocks: np.ndarray = field(default_factory=lambda: np.zeros((3 + SUMS, 0)))
@@ -209,8 +204,7 @@ class Problem:
         return found
 
     def by_columns(self, spec: TableSpec) -> bool:
-        may = self.columns == "always" or (self.columns == "exact" and not spec.one_state)
-        return may and spec.split in ("any", "columns")
+        return not spec.one_state and spec.split in ("any", "columns")
 
     def root(self) -> tuple[Piece, ...]:
         """Every table whole that is not cut by rows."""
@@ -303,14 +297,14 @@ class SearchResult:
 
 
 def plan_tables(
-    specs: Sequence[TableSpec], caps: tuple[int, ...], costs: Costs, *, columns: Columns = "exact", seconds: float = 30.0,
+    specs: Sequence[TableSpec], caps: tuple[int, ...], costs: Costs, *, seconds: float = 30.0,
     forced: Sequence[str] = (),
 ) -> tuple[Plan, SearchResult, Problem]:  # fmt: skip
     """Return a plan within memory, what the search found, and the problem that it searched.
 
     Tables named in `forced` have to be cut by rows. Raise a ValueError if no plan fits.
     """
-    problem = Problem([specs[n] for n in canonical(specs)], caps, costs, columns)
+    problem = Problem([specs[n] for n in canonical(specs)], caps, costs)
     held, room = sum(spec.nbytes(spec.rows, spec.dim) for spec in specs), sum(caps)
     who = "ranks" if costs.sent is None else "trainers"
     if held > room:

@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
-from skirl.placement.search import Columns, plan_tables
+from skirl.placement.search import plan_tables
 from skirl.placement.spec import MULTIPLE, Piece, TableSpec, pieces_of, reuse_of
 from skirl.train.placed import PlacedTable, Plan
 
@@ -305,24 +305,19 @@ class SkirlPlanner:
     - `optimizer`: the row optimizer, by skirl's name; if not given, the one applied in backward or in the sharder's
       `fused_params`, else SGD, as in TorchRec's kernel.
     - `costs`: from `measure_costs`, or a file of `skirl place --costs`; if not given, those of skirl's own kernels.
-    - `columns`: "exact" cuts no table by columns whose optimizer keeps one number per row, since that would train
-      another model; "always" and "never" do as they say.
     - `seconds`: most seconds to search.
     """
 
     def __init__(
         self, topology: Any, batch_size: int | None = None, *, constraints: Mapping[str, Any] | None = None,
         batches: Sequence[Any] = (), optimizer: str | None = None, costs: Costs | str | Path | None = None,
-        columns: Columns = "exact", seconds: float = 30.0,
+        seconds: float = 30.0,
     ) -> None:  # fmt: skip
         needed()
         if not 0 < seconds < float("inf"):
             raise ValueError(f"seconds is {seconds}: set it above 0")
-        if columns not in ("exact", "always", "never"):
-            raise ValueError(f"columns is {columns!r}: set it to exact, always or never")
         self.topology = topology
         self.request = PlanRequest(topology.world_size, batch_size or BATCH, constraints, batches, optimizer)
-        self.columns: Columns = columns
         self.costs, self.seconds = costs, seconds
         self.table_plan: Plan | None = None
 
@@ -330,7 +325,7 @@ class SkirlPlanner:
         """Return a ShardingPlan within all memory, of a model that may be on the meta device. Raise if there is none."""
         tables = tables_of(module, sharders_of(sharders), self.request)
         self.table_plan, _, _ = plan_tables(
-            [table.spec for table in tables], self._caps(), self._costs(), columns=self.columns,
+            [table.spec for table in tables], self._caps(), self._costs(),
             seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
         return self._exported(tables)

@@ -56,10 +56,10 @@ SIZES = st.lists(
 
 
 @settings(max_examples=12)
-@given(SIZES, st.integers(1, 4), st.sampled_from(["sgd", "rowwise-adagrad"]), st.sampled_from(["exact", "always"]))
-def test_every_number_is_at_one_rank(sizes, world, optimizer, columns):
+@given(SIZES, st.integers(1, 4), st.sampled_from(["sgd", "rowwise-adagrad"]))
+def test_every_number_is_at_one_rank(sizes, world, optimizer):
     model, asked = model_of(*sizes), topology(world)
-    planner = SkirlPlanner(asked, 16, optimizer=optimizer, columns=columns, seconds=0.05)
+    planner = SkirlPlanner(asked, 16, optimizer=optimizer, seconds=0.05)
     plan = planner.plan(model)
     assert list(plan.plan) == ["inner.ebc"] and len(plan.plan["inner.ebc"]) == len(sizes)
     for n, (rows, dim, _) in enumerate(sizes):
@@ -71,7 +71,7 @@ def test_every_number_is_at_one_rank(sizes, world, optimizer, columns):
             seen[row : row + height, col : col + width] += 1
             assert not height or (row, row + height, col, col + width, rank) in planned
             assert shard.placement.rank() == rank < world
-            assert width == dim or (of.sharding_type == "column_wise" and (optimizer == "sgd" or columns == "always"))
+            assert width == dim or (of.sharding_type == "column_wise" and optimizer == "sgd")
         assert (seen == 1).all()
         if of.sharding_type == "row_wise":
             assert of.ranks == list(range(world)) and of.sharding_spec.shards[0].shard_sizes[0] == -(-rows // world)
@@ -194,7 +194,6 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
 
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"seconds": 0}, "seconds is 0: set it above 0"),
-    ({"columns": "some"}, "columns is 'some': set it to exact, always or never"),
     ({"constraints": {"min_partition": 8}}, "set min_partition, which skirl does not plan: leave it out"),
     ({"constraints": {"compute_kernels": ["dense"]}}, "allow dense: skirl plans fused, allow it"),
     ({"constraints": {"sharding_types": ["data_parallel"]}}, "allow data_parallel: skirl plans table_wise"),
