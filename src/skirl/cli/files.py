@@ -20,7 +20,7 @@ from skirl.tools.units import parse_bytes, size
 PART = 1 << 18
 """Bytes of text to read at a time: the rows in it may be many times as large."""
 LEAST_MEMORY = 256 << 20
-READ = ("samples", "seconds", "bad_rows_skipped", "first_bad_row")
+READ = ("samples", "seconds", "bad_rows_skipped")
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 
 

@@ -30,8 +30,7 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool) -> dict[
             progress(number, lambda n=samples: {"samples": f"{n:,}"})
         if not samples:
             raise ValueError(f"{out}: there are no rows to write: set data to files that have some")
-    left_out = {"bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row}
-    return {"samples": samples, **left_out, "bytes": Path(out).stat().st_size}
+    return {"samples": samples, "bad_rows_skipped": files.bad_rows, "bytes": Path(out).stat().st_size}
 
 
 def as_written(files: Files, as_rows: bool) -> tuple[Files, FileSchema, dict[str, str]]:

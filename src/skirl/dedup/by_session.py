@@ -82,8 +82,7 @@ def _sorted(files: Files, columns: Columns, work: Path, memory: int, progress: R
         progress(read + written, lambda: facts)
     if written != read:
         raise CannotSort(f"DuckDB was given {read:,} rows and returned {written:,}: please report it")
-    bad = {"bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row}
-    return {"samples": read, "sessions": starts.count, **bad}
+    return {"samples": read, "sessions": starts.count, "bad_rows_skipped": files.bad_rows}
 
 
 def in_order(tables: Iterator[pa.Table], folder: Path, memory: int) -> Iterator[pa.Table]:

@@ -59,7 +59,7 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
             for table in keyed(part, columns, number * ROWS_OF_A_FILE, schema):
                 yield from physical(table).combine_chunks().to_batches()
                 rows += len(table)
-            found = {"rows": rows, "bad": part.bad_rows, "first": part.first_bad_row}
+            found = {"rows": rows, "bad": part.bad_rows}
             draft = work / "read" / uuid.uuid4().hex
             draft.write_text(json.dumps(found))
             os.replace(draft, work / "read" / f"{number}.json")  # the same if a task runs again
@@ -92,7 +92,6 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
     return {
         "samples": read_rows, "sessions": sum(task["sessions"] for task in tasks),
         "bad_rows_skipped": sum(each["bad"] for each in done),
-        "first_bad_row": next((each["first"] for each in done if each["bad"]), None),
     }  # fmt: skip
 
 

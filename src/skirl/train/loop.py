@@ -305,7 +305,7 @@ class _Run:
             **_of_engine(batches, self.share),
             "by_trainer": gathered(batches, self.meter, self.share),
             "peak_bytes": peak_bytes(), "machine": machine(), "bad_rows_skipped": self.stream.bad_rows,
-            "first_bad_row": self.stream.first_bad_row, "run": self.folder.path, "changes": self.folder.changed,
+            "run": self.folder.path, "changes": self.folder.changed,
         }  # fmt: skip
 
 

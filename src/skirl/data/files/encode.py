@@ -158,7 +158,7 @@ class Encoder:
             marks.refuse()
         broken = len(raw.broken)
         bad = int(marks.bad.sum()) + broken
-        done = Encoded(labels, dense, ids, raw.places, raw.rows + broken, bad, marks.at, kept)
+        done = Encoded(labels, dense, ids, raw.places, raw.rows + broken, bad, kept)
         wanted &= ~marks.bad
         return done if wanted.all() else done.take(np.flatnonzero(wanted))
 

@@ -172,7 +172,7 @@ def count(files: "Files", out: str, min_count: int) -> dict[str, Any]:
     kept = {table: _kept(table, of.counted(), min_count) for table, of in counts.items()}
     save(out, Facts(types, min_count, samples), kept)
     return {
-        "samples": samples, "bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row, "distinct": distinct,
+        "samples": samples, "bad_rows_skipped": files.bad_rows, "distinct": distinct,
         "rows": {table: len(keys) + FIRST for table, (keys, _) in kept.items()},
     }  # fmt: skip
 
