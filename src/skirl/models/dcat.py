@@ -25,7 +25,7 @@ class DCAT(OfHistory):
 
     A list, oldest first, is the history of the single feature that has the same table, such as `table = "item"` for both
     `item` and `clicked` in a schema, and has a transformer of its own; other lists are pooled as their table says. Without
-    such a pair, as in Criteo and Avazu, one feature is the target and the others are its history.
+    such a pair, as in Criteo and Avazu, the feature of the largest table is the target and the others are its history.
 
     The defaults are smaller than the paper's, whose transformer is pretrained.
 
@@ -35,8 +35,6 @@ class DCAT(OfHistory):
       not pool; otherwise an `EmbeddingBagCollection`.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `lists`: the features with any number of ids per sample; none by default, as in Criteo.
-    - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
-      most about the item shown.
     - `width`: length of a state of the transformer; a multiple of `2 * heads`. 64, small enough to train
       from scratch.
     - `heads`: attention heads; 4, each with 16 numbers of the default width.
@@ -63,14 +61,13 @@ class DCAT(OfHistory):
         embeddings: Embeddings,
         dense_features: int = 13,
         lists: Sequence[str] = (),
-        target: str | None = None,
         width: int = 64,
         heads: int = 4,
         layers: int = 2,
         newest: int = 256,
         deep: Sequence[int] = (256, 128),
     ) -> None:
-        super().__init__(embeddings, dense_features, lists, target)
+        super().__init__(embeddings, dense_features, lists)
         self.newest = newest
         self.encoders = nn.ModuleList(Transformer(self.dim, width, heads, layers) for _ in range(self.attended))
         inputs = dense_features + (self.vectors - len(self.history)) * self.dim + self.attended * width

@@ -87,8 +87,6 @@ class LayerFlags:
     """For dcat: the number of the transformer's layers."""
     newest: int | None = None
     """For dcat: the most ids of a history that the transformer sees, the last ones."""
-    target: str | None = None
-    """For din and dcat, if no list shares a table with a single id: the feature that attends to the others."""
 
     def __post_init__(self) -> None:
         for name, value in self._set().items():
