@@ -57,14 +57,10 @@ class Frame:
 
 class Session:
     def __init__(self, seed: int) -> None:
-        self.conf, self._draw = Conf({spark.AT_ONCE: "10000"}), random.Random(seed)
+        self._draw = random.Random(seed)
 
     def range(self, start: int, end: int, step: int, count: int) -> Frame:
         return Frame([[{"id": number}] for number in range(start, end, step)], self._draw)
-
-
-class Conf(dict[str, str]):
-    set = dict.__setitem__
 
 
 def inputs(folder: Path, rows: list[Row], files: int = 3) -> DataFlags:
@@ -110,9 +106,7 @@ def test_rows_are_those_without_spark(tmp_path_factory: Any, n: int, seed: int, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spark, "SHARE", share)
         patch.setattr(layout, "FILE_BYTES", 1 << 14)
-        session = Session(seed)
-        assert sessions_of(folder, data, of, session) == here
-        assert session.conf[spark.AT_ONCE] == "10000"
+        assert sessions_of(folder, data, of, Session(seed)) == here
 
 
 def test_malformed_rows_are_counted(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ class Convert(SessionFlags):
     engine: Literal["local", "spark"] = "local"
     """With --by session: what sorts the rows, DuckDB in this process or Apache Spark."""
     master: str | None = None
-    """With --engine spark: where Spark runs, such as local[4], spark://HOST:7077 or sc://HOST."""
+    """With --engine spark: where Spark runs, such as local[4] or spark://HOST:7077."""
     check: bool = False
     """Read the data and what was written once more, and compare all rows by their hashes, in any order."""
 
