@@ -18,7 +18,7 @@ from skirl.data.files.columns import is_date, is_list, is_text, one, pc, plain
 from skirl.data.files.find import BadFile, BadSchema, find, kind_of, no_column
 from skirl.data.files.hashing import BAD, GOOD
 from skirl.data.files.schema import BUILT_IN, FileSchema, Id, Text, toml
-from skirl.data.files.text import PlainBytes, TextFile, UnpackedBytes
+from skirl.data.files.text import TextFile, UnpackedBytes
 
 HEAD = 16 << 20
 """Bytes of a text file to look at; of a Parquet file, at most 65,536 rows."""
@@ -102,8 +102,8 @@ def _of_parquet(path: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
 
 
 def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    with closing((UnpackedBytes if packed else PlainBytes)(path)) as file:
-        head = file.read(0, 1 << 16).decode("utf-8-sig", "replace")
+    with closing((UnpackedBytes if packed else pa.OSFile)(path)) as file:
+        head = file.read_at(1 << 16, 0).decode("utf-8-sig", "replace")
     lines, quotes = head.splitlines()[:100], '"' in head
     lines = lines[:-1] or lines  # the last may be cut off
 

@@ -281,14 +281,8 @@ class Files:
 
 
 def _first_difference(was: Any, now: Any) -> tuple[Any, Any]:
-    """The first entries or lines in which two lists or texts differ, with the column of a schema."""
+    """The first entries or lines in which two lists or texts differ."""
     both = [each.splitlines() if isinstance(each, str) else each for each in (was, now)]
     if not all(isinstance(each, list) for each in both):
         return was, now
-    column = ""
-    for was, now in zip_longest(*both, fillvalue="nothing"):
-        if was != now:
-            break
-        if was.startswith(("[", "name = ")):
-            column = "" if was.startswith("[") else f" in column {was.removeprefix('name = ')}"
-    return was, now + column
+    return next((was, now) for was, now in zip_longest(*both, fillvalue="nothing") if was != now)
