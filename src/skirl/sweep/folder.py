@@ -1,7 +1,6 @@
 """The folder of a sweep, with a run folder for each variant."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,7 +11,6 @@ from skirl.sweep.race import Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
-from skirl.train.flags import RUNS
 from skirl.train.run_folder import Lines, Missing, new_folder, put_json
 
 SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
@@ -32,7 +30,7 @@ class SweepFolder:
         """None until a step is trained."""
         if where == "none":
             return
-        self.path = new_folder(Path(os.environ.get(RUNS) or "runs"), name) if where == "auto" else Path(where)
+        self.path = new_folder(name) if where == "auto" else Path(where)
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"run is {self.path}, which is a file: set it to a folder")
         if where != "auto" and not resume and (self.path / SWEEP).exists():
