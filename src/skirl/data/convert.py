@@ -50,8 +50,7 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
 
 def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
     """The schema of a converted file, and its unchanged columns: the name in the source file by the new name."""
-    names = [(column.name, f"{column.name} is missing")[: 1 + column.indicator] for column in schema.dense]
-    dense = [Dense(name) for some in names for name in some]
+    dense = [Dense(name) for name in schema.dense_names]
     ids = []
     for column in schema.ids:
         table = column.table or column.name
