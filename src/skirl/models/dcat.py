@@ -29,11 +29,10 @@ class DCAT(OfHistory):
 
     The defaults are smaller than the paper's, whose transformer is pretrained.
 
-    **Arguments**
+    **Arguments** beside those of `Model`
 
     - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
       not pool; otherwise an `EmbeddingBagCollection`.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `lists`: the features with any number of ids per sample; none by default, as in Criteo.
     - `width`: length of a state of the transformer; a multiple of `2 * heads`. 64, small enough to train
       from scratch.

@@ -25,11 +25,10 @@ class DIN(OfHistory):
 
     If samples share bags, on a CPU the targets of a bag share a product: (A + C t) h for all of them at once.
 
-    **Arguments**
+    **Arguments** beside those of `Model`
 
     - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
       not pool; otherwise an `EmbeddingBagCollection`.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `lists`: the features with any number of ids per sample; none by default, as in Criteo.
     - `activation`: width of the activation unit; 36 as in the paper.
     - `deep`: hidden layers; (200, 80) as in the paper.

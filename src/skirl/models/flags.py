@@ -67,8 +67,6 @@ class LayerFlags:
     """For dlrm and deep-cross: hidden layers after the dot products or the cross layers."""
     deep: tuple[int, ...] | None = None
     """For wide-deep, deepfm, dcnv2, din and dcat: hidden layers."""
-    rows_in_deep: bool | None = None
-    """For wide-deep: whether the hidden layers also take the rows (True) or only the dense features (False)."""
     dropout: float | None = None
     """For deepfm: the share of each hidden layer that dropout zeroes in a step."""
     cross: int | None = None
