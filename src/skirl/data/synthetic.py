@@ -161,11 +161,6 @@ class Synthetic(Source):
     def tables(self, dim: int) -> list[Table]:
         return [Table(name, rows=rows, dim=dim) for name, rows in self.rows.items()]
 
-    def __len__(self) -> int:
-        if self.batches is None:
-            raise TypeError("this stream has no end: set batches to give it a length")
-        return sum(len(self._cuts(i)) for i in range(0, self.batches, self.share.batches))
-
     def __iter__(self) -> Iterator[Batch]:
         i, self._resume = self._resume, 0
         while self.batches is None or i < self.batches:
