@@ -104,9 +104,8 @@ def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: froze
     may = may | RULES["unseen"] | (RULES["files"] if _of_files(saved) and _of_files(here) else frozenset())
     others = [n for n in here if n in saved and n not in may and _plain(saved[n]) != _plain(here[n])]
     if others:
-        texts = [f"{option(n)} is {shown(here[n])}, the run was saved with {shown(saved[n])}" for n in others[:4]]
-        more = f" (and {len(others) - 4} more)" if len(others) > 4 else ""
-        raise ValueError("; ".join(texts) + more + f": {then}")
+        texts = [f"{option(n)} is {shown(here[n])}, the run was saved with {shown(saved[n])}" for n in others]
+        raise ValueError("; ".join(texts) + f": {then}")
 
 
 def told(changes: list[Change]) -> list[str]:

@@ -136,8 +136,6 @@ def _looked_at(name: str, column: Any, nulls: tuple[str, ...]) -> Column:
     if kind != "text" or lists:
         fraction = lists and kind == "number"
         return Column(name, values, "its lists hold numbers with a fraction" if fraction else kind, lists)
-    if pc.all(pc.starts_with(values, "[")).as_py():
-        return Column(name, values, "its lists are in brackets: write them as 1|2|3, or as Parquet")
     for separator in "|;, ":
         if 10 * pc.sum(pc.match_substring(values, separator)).as_py() > len(values):
             items = pc.list_flatten(pc.split_pattern(values, separator))

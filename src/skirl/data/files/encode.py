@@ -303,8 +303,6 @@ class Encoder:
             raise WrongTime(f"{file}: {found}: set valid to time>=NUMBER")
         values, kinds = arrow.seconds_of(column) if keep.dated else arrow.floats_of(column, False)
         expected = arrow.DATE if keep.dated else arrow.NUMBER
-        if not keep.dated and (kinds == BAD).any() and arrow.begins_with_dates(column):
-            expected += " (to hold out by date, set valid to one, such as time>=2026-03-01)"
         marks.add_values(what, column, kinds != GOOD, expected)
         return (values >= keep.low) & (values < keep.high)
 

@@ -3,7 +3,6 @@
 Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text.
 """
 
-import difflib
 import re
 from dataclasses import replace
 from typing import Any
@@ -116,10 +115,8 @@ class TextFile:
         first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in fields]
         absent = [name for name in needed if name not in first]
 
-        def named() -> bool:  # called only if needed, as it takes 10 ms
-            return len(absent) < len(needed) or any(difflib.get_close_matches(name, first, 1, 0.8) for name in absent)
-
-        if text.header == "yes" or (text.header == "auto" and (not absent or (not text.columns and named()))):
+        known = not absent or (len(absent) < len(needed) and not text.columns)
+        if text.header == "yes" or (text.header == "auto" and known):
             if absent:
                 then = "name the column in the schema as the file does, or fix the header"
                 raise BadFile(self.path, f"its header has {no_column(absent[0], first)}", then)
