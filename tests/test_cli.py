@@ -124,7 +124,7 @@ def test_flags_of_a_model_reach_it_and_are_told(capsys):
     told = ["--rank", "full", "--structure", "stacked", "--deep", "9,5"]
     assert exit_code("train", *flags, *told) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["rank"], result["structure"], result["deep"], result["target"]) == ("full", "stacked", [9, 5], None)
+    assert (result["rank"], result["structure"], result["deep"]) == ("full", "stacked", [9, 5])
     assert exit_code("verify", *flags, *told, "--batch", "8", "--cache", "auto", "--steps", "8") == 0
 
 

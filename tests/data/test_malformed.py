@@ -44,7 +44,7 @@ def test_a_malformed_file_is_refused_in_its_words(case: Case, tmp_path: Path) ->
     if case.left:
         assert samples_in(files) == case.left
     else:
-        said = rf" \(left out: {case.skipped} malformed rows?.*: .* of .*\)" if case.skipped else ""
+        said = rf" \(left out: {case.skipped} malformed\)" if case.skipped else ""
         with pytest.raises(ValueError, match=f"there are no rows left to read{said}: give other files"):
             samples_in(files)
     assert files.bad_rows == case.skipped
@@ -89,10 +89,9 @@ def test_skipped_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[
     train = ["train", "--data", f"criteo:{path}", *SMALL]
     result = as_json(*train, "--bad-rows", "skip")
     assert (result["samples"], result["bad_rows_skipped"]) == (199, 1)
-    assert result["first_bad_row"] == f"line 51 of {path}"
     rows[20][0] = "perhaps"
     logs.write_tsv(path, rows)
     assert cli.main([*train, "--bad-rows", "skip"]) == 0
-    assert f"2 malformed rows, the first: line 21 of {path}" in capsys.readouterr().out
+    assert "2 malformed rows" in capsys.readouterr().out
     assert cli.main(train) == 1
     assert "line 21: label label is 'perhaps', expected 0 or 1" in capsys.readouterr().err

@@ -57,14 +57,10 @@ class Frame:
 
 class Session:
     def __init__(self, seed: int) -> None:
-        self.conf, self._draw = Conf({spark.AT_ONCE: "10000"}), random.Random(seed)
+        self._draw = random.Random(seed)
 
     def range(self, start: int, end: int, step: int, count: int) -> Frame:
         return Frame([[{"id": number}] for number in range(start, end, step)], self._draw)
-
-
-class Conf(dict[str, str]):
-    set = dict.__setitem__
 
 
 def inputs(folder: Path, rows: list[Row], files: int = 3) -> DataFlags:
@@ -79,7 +75,7 @@ def sessions_of(folder: Path, data: DataFlags, of: Sessions, session: Any = None
     """Convert. Return the rows of each time partition by session, and the counts of the result."""
     found = convert_by_session(data.files(), str(folder / "out"), of, session=session, force=True)
     assert not (folder / "out.unfinished").exists()
-    counts = {name: found[name] for name in ("samples", "sessions", "bad_rows_skipped", "first_bad_row")}
+    counts = {name: found[name] for name in ("samples", "sessions", "bad_rows_skipped")}
     return in_order(folder / "out", of), counts
 
 
@@ -110,9 +106,7 @@ def test_rows_are_those_without_spark(tmp_path_factory: Any, n: int, seed: int, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spark, "SHARE", share)
         patch.setattr(layout, "FILE_BYTES", 1 << 14)
-        session = Session(seed)
-        assert sessions_of(folder, data, of, session) == here
-        assert session.conf[spark.AT_ONCE] == "10000"
+        assert sessions_of(folder, data, of, Session(seed)) == here
 
 
 def test_malformed_rows_are_counted(tmp_path: Path) -> None:
@@ -123,7 +117,7 @@ def test_malformed_rows_are_counted(tmp_path: Path) -> None:
         sessions_of(tmp_path, data, WANTED, Session(0))
     skipping = replace(data, bad_rows="skip")
     here = sessions_of(tmp_path, skipping, WANTED)
-    assert here[1]["bad_rows_skipped"] == 1 and "row 3 of row group 1" in here[1]["first_bad_row"]
+    assert here[1]["bad_rows_skipped"] == 1
     assert sessions_of(tmp_path, skipping, WANTED, Session(0)) == here
 
 

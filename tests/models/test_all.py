@@ -96,11 +96,6 @@ def test_din_attends_to_the_list_of_the_targets_table(log: dict[str, str]) -> No
     assert isinstance(model, DIN) and model.history == {"history": "item"} and model.lists == {"history", "tags"}
 
 
-def test_a_target_beside_lists_is_refused(log: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"target is 'user', and lists have theirs by their table \(history has item"):
-        Recipe.of(**log, model="din-tiny", dim=8, target="user")
-
-
 @pytest.mark.parametrize("model", ["din-tiny", "dcat-tiny"])
 def test_models_over_lists_have_the_bits_of_the_plain_reference(log: dict[str, str], model: Any) -> None:
     report = Verify.of(**log, model=model, dim=4, batch=8, steps=30, cache="45", quiet=True).run()

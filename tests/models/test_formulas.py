@@ -31,19 +31,15 @@ def test_initial_values_are_of_the_papers_width() -> None:
     assert float(bias.std()) == pytest.approx((1 / 1024) ** 0.5, rel=0.1)
 
 
-@pytest.mark.parametrize("rows_in_deep", [True, False])
-def test_wide_and_deep_agrees_with_its_formula(rows_in_deep: bool) -> None:
+def test_wide_and_deep_agrees_with_its_formula() -> None:
     def formula(p: dict[str, Tensor], dense: Tensor, rows: Rows) -> Tensor:
         wide = sum(row[:, D] for row in rows.values())
         vectors = [row[:, :D] for row in rows.values()]
-        if rows_in_deep:
-            last = mlp(p, "deep", torch.hstack([dense, *vectors]))
-        else:
-            last = torch.hstack([mlp(p, "deep", dense), *vectors])
+        last = mlp(p, "deep", torch.hstack([dense, *vectors]))
         return wide + (last * p["head.weight"]).sum(1) + p["head.bias"]
 
     torch.manual_seed(0)
-    agree(WideDeep(collection(D + 1), DENSE, deep=(9, 5), rows_in_deep=rows_in_deep), formula, batches())
+    agree(WideDeep(collection(D + 1), DENSE, deep=(9, 5)), formula, batches())
 
 
 def deepfm(p: dict[str, Tensor], dense: Tensor, rows: Rows) -> Tensor:

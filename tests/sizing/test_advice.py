@@ -1,7 +1,6 @@
 """The advice given, on curves drawn by hand."""
 
 import numpy as np
-import pytest
 
 from skirl.sizing.size import LEAST, Point, advise, step_that_hides
 from skirl.tools.units import Link
@@ -29,11 +28,9 @@ def test_the_smallest_cache_that_brings_in_few_and_the_smallest_depth_near_the_l
     advice = advise(CURVES, used=10_000, touched=1000, record_bytes=68)
     assert (advice.cache, advice.depth) == (200, 50)
     assert (advice.share_of_touched, advice.moved) == (0.2, 0.049)
-    assert advice.to_least == pytest.approx(490 / 400) and advice.lru == pytest.approx(2000 / 490)
     sentence = advice.sentence(13_600)
     assert sentence.startswith("Use --cache 200 --depth 50: 13.3 KiB of cache on the device, 20% of the rows that are")
     assert "4.9% of the rows that batches use are refetched" in sentence
-    assert "LRU would refetch 4.1 times as many" in sentence
 
 
 def test_a_link_and_a_step_decide_by_what_hides():
@@ -41,8 +38,7 @@ def test_a_link_and_a_step_decide_by_what_hides():
     link = Link(rate=1000.0)
     assert advise(CURVES, 10_000, 1000, 100, link, 5.0).cache == 200
     assert advise(CURVES, 10_000, 1000, 100, link, 3.0).cache == 400
-    hopeless = advise(CURVES, 10_000, 1000, 100, link, 0.1)
-    assert hopeless.cache == 400 and "the link is too slow for this step" in hopeless.why
+    assert advise(CURVES, 10_000, 1000, 100, link, 0.1).cache == 400  # which is not enough
 
 
 def test_the_depth_keeps_the_reason_for_the_cache():
@@ -53,14 +49,13 @@ def test_the_depth_keeps_the_reason_for_the_cache():
 
 def test_no_cache_is_enough():
     advice = advise(CURVES, used=1000, touched=1000, record_bytes=68)
-    assert advice.cache == 400 and "the largest cache tried" in advice.why
+    assert advice.cache == 400
 
 
 def test_nothing_comes_in_again():
     none = drawn(least=[0], d200=[0], d50=[0], d10=[0], d1=[0], lru=[0])
     advice = advise(none, used=1000, touched=100, record_bytes=68)
-    assert (advice.depth, advice.moved, advice.to_least, advice.lru) == (1, 0.0, 1.0, None)
-    assert "the least possible" in advice.sentence(1)
+    assert (advice.depth, advice.moved) == (1, 0.0)
 
 
 def test_what_keeps_up():

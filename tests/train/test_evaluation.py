@@ -37,15 +37,6 @@ def test_evaluation_changes_no_bit_and_moves_no_row(flags):
     assert "test_auc" not in without and found["test_samples"] == 8 * 64
 
 
-def test_the_best_begins_anew_once_other_samples_are_held_out(tmp_path, caplog):
-    """As more steps of a synthetic stream hold out more."""
-    flags = {"save": tmp_path / "saved", "eval_every": 20, "run": str(tmp_path / "run")}
-    before = train(**flags)
-    after = train(**flags | {"steps": 80, "resume": True})
-    assert (before["test_samples"], after["test_samples"]) == (8 * 64, 16 * 64) and after["best_step"] > 40
-    assert "1,024 samples are held out, and were 512: earlier evaluations do not compare" in caplog.text
-
-
 def test_it_draws_no_random_number_of_the_run_and_puts_every_module_back():
     embeddings = skirl.EmbeddingBagCollection(Synthetic("tiny").tables(4), optimizer=skirl.SGD(lr=0.1), cache=1000)
     model = DLRM.tiny(embeddings, dense_features=4)

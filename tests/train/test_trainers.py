@@ -87,7 +87,7 @@ def steps_of(first: int, last: int) -> list[Done]:
         losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
         mine, size = slice(first, last), 6 * (last - first)
         mean = losses[mine].mean()
-        found.append(Done([], logits[mine].reshape(-1), labels[mine].reshape(-1), losses[mine], mean, size))
+        found.append(Done(logits[mine].reshape(-1), labels[mine].reshape(-1), losses[mine], mean, size))
     return found
 
 

@@ -20,7 +20,7 @@ from skirl.tools.units import parse_bytes, size
 PART = 1 << 18
 """Bytes of text to read at a time: the rows in it may be many times as large."""
 LEAST_MEMORY = 256 << 20
-READ = ("samples", "seconds", "bad_rows_skipped", "first_bad_row")
+READ = ("samples", "seconds", "bad_rows_skipped")
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 
 
@@ -149,7 +149,7 @@ class Convert(SessionFlags):
     engine: Literal["local", "spark"] = "local"
     """With --by session: what sorts the rows, DuckDB in this process or Apache Spark."""
     master: str | None = None
-    """With --engine spark: where Spark runs, such as local[4], spark://HOST:7077 or sc://HOST."""
+    """With --engine spark: where Spark runs, such as local[4] or spark://HOST:7077."""
     check: bool = False
     """Read the data and what was written once more, and compare all rows by their hashes, in any order."""
 

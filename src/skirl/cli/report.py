@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
-from skirl.tools.units import clock, figure, malformed, size
+from skirl.tools.units import clock, figure, size
 from skirl.train.resume import told
 from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 
@@ -163,7 +163,7 @@ def _lines_of_one(run: Mapping[str, Any]) -> dict[str, str]:
         written = f"{kept['count']:,} written, {size(kept['bytes'])} of changes"
         lines["checkpoints"] = f"{written}; training stood still for {kept['pause_share']:.1%} of the time"
     if run["bad_rows_skipped"]:
-        lines["skipped"] = malformed(run["bad_rows_skipped"], run["first_bad_row"])
+        lines["skipped"] = f"{run['bad_rows_skipped']:,} malformed rows"
     if begun is not None:
         state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
         lines["begun"] = f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"

@@ -30,8 +30,7 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool) -> dict[
             progress(number, lambda n=samples: {"samples": f"{n:,}"})
         if not samples:
             raise ValueError(f"{out}: there are no rows to write: set data to files that have some")
-    left_out = {"bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row}
-    return {"samples": samples, **left_out, "bytes": Path(out).stat().st_size}
+    return {"samples": samples, "bad_rows_skipped": files.bad_rows, "bytes": Path(out).stat().st_size}
 
 
 def as_written(files: Files, as_rows: bool) -> tuple[Files, FileSchema, dict[str, str]]:
@@ -51,8 +50,7 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
 
 def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
     """The schema of a converted file, and its unchanged columns: the name in the source file by the new name."""
-    names = [(column.name, f"{column.name} is missing")[: 1 + column.indicator] for column in schema.dense]
-    dense = [Dense(name) for some in names for name in some]
+    dense = [Dense(name) for name in schema.dense_names]
     ids = []
     for column in schema.ids:
         table = column.table or column.name

@@ -59,11 +59,6 @@ class Source(Protocol):
         """Malformed rows that this process has left out so far."""
         return 0
 
-    @property
-    def first_bad_row(self) -> str | None:
-        """Location of the first of them, as an error would name it; None if there is none."""
-        return None
-
     def sharded(self, first: int, last: int, of: int) -> "Source":
         """Return the same stream cut to shards first .. last - 1 of the `of` shards of each batch, a micro-batch each.
 

@@ -101,7 +101,7 @@ class Synthetic(Source):
     shapes: ClassVar[dict[str, Shape]] = SHAPES
     _identity: ClassVar[tuple[str, ...]] = ("name", "batch_size", "seed", "rows_scale", "pooling_factor")
 
-    _share: Share = field(default=WHOLE, init=False, repr=False)
+    share: Share = field(default=WHOLE, repr=False, kw_only=True)
     _next: int = field(default=0, init=False, repr=False)
     _resume: int = field(default=0, init=False, repr=False)
 
@@ -133,7 +133,7 @@ class Synthetic(Source):
 
     @property
     def steps(self) -> int | None:
-        return None if self.batches is None else -(-self.batches // self._share.batches)
+        return None if self.batches is None else -(-self.batches // self.share.batches)
 
     @property
     def samples(self) -> int | None:
@@ -145,7 +145,7 @@ class Synthetic(Source):
         if not self.held_out_batches:
             return None
         seed = int(named(self.seed, _HELD_OUT)) >> 1
-        return replace(self, batches=self.held_out_batches, seed=seed, held_out_batches=0)
+        return replace(self, batches=self.held_out_batches, seed=seed, held_out_batches=0, share=WHOLE)
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -153,23 +153,13 @@ class Synthetic(Source):
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
-        return self._sharing(of_batch(first, last, of, self.batch_size))
+        return replace(self, share=of_batch(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Synthetic":
-        return self._sharing(Turn(rank, ranks))
-
-    def _sharing(self, share: Share) -> "Synthetic":
-        other = replace(self)
-        other._share = share
-        return other
+        return replace(self, share=Turn(rank, ranks))
 
     def tables(self, dim: int) -> list[Table]:
         return [Table(name, rows=rows, dim=dim) for name, rows in self.rows.items()]
-
-    def __len__(self) -> int:
-        if self.batches is None:
-            raise TypeError("this stream has no end: set batches to give it a length")
-        return sum(len(self._cuts(i)) for i in range(0, self.batches, self._share.batches))
 
     def __iter__(self) -> Iterator[Batch]:
         i, self._resume = self._resume, 0
@@ -177,15 +167,15 @@ class Synthetic(Source):
             *cuts, last = self._cuts(i)
             for cut in cuts:
                 yield self._part(i, *cut)
-            self._next = i + self._share.batches
+            self._next = i + self.share.batches
             yield self._part(i, *last)
-            i += self._share.batches
+            i += self.share.batches
         self._next = 0
 
     def _cuts(self, i: int) -> list[Cut]:
         """The cuts to draw in the step that begins with batch i, counted from that batch's first sample."""
-        batches = self._share.batches if self.batches is None else min(self._share.batches, self.batches - i)
-        [cuts] = self._share.cuts(batches * self.batch_size, self.batch_size)
+        batches = self.share.batches if self.batches is None else min(self.share.batches, self.batches - i)
+        [cuts] = self.share.cuts(batches * self.batch_size, self.batch_size)
         return cuts
 
     def _part(self, i: int, low: int, high: int) -> Batch:

@@ -71,7 +71,7 @@ def analyze(tables: Iterator[Any], columns: Columns, *, keep: int, now: int) -> 
     groups = list(row_groups([sample.kept()], columns, columns.starts()))
     table = pa.concat_tables([group.table for group in groups]).combine_chunks()
     new, schema = np.concatenate([group.new for group in groups]), columns.schema
-    figures = {c.name: figures_of(one(table.column(c.name)), new) for c in (*schema.dense, *schema.ids)}
+    figures = {c.name: figures_of(one(table.column(c.name)), new) for c in schema.ids if c.list}
     sessions = int(new.sum())
     found: dict[str, Any] = {
         "samples": sample.rows,
@@ -83,21 +83,14 @@ def analyze(tables: Iterator[Any], columns: Columns, *, keep: int, now: int) -> 
     of = with_runs(schema)
     rewritten = _written(of, [once(group.table, of, group.new) for group in groups])
     found["bytes"] = {"now": now, "by session": round(sample.rows * rewritten)}
-    return found | verdict(found, schema)
+    return found | verdict(found)
 
 
-def figures_of(array: Any, new: np.ndarray) -> dict[str, Any]:
-    """Return the figures of a column in order. new: where sessions begin."""
-    sizes, lists = np.ones(len(new), np.int64), pa.types.is_list(array.type)
-    if lists:
-        own, sizes = changed(array, new), np.diff(array.offsets.to_numpy()).astype(np.int64)
-    else:
-        values, own = array.to_numpy(zero_copy_only=False), new.copy()
-        own[1:] |= values[1:] != values[:-1]
-    within = max(1, len(new) - int(new.sum()))
-    ids, left = int(sizes.sum()), int(sizes[own].sum())
-    figures = {"list": lists, "ids": round(ids / len(new), 3), "change": round(float((own & ~new).sum() / within), 4)}
-    return figures | {"factor": round(ids / max(1, left), 3)}
+def figures_of(lists: Any, new: np.ndarray) -> dict[str, float]:
+    """Return ids a row of a column in order, and by what factor leaving lists out lowers them. new: where sessions begin."""
+    sizes = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    ids, left = int(sizes.sum()), int(sizes[changed(lists, new)].sum())
+    return {"ids": round(ids / len(new), 3), "factor": round(ids / max(1, left), 3)}
 
 
 def _written(of: FileSchema, tables: list[Any]) -> float:
@@ -111,9 +104,9 @@ def _written(of: FileSchema, tables: list[Any]) -> float:
     return sum(page.total_compressed_size for page in pages) / sum(map(len, tables))
 
 
-def verdict(found: Mapping[str, Any], schema: FileSchema) -> dict[str, Any]:
+def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the advice as a word and as a sentence, with the factor that it is based on."""
-    lists = [found["columns"][column.name] for column in schema.ids if column.list]
+    lists = found["columns"].values()
     total, left = sum(of["ids"] for of in lists), sum(of["ids"] / of["factor"] for of in lists if of["factor"])
     factor = total / left if left else 1.0
     if not lists:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -40,8 +40,11 @@ def convert_by_session(
 ) -> dict[str, Any]:
     """Write the rows of files to the folder `out`, and return the result."""
     files, columns = shaped(files, request)
-    folder, work = folders_of(out)
-    check_outside(files.dataset.paths, (folder, work), out)
+    folder = Path(out).resolve()
+    work = folder.with_name(f"{folder.name}.unfinished")
+    for path in files.dataset.paths:
+        if {folder, work} & {*Path(path).resolve().parents}:
+            raise ValueError(f"out is {out!r}, the folder that {path} is read from: name another")
     with _working(folder, work, force):
         with writing(work):
             (work / "parts").mkdir()
@@ -55,7 +58,7 @@ def convert_by_session(
             if folder.exists():
                 os.rename(folder, work / "replaced")
             os.rename(work / "parts", folder)
-            sync_folder(folder.absolute().parent)
+            sync_folder(folder.parent)
     parts = sorted(folder.iterdir())
     return found | {"files": len(parts), "bytes": sum(part.stat().st_size for part in parts)}
 
@@ -82,8 +85,7 @@ def _sorted(files: Files, columns: Columns, work: Path, memory: int, progress: R
         progress(read + written, lambda: facts)
     if written != read:
         raise CannotSort(f"DuckDB was given {read:,} rows and returned {written:,}: please report it")
-    bad = {"bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row}
-    return {"samples": read, "sessions": starts.count, **bad}
+    return {"samples": read, "sessions": starts.count, "bad_rows_skipped": files.bad_rows}
 
 
 def in_order(tables: Iterator[pa.Table], folder: Path, memory: int) -> Iterator[pa.Table]:
@@ -120,27 +122,6 @@ def in_order(tables: Iterator[pa.Table], folder: Path, memory: int) -> Iterator[
         with writing(folder):
             why = str(error).splitlines()[0][:300].rstrip(".")
             raise CannotSort(f"DuckDB cannot sort the rows ({why})") from error
-
-
-def folders_of(out: str) -> tuple[Path, Path]:
-    """Return the folder to write, and the one to work in, next to it.
-
-    >>> [str(folder) for folder in folders_of("to/sessions/")]
-    ['to/sessions', 'to/sessions.unfinished']
-    """
-    folder = Path(out)
-    if folder.name in ("", ".."):  # . and ..
-        folder = folder.resolve()
-    if not folder.name:
-        raise ValueError(f"out is {out!r}: name a folder in it")
-    return folder, folder.with_name(f"{folder.name}.unfinished")
-
-
-def check_outside(paths: Iterable[str], folders: tuple[Path, Path], out: str) -> None:
-    """Raise if files are read from the output folder, or from what a killed command has left of it."""
-    for path in map(Path, paths):
-        if any(folder.resolve() in path.resolve().parents for folder in folders):
-            raise ValueError(f"out is {out!r}, the folder that {path} is read from: name another")
 
 
 @contextmanager

@@ -11,17 +11,14 @@ from skirl.data.convert import keeping
 from skirl.data.files.column import Encoded
 from skirl.data.files.columns import floats_of, is_date, plain, seconds_of, sessions_of
 from skirl.data.files.encode import Fingerprints
-from skirl.data.files.hashing import NONE, seed_of
+from skirl.data.files.hashing import GOLDEN, NONE, hash_numbers, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 
 if TYPE_CHECKING:
     from skirl.data.files.stream import Files
 
-_GOLDEN, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _OTHER = np.uint64(0xD1B54A32D192ED03)
-_S32 = np.uint64(32)
-_SESSION = seed_of("session")
 
 
 def same_rows(source: "Files", written: FileSchema, kept: Mapping[str, str], copy: "Files") -> dict[str, Any]:
@@ -50,26 +47,25 @@ def row_hashes(rows: Encoded, schema: FileSchema, kept: Mapping[str, Any]) -> np
     out = np.zeros(len(rows), np.uint64)
     for columns, values in ((schema.labels, rows.labels), (schema.dense, rows.dense)):
         for k, column in enumerate(columns):
-            _add_numbers(np.ascontiguousarray(values[:, k]).view(np.int32), seed_of(f"number {column.name}"), out)
+            out += _hashes(np.ascontiguousarray(values[:, k]).view(np.int32), f"number {column.name}")
     for column, ids in zip(schema.ids, rows.ids, strict=True):
-        seed = seed_of(f"id {column.name}")
         if ids.offsets is None:
-            _add_numbers(ids.values, seed, out)
+            out += _hashes(ids.values, f"id {column.name}")
             continue
-        lists = np.zeros(len(ids.offsets) - 1, np.uint64)
-        _add_lists(ids.values, ids.offsets, seed, lists)
+        lists = np.empty(len(ids.offsets) - 1, np.uint64)
+        _fill(ids.values, ids.offsets, seed_of(f"id {column.name}"), lists)
         out += lists if ids.inverse is None else lists[ids.inverse]
     for name, column in kept.items():
         bits = session_hashes(column) if name == schema.session else time_bits(column)
-        _add_numbers(np.ascontiguousarray(bits), seed_of(f"kept {name}"), out)
-    return _finished(out)
+        out += _hashes(bits.view(np.int64), f"kept {name}")
+    # Without this, rows that swap a value would leave the sum over all rows unchanged.
+    return _hashes(out.view(np.int64), "row")
 
 
 def session_hashes(column: Any) -> np.ndarray:
     """Return hashes of texts or numbers (uint64 [n]). Equal values have equal hashes, however a file stores them."""
     values, kinds = sessions_of(column)
-    out = np.zeros(len(values), np.uint64)
-    _add_numbers(values, _SESSION, out)
+    out = _hashes(values, "session")
     out[kinds == NONE] = 0
     return out
 
@@ -83,29 +79,18 @@ def time_bits(column: Any) -> np.ndarray:
     return bits
 
 
-@kernel
-def _add_numbers(values, seed, out):
-    """Add the hash of a number to each row's sum."""
-    for i in range(values.size):
-        out[i] += mix(np.uint64(values[i]) ^ seed)
+def _hashes(values: np.ndarray, name: str) -> np.ndarray:
+    out = np.empty(len(values), np.uint64)
+    hash_numbers(values.astype(np.int64), seed_of(name), out)
+    return out
 
 
 @kernel
-def _add_lists(values, offsets, seed, out):
-    """Add the hash of each list to its sum: of its ids, each mixed with its position, and of its length."""
+def _fill(values, offsets, seed, out):
+    """Fill `out` with the hash of each list: of its ids, each mixed with its position, and of its length."""
     for i in range(out.size):
         total, place = np.uint64(offsets[i + 1] - offsets[i]), seed
         for k in range(offsets[i], offsets[i + 1]):
-            place += _GOLDEN
-            z = (np.uint64(values[k]) ^ place) * _MIX
-            total += z ^ (z >> _S32)
-        out[i] += mix(total ^ seed)
-
-
-@kernel
-def _finished(sums):
-    """Return hashes of sums. Without this, rows that swap a value would leave the sum over all rows unchanged."""
-    out = np.empty_like(sums)
-    for i in range(sums.size):
-        out[i] = mix(sums[i] ^ _GOLDEN)
-    return out
+            place += GOLDEN
+            total += mix(np.uint64(values[k]) ^ place)
+        out[i] = mix(total ^ seed)

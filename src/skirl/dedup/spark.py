@@ -28,9 +28,11 @@ SHARE = 128 << 20
 """Bytes of the files for each partition of the shuffle."""
 ROWS_OF_A_FILE = 1 << 40
 """More rows than a file has."""
-SETTINGS = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL"}
-"""Settings of a session of our own, where we report failures ourselves."""
-AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
+SETTINGS = {
+    "spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
+}  # fmt: skip
+"""Settings of our session: we report failures ourselves, and lists may be long."""
 TYPES = {
     pa.bool_(): "boolean", pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint",
     pa.float32(): "float", pa.float64(): "double",
@@ -59,7 +61,7 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
             for table in keyed(part, columns, number * ROWS_OF_A_FILE, schema):
                 yield from physical(table).combine_chunks().to_batches()
                 rows += len(table)
-            found = {"rows": rows, "bad": part.bad_rows, "first": part.first_bad_row}
+            found = {"rows": rows, "bad": part.bad_rows}
             draft = work / "read" / uuid.uuid4().hex
             draft.write_text(json.dumps(found))
             os.replace(draft, work / "read" / f"{number}.json")  # the same if a task runs again
@@ -74,14 +76,9 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
 
     by = [f"`{key}`" for key in KEYS]
     shuffled = 1 + sum(map(os.path.getsize, paths)) // SHARE
-    before = spark.conf.get(AT_ONCE)
-    spark.conf.set(AT_ONCE, "2048")
-    try:
-        rows = _mapped(spark.range(0, len(paths), 1, len(paths)), read, _columns_of(physical(first).schema))
-        rows = rows.repartition(shuffled, by[1]).sortWithinPartitions(*by)
-        tasks = _collected(_mapped(rows, write, "counts string"))
-    finally:
-        spark.conf.set(AT_ONCE, before)
+    rows = _mapped(spark.range(0, len(paths), 1, len(paths)), read, _columns_of(physical(first).schema))
+    rows = rows.repartition(shuffled, by[1]).sortWithinPartitions(*by)
+    tasks = _collected(_mapped(rows, write, "counts string"))
     done = [json.loads((work / "read" / f"{number}.json").read_text()) for number in range(len(paths))]
     written = [(part, n, name, rows) for n, t in enumerate(tasks) for name, (part, rows) in t["files"].items()]
     for number, (_, _, name, _) in enumerate(sorted(written)):
@@ -92,24 +89,19 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
     return {
         "samples": read_rows, "sessions": sum(task["sessions"] for task in tasks),
         "bad_rows_skipped": sum(each["bad"] for each in done),
-        "first_bad_row": next((each["first"] for each in done if each["bad"]), None),
     }  # fmt: skip
 
 
 @contextmanager
 def session_at(master: str | None) -> Iterator[Any]:
     """Have a SparkSession at `master`, or at Spark's own default, which ends with the block."""
-    remote = (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
     if find_spec("pyspark") is None:
         raise WrongFlags("engine is 'spark', and pyspark is not installed: pip install 'skirl[spark]'")
     builder = import_module("pyspark.sql").SparkSession.builder.appName("skirl convert")
-    if remote:
-        builder = builder.remote(master or os.environ["SPARK_REMOTE"])
-    else:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = builder if master is None else builder.master(master)
-        for name, value in SETTINGS.items():
-            builder = builder.config(name, value)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = builder if master is None else builder.master(master)
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
     ctrl_c = signal.getsignal(signal.SIGINT)  # a session replaces it, and does not put it back
     try:
         session = builder.getOrCreate()

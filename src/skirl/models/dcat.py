@@ -1,7 +1,7 @@
 """DCAT: a transformer runs once per distinct history; targets attend to its keys and values (arXiv 2507.12704)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +25,15 @@ class DCAT(OfHistory):
 
     A list, oldest first, is the history of the single feature that has the same table, such as `table = "item"` for both
     `item` and `clicked` in a schema, and has a transformer of its own; other lists are pooled as their table says. Without
-    such a pair, as in Criteo and Avazu, one feature is the target and the others are its history.
+    such a pair, as in Criteo and Avazu, the feature of the largest table is the target and the others are its history.
 
     The defaults are smaller than the paper's, whose transformer is pretrained.
 
-    **Arguments**
+    **Arguments** beside those of `Model`
 
     - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
       not pool; otherwise an `EmbeddingBagCollection`.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `lists`: the features with any number of ids per sample; none by default, as in Criteo.
-    - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
-      most about the item shown.
     - `width`: length of a state of the transformer; a multiple of `2 * heads`. 64, small enough to train
       from scratch.
     - `heads`: attention heads; 4, each with 16 numbers of the default width.
@@ -63,14 +60,13 @@ class DCAT(OfHistory):
         embeddings: Embeddings,
         dense_features: int = 13,
         lists: Sequence[str] = (),
-        target: str | None = None,
         width: int = 64,
         heads: int = 4,
         layers: int = 2,
         newest: int = 256,
         deep: Sequence[int] = (256, 128),
     ) -> None:
-        super().__init__(embeddings, dense_features, lists, target)
+        super().__init__(embeddings, dense_features, lists)
         self.newest = newest
         self.encoders = nn.ModuleList(Transformer(self.dim, width, heads, layers) for _ in range(self.attended))
         inputs = dense_features + (self.vectors - len(self.history)) * self.dim + self.attended * width
@@ -118,15 +114,15 @@ class Transformer(nn.Module):
     def _by_id(self, bags: Distinct, target: Tensor) -> Tensor:
         """Return the same without padding and without copies of shared bags: what is not attention runs by id."""
         states = self.enter(bags.rows)
-        ages = sines(int(bags.offsets.diff().max()) + 1, self.enter.out_features, states)
-        ids, by_bag = Ids.of(bags), SamplesByBag.of(bags)
-        x = states + ages[ids.ages]
+        lengths, by_bag = bags.offsets.diff(), SamplesByBag.of(bags)
+        ages = sines(int(lengths.max()) + 1, self.enter.out_features, states)
+        x = states + ages[bags.offsets[1:].repeat_interleave(lengths) - torch.arange(len(states))]
         t = self.enter(target) + ages[0]
         *before, last = cast(list[Layer], list(self.layers))
         for layer in before:
             of_ids = layer.inputs(layer.first(x))
             t = layer.rest(t, attend(layer.inputs(layer.first(t)), of_ids, by_bag, layer.heads))
-            x = layer.rest(x, ids.causal(of_ids, layer.heads))
+            x = layer.rest(x, causal(of_ids, bags, layer.heads))
         only = last.inputs.out_features // 3  # nothing asks for the queries of the last layer's ids
         of_ids = functional.linear(last.first(x), last.inputs.weight[only:], last.inputs.bias[only:])
         return self.norm(last.rest(t, attend(last.inputs(last.first(t)), of_ids, by_bag, last.heads)))
@@ -167,31 +163,12 @@ class Layer(nn.Module):
         return self.rest(t[:, None], joined(seen)).squeeze(1)
 
 
-class Ids(NamedTuple):
-    """The ids of histories, one behind the other, and their places in padded ones."""
-
-    bags: int
-    longest: int
-    places: Tensor
-    """int64 [ids]: the place of each in [bags * longest]."""
-    ages: Tensor
-    """int64 [ids]: 1 for the newest of each history."""
-
-    @classmethod
-    def of(cls, bags: Distinct) -> "Ids":
-        begins, lengths = bags.offsets[:-1], bags.offsets.diff()
-        longest, every = int(lengths.max()), torch.arange(len(bags.rows), device=lengths.device)
-        shifts = torch.arange(bags.bags, device=lengths.device) * longest - begins
-        ages = bags.offsets[1:].repeat_interleave(lengths) - every
-        return cls(bags.bags, longest, every + shifts.repeat_interleave(lengths), ages)
-
-    def causal(self, of_ids: Tensor, heads: int) -> Tensor:
-        """Return what each id sees of those before it, [ids, width], given queries, keys and values, [ids, 3 * width]."""
-        room = of_ids.new_zeros(self.bags * self.longest, of_ids.shape[1])
-        of_heads = room.index_copy(0, self.places, of_ids).unflatten(0, (self.bags, -1)).unflatten(2, (3, heads, -1))
-        queries, keys, values = (part.transpose(1, 2) for part in of_heads.unbind(2))
-        seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        return joined(seen).flatten(0, 1).index_select(0, self.places)
+def causal(of_ids: Tensor, bags: Distinct, heads: int) -> Tensor:
+    """Return what each id sees of those before it, [ids, width], given queries, keys and values, [ids, 3 * width]."""
+    rows, mask = Distinct(of_ids, bags.offsets, bags.inverse).padded()
+    queries, keys, values = (part.transpose(1, 2) for part in rows.unflatten(2, (3, heads, -1)).unbind(2))
+    seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    return joined(seen).flatten(0, 1).index_select(0, mask.flatten().nonzero()[:, 0])
 
 
 def joined(of_heads: Tensor) -> Tensor:

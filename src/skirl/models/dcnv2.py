@@ -42,10 +42,8 @@ class DCNv2(Model):
         parallel         [x0 -> cross layers, x0 -> MLP] -> linear
         rank r           W = V U, where U has r rows
 
-    **Arguments**
+    **Arguments** beside those of `Model`
 
-    - `embeddings`: looks up ids; all its tables have one dim.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `cross`: number of cross layers; 3 as in the paper.
     - `rank`: rank of their matrices; None: full, as in the paper's main results. With 13 dense features and 26 vectors
       of 48, a layer of full rank has 1.6 million weights, and a tenth of that with rank 64.
@@ -93,10 +91,8 @@ class DeepCross(Model):
         ids            -> embeddings -> e [B, F, D]
         [x, all e]     -> cross layers of low rank -> top MLP -> logit [B]
 
-    **Arguments**
+    **Arguments** beside those of `Model`
 
-    - `embeddings`: looks up ids; all its tables have one dim.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `bottom`: hidden layers for the dense features, by default as in the cache papers; one of the tables' dim follows them.
     - `cross`: number of cross layers; 2 as in these papers.
     - `rank`: rank of the cross layers' matrices; None: full. With the default of 8, a layer over 27 vectors of 48 has

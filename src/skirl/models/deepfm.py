@@ -20,10 +20,9 @@ class DeepFM(FirstOrder):
         deep             all v, concatenated -> MLP -> linear
         logit            first order + second order + deep
 
-    **Arguments**
+    **Arguments** beside those of `Model`
 
     - `embeddings`: looks up ids; the dim of its tables is that of the vectors plus one, for the first-order weight.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `deep`: hidden layers; three of 64 as in the cache papers.
     - `dropout`: share of each hidden layer that dropout zeroes in a step; 0.5 as in the paper. It draws from torch's
       generator, whose state `skirl.save` keeps.

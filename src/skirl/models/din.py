@@ -21,18 +21,15 @@ class DIN(OfHistory):
 
     A list is the behaviour of the single feature that has the same table, such as `table = "item"` for both `item` and
     `clicked` in a schema, and has an activation unit of its own; other lists are pooled as their table says. Without such a
-    pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
+    pair, as in Criteo and Avazu, the feature of the largest table is the target and the others are the behaviour.
 
     If samples share bags, on a CPU the targets of a bag share a product: (A + C t) h for all of them at once.
 
-    **Arguments**
+    **Arguments** beside those of `Model`
 
     - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
       not pool; otherwise an `EmbeddingBagCollection`.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `lists`: the features with any number of ids per sample; none by default, as in Criteo.
-    - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
-      most about the item shown.
     - `activation`: width of the activation unit; 36 as in the paper.
     - `deep`: hidden layers; (200, 80) as in the paper.
 
@@ -55,11 +52,10 @@ class DIN(OfHistory):
         embeddings: Embeddings,
         dense_features: int = 13,
         lists: Sequence[str] = (),
-        target: str | None = None,
         activation: int = 36,
         deep: Sequence[int] = (200, 80),
     ) -> None:
-        super().__init__(embeddings, dense_features, lists, target)
+        super().__init__(embeddings, dense_features, lists)
         self.units = nn.ModuleList(ActivationUnit(self.dim, activation) for _ in range(self.attended))
         width = dense_features + (self.vectors - len(self.history) + self.attended) * self.dim
         self.deep = mlp(width, *deep, activation=nn.PReLU)

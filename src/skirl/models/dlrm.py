@@ -18,10 +18,8 @@ class DLRM(Model):
         all pairs of {x, e_1 .. e_F} -> dot products [B, F (F + 1) / 2]
         [x, dot products] -> top MLP -> logit [B]
 
-    **Arguments**
+    **Arguments** beside those of `Model`
 
-    - `embeddings`: looks up ids; all its tables have one dim.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `bottom`: hidden layers for the dense features, by default as in the cache papers; one of the tables' dim follows them.
     - `top`: hidden layers after the dot products, by default as in these papers; one of width 1, the logit, follows them.
 

@@ -67,8 +67,6 @@ class LayerFlags:
     """For dlrm and deep-cross: hidden layers after the dot products or the cross layers."""
     deep: tuple[int, ...] | None = None
     """For wide-deep, deepfm, dcnv2, din and dcat: hidden layers."""
-    rows_in_deep: bool | None = None
-    """For wide-deep: whether the hidden layers also take the rows (True) or only the dense features (False)."""
     dropout: float | None = None
     """For deepfm: the share of each hidden layer that dropout zeroes in a step."""
     cross: int | None = None
@@ -87,8 +85,6 @@ class LayerFlags:
     """For dcat: the number of the transformer's layers."""
     newest: int | None = None
     """For dcat: the most ids of a history that the transformer sees, the last ones."""
-    target: str | None = None
-    """For din and dcat, if no list shares a table with a single id: the feature that attends to the others."""
 
     def __post_init__(self) -> None:
         for name, value in self._set().items():

@@ -53,9 +53,7 @@ class OfHistory(Model):
     If samples share bags, what depends on a bag alone is computed once per bag.
     """
 
-    def __init__(
-        self, embeddings: Embeddings, dense_features: int = 13, lists: Sequence[str] = (), target: str | None = None
-    ) -> None:
+    def __init__(self, embeddings: Embeddings, dense_features: int = 13, lists: Sequence[str] = ()) -> None:
         super().__init__(embeddings, dense_features)
         self.features = [name for table in embeddings.tables for name in table.features]
         self.lists = frozenset(lists)
@@ -68,9 +66,8 @@ class OfHistory(Model):
                 wrong = f"attends to the lists {', '.join(self.history)} id by id: set embeddings to an "
                 wrong += "EmbeddingCollection, which does not pool"
             raise ValueError(f"{self.name} {wrong}")
-        attends = self.target_of(embeddings.tables, lists, target)
-        if attends is not None:
-            self.target = self.features.index(attends)
+        # Without lists, the feature that says most about the item shown attends to the others.
+        self.target = self.features.index(max(embeddings.tables, key=lambda table: table.rows).features[0])
 
     @staticmethod
     def pairs(tables: Sequence[Table], lists: Sequence[str]) -> dict[str, str]:
@@ -85,23 +82,6 @@ class OfHistory(Model):
     def pools(cls, tables: Sequence[Table], lists: Sequence[str]) -> bool:
         """Return True only if the data has no list to attend to."""
         return not cls.pairs(tables, lists)
-
-    @classmethod
-    def target_of(cls, tables: Sequence[Table], lists: Sequence[str], wanted: str | None) -> str | None:
-        """Return the one feature that attends to the others, or None if lists have targets of their own."""
-        if pairs := cls.pairs(tables, lists):
-            if wanted is not None:
-                by_table = ", ".join(f"{name} has {target}" for name, target in pairs.items())
-                raise ValueError(
-                    f"target is {wanted!r}, and lists have theirs by their table ({by_table}): leave target out"
-                )
-            return None
-        features = [name for table in tables for name in table.features]
-        if wanted is None:
-            return max(tables, key=lambda table: table.rows).features[0]
-        if wanted not in features:
-            raise ValueError(f"{cls.name} has no feature {wanted!r}: set target to one of {', '.join(features)}")
-        return wanted
 
     deep: nn.Module
     head: nn.Module

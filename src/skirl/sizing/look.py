@@ -1,119 +1,53 @@
-"""Recognises a path by its contents and collects facts about it: a checkpoint, a store, data, a vocabulary, rows."""
+"""Recognises a path by its contents and collects facts about it: a checkpoint, a store, a vocabulary, Parquet files."""
 
 import hashlib
 import json
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from safetensors import SafetensorError, safe_open
 
 from skirl.checkpoint import folder
-from skirl.checkpoint.folder import OF_SWEEP
 from skirl.core.keys import table_of
 from skirl.data.files.columnar import DAMAGED, KEY, KEY_OF_PREDICTIONS, short
-from skirl.data.files.find import ENDINGS, BadFile, BadSchema, kind_of
 from skirl.data.files.schema import FileSchema
-from skirl.data.flags import FILE_KINDS
-from skirl.data.vocabulary.vocabulary import FIRST, facts_of
+from skirl.data.vocabulary.vocabulary import load
 from skirl.store.disk.frozen import check_files, check_rows, keys_of
 from skirl.store.disk.manifest import FORMAT_VERSION, NAME, Manifest, check_sizes, read_keys
-from skirl.store.disk.os_files import NAME as LOCK
 from skirl.store.disk.os_files import Unusable
 from skirl.store.sharded import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.resume import run_of
 
-KINDS = "a checkpoint, a disk store, a vocabulary, a run, data files, predictions or exported rows"
-SWEEP = "sweep.json"
-"""What a sweep leaves in the folder of its runs."""
+KINDS = "a checkpoint, a disk store, a vocabulary, Parquet files or predictions; `skirl report` shows runs and sweeps"
 
 
 def look(path: Path, *, check: bool) -> dict[str, Any]:
     """Return facts about a path: `kind` says what it is, `failed` what is damaged, if anything. check: compare checksums."""
-    kind, colon, named = str(path).partition(":")
-    if colon and kind in (*FILE_KINDS, "disk") and not path.exists():
-        path = Path(named)  # as `skirl train` names it
     if not path.exists():
         raise ValueError(f"{path} does not exist: name {KINDS}")
-    if path.name in (OF_SWEEP, SWEEP):
-        path = path.parent
-    found = _of_folder(path, check) if path.is_dir() else _of_file(path, check)
-    return {"failed": None, **found}
+    return {"failed": None, **_facts_of(path, check)}
 
 
-def _of_folder(path: Path, check: bool) -> dict[str, Any]:
-    if (path / OF_SWEEP).is_file():
-        variants = sorted(of.name for of in path.iterdir() if folder.numbers(of))
-        return {"kind": "checkpoints of a sweep", "variants": variants, "bytes": _bytes(path)}
-    if folder.numbers(path):
+def _facts_of(path: Path, check: bool) -> dict[str, Any]:
+    if folder.is_header(path) or folder.numbers(path):
         return describe_checkpoint(path, check=check)
     if (path / NAME).is_file():
         return describe_store(path)
-    if any((path / name).is_file() for name in (SWEEP, "config.json", "metrics.jsonl")):
-        kind = "sweep" if (path / SWEEP).is_file() else "run"
-        return {"kind": f"folder of a {kind}", "shown_by": f"skirl report {path}", "bytes": _bytes(path)}
-    if stores := [one.parent for name in ("rank-*", "rank-*/rows-*", "rows-*") for one in path.glob(f"{name}/{NAME}")]:
-        return {"kind": "rows of trainers", **_of_stores(stores), "bytes": _bytes(path)}
-    data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
-    if not data or _kind(data[0]) is None:
-        raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
-    each = [describe_file(file, kind_of(str(file))) for file in data]
-    count = f"{len(each)} files" if len(each) > 1 else "1 file"
-    facts = each[0] | {"kind": f"folder of {count}, the first a {each[0]['kind']}", "files": len(each)}
-    return facts | {name: sum(one.get(name, 0) for one in each) for name in ("rows", "bytes") if name in facts}
-
-
-def _of_stores(paths: list[Path]) -> dict[str, Any]:
-    """Return the facts of stores that hold parts of the same tables."""
-    each = [describe_store(path) for path in sorted(paths)]
-    held = Counter[str]()
-    for table in (table for of in each for table in of["tables"]):
-        held[table["name"]] += table["held"]
-    tables = {table["name"]: {**table, "held": held[table["name"]]} for of in each for table in of["tables"]}
-    failed = next((of["failed"] for of in each if of["failed"]), None)
-    return {"stores": len(each), "tables": [*tables.values()], "failed": failed}
-
-
-def _of_file(path: Path, check: bool) -> dict[str, Any]:
-    if path.name in (NAME, "config.json", "result.json"):
-        return _of_folder(path.parent, check)
-    if folder.is_header(path):
-        return describe_checkpoint(path, check=check)
-    with path.open("rb") as file:
-        head = file.read(4096)
-    if len(head) >= 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
-        return describe_safetensors(path)
-    kind = _kind(path)
-    if kind is None or path.suffix == ".json":
-        raise ValueError(f"{path} is not a file that skirl recognises: name {KINDS}")
-    return describe_file(path, kind)
-
-
-def _kind(path: Path) -> str | None:
-    try:
-        kind = kind_of(str(path))
-    except BadFile as error:
-        if error.found == "is empty":
-            raise
-        return None
-    return kind if kind in ("parquet", "text") else None
-
-
-def _bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def describe_file(path: Path, kind: str) -> dict[str, Any]:
-    """Describe a data file. kind: as its first bytes say."""
-    if kind == "parquet":
-        return _parquet(path)
-    with path.open("rb") as file:
-        begins = file.readline(200).decode("utf-8", "replace").strip()
-    return {"kind": "text file", "begins": begins, "bytes": path.stat().st_size}
+    if path.is_dir() and (files := sorted(path.glob("*.parquet"))):
+        each = [_parquet(file) for file in files]
+        facts = each[0] | {name: sum(one[name] for one in each) for name in ("rows", "row_groups", "bytes")}
+        return facts | {"kind": f"folder of {len(each)} files, the first a {each[0]['kind']}"}
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(10)
+        if head.startswith(b"PAR1"):
+            return _parquet(path)
+        if head.endswith(b'{"'):
+            return _vocabulary(path)
+    raise ValueError(f"{path} is not what skirl recognises: name {KINDS}")
 
 
 def _parquet(path: Path) -> dict[str, Any]:
@@ -135,16 +69,10 @@ def _parquet(path: Path) -> dict[str, Any]:
     }
     about = schema.metadata or {}
     if KEY_OF_PREDICTIONS in about:
-        try:
-            return facts | {"kind": "predictions", "of": dict(json.loads(about[KEY_OF_PREDICTIONS]))}
-        except (ValueError, TypeError):
-            raise ValueError(f"{path} has predictions, but does not say what they are of: write it again") from None
+        return facts | {"kind": "predictions", "of": json.loads(about[KEY_OF_PREDICTIONS])}
     if KEY not in about:
         return facts
-    try:
-        inside = FileSchema.parse(about[KEY].decode("utf-8", "replace"))
-    except BadSchema as error:
-        raise ValueError(f"{path} is a converted file whose schema {error}") from None
+    inside = FileSchema.parse(about[KEY].decode("utf-8", "replace"))
     return facts | {
         "kind": "converted file",
         "labels": [label.name for label in inside.labels],
@@ -159,62 +87,31 @@ def _parquet(path: Path) -> dict[str, Any]:
     }
 
 
-def describe_safetensors(path: Path) -> dict[str, Any]:
-    """Describe a vocabulary, exported rows, or another file of tensors."""
-    try:
-        with safe_open(path, "numpy") as file:
-            about = file.metadata() or {}
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 it is no dict
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} is a safetensors file that is damaged or cut off ({short(error)})") from None
-    size = path.stat().st_size
-    if "skirl" in about and any(name.endswith(".counts") for name in shapes):
-        facts = facts_of(str(path), about["skirl"])
-        return {
-            "kind": "vocabulary",
-            "format_version": facts.version,
-            "min_count": facts.min_count,
-            "samples": facts.samples,
-            "tables": [
-                {"name": table, "rows": shapes[f"{table}.keys"][0] + FIRST, "of": kind}
-                for table, kind in facts.types.items()
-            ],
-            "bytes": size,
-        }
-    if about.get("format") == "skirl-rows" and "tables" in about:
-        tables = json.loads(about["tables"])
-        held = {name.removesuffix(".ids"): shape[0] for name, shape in shapes.items() if name.endswith("ids")}
-        return {
-            "kind": "exported rows",
-            "skirl": about.get("skirl"),
-            "optimizer": ", ".join(sorted({facts.pop("optimizer") for facts in tables.values()})),
-            "tables": [
-                {"name": name, **facts, "held": held.get(name, held.get("ids", facts["rows"]))}
-                for name, facts in tables.items()
-            ],
-            "bytes": size,
-        }
-    return {"kind": "safetensors file", "tensors": shapes, "bytes": size}
+def _vocabulary(path: Path) -> dict[str, Any]:
+    vocabulary = load(str(path))
+    return {
+        "kind": "vocabulary",
+        "format_version": vocabulary.facts.version,
+        "min_count": vocabulary.facts.min_count,
+        "samples": vocabulary.facts.samples,
+        "tables": [
+            {"name": table, "rows": vocabulary.rows[table], "of": kind}
+            for table, kind in vocabulary.facts.types.items()
+        ],
+        "bytes": path.stat().st_size,
+    }
 
 
 def describe_checkpoint(path: Path, *, check: bool) -> dict[str, Any]:
-    """Describe a checkpoint: that of a header, or the newest in a folder whose header can be read."""
-    wrong: list[str] = []
-    for header in folder.headers(path):
-        try:
-            facts = _facts(header, body := folder.read(header))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            wrong.append(
-                str(error) if isinstance(error, CheckpointError) else f"{header} is incomplete or damaged ({error!r})"
-            )
-            continue
-        try:
-            _whole(header, body, check)
-        except CheckpointError as error:
-            wrong.append(str(error))
-        failed = wrong[0] if wrong else None
-        return facts | {"whole": not wrong, "checked": "checksums" if check else "sizes", "failed": failed}
-    raise CheckpointError(wrong[0])
+    """Describe a checkpoint: that of a header, or the newest in a folder."""
+    header, failed = folder.headers(path)[0], None
+    body = folder.read(header)
+    try:
+        _whole(header, body, check)
+    except CheckpointError as error:
+        failed = str(error)
+    facts = {"whole": failed is None, "checked": "checksums" if check else "sizes", "failed": failed}
+    return _facts(header, body) | facts
 
 
 def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
@@ -278,15 +175,11 @@ def describe_store(path: Path) -> dict[str, Any]:
         manifest = Manifest.read(path / NAME)
     except Unusable as error:
         raise ValueError(f"{error}: resume from a checkpoint, with a new folder for the rows") from None
-    wrong = None
-    for entry in manifest.segments:
-        for name, size in entry.files().items():
-            if not (path / name).is_file() or (path / name).stat().st_size < size:
-                wrong = (
-                    f"{path / name} is missing or too short: resume from a checkpoint, with a new folder for the rows"
-                )
+    least = [of for entry in manifest.segments for of in entry.files().items()]
+    torn = [path / name for name, size in least if not (path / name).is_file() or (path / name).stat().st_size < size]
+    then = "resume from a checkpoint, with a new folder for the rows"
+    wrong = f"{torn[0]} is missing or too short: {then}" if torn else None
     held = {} if wrong else _held([read_keys(path, entry) for entry in manifest.segments])
-    lock = path / LOCK
     names = [name for name in manifest.about if name != MARK]
     named = names if len(names) == len(manifest.layout.records) else []
     return {
@@ -303,7 +196,6 @@ def describe_store(path: Path) -> dict[str, Any]:
             }
             for n, (number, record) in enumerate(manifest.layout.records.items())
         ],
-        "opened_last_by": lock.read_text(errors="replace")[:200] if lock.is_file() else None,
         "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
         "whole": wrong is None,
         "checked": "sizes",

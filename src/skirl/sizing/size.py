@@ -191,27 +191,20 @@ def step_that_hides(point: Point, record_bytes: float, link: Link) -> float:
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommended cache and depth, and why."""
+    """A recommended cache and depth."""
 
     cache: int
     depth: int
     share_of_touched: float
     moved: float
     """Rows refetched, as a share of the rows that batches use."""
-    to_least: float | None
-    """The same as a multiple of the least possible; None if that is 0 and this is not."""
-    lru: float | None
-    """Rows that LRU refetches, as a multiple of ours; None if ours is 0."""
-    why: str
 
     def sentence(self, cache_bytes: float) -> str:
         """Return the recommendation as a sentence, with the flags to set."""
-        lru = "" if self.lru is None or self.lru < 1.05 else f"; LRU would refetch {self.lru:.1f} times as many"
-        least = "" if self.to_least is None else f", {self.to_least:.2f} times the least possible"
         return (
             f"Use --cache {self.cache} --depth {self.depth}: {size(cache_bytes)} of cache on the device, "
-            f"{self.share_of_touched:.0%} of the rows that are touched, {self.why}; "
-            f"{self.moved:.1%} of the rows that batches use are refetched{least}{lru}."
+            f"{self.share_of_touched:.0%} of the rows that are touched; "
+            f"{self.moved:.1%} of the rows that batches use are refetched."
         )
 
 
@@ -231,16 +224,6 @@ def advise(
             return point.moved <= FEW * used
         return step_that_hides(point, record_bytes, link) <= step
 
-    few = f"{FEW:.0%} of the rows used"
-    reasons = (
-        f"the smallest cache tried that refetches at most {few}",
-        f"the largest cache tried, which still refetches more than {few}",
-    )
-    if link is not None and step is not None:
-        reasons = (
-            "the smallest cache whose movement hides behind the step",
-            "the largest cache tried, and the link is too slow for this step",
-        )
     deepest = curves["depth 200"]
     chosen = next((i for i, point in enumerate(deepest) if fits(point)), len(deepest) - 1)
     enough_cache = fits(deepest[chosen])
@@ -249,15 +232,11 @@ def advise(
     near = (name for name in DEPTHS if curves[name][chosen].moved <= enough)
     name = next((name for name in near if fits(curves[name][chosen]) or not enough_cache), DEPTHS[-1])
     ours = curves[name][chosen]
-    lru = curves["LRU"][chosen].moved
     return Advice(
         cache=ours.cache,
         depth=int(name.split()[1]),
         share_of_touched=ours.cache / max(1, touched),
         moved=ours.moved / max(1, used),
-        to_least=ours.moved / least if least else None if ours.moved else 1.0,
-        lru=lru / ours.moved if ours.moved else None,
-        why=reasons[0 if enough_cache else 1],
     )
 
 
@@ -309,7 +288,7 @@ def _measured(
             name: [{"cache": point.cache, "moved": point.moved} for point in points] for name, points in found.items()
         },
         "bytes": tiers,
-        "advice": {name: value for name, value in asdict(advice).items() if name != "why"},
+        "advice": asdict(advice),
         "step_ms_that_hides": None if link is None else float(f"{1e3 * step_that_hides(chosen, average, link):.3g}"),
         "sentence": advice.sentence(tiers["cache"]),
     }

@@ -1,9 +1,7 @@
 """The folder of a sweep, with a run folder for each variant."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +11,6 @@ from skirl.sweep.race import Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
-from skirl.train.flags import RUNS
 from skirl.train.run_folder import Lines, Missing, new_folder, put_json
 
 SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
@@ -27,17 +24,16 @@ class SweepFolder:
 
     def __init__(self, where: str, name: str, *, resume: bool = False) -> None:
         self.path: Path | None = None
-        self._auto = where == "auto"
         self._race: Lines | None = None
         self._missing = Missing()
         self._begun_at: int | None = None
         """None until a step is trained."""
         if where == "none":
             return
-        self.path = new_folder(Path(os.environ.get(RUNS) or "runs"), name) if self._auto else Path(where)
+        self.path = new_folder(name) if where == "auto" else Path(where)
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"run is {self.path}, which is a file: set it to a folder")
-        if not self._auto and not resume and (self.path / SWEEP).exists():
+        if where != "auto" and not resume and (self.path / SWEEP).exists():
             raise ValueError(
                 f"run is {self.path}, which already holds a sweep: set run to another folder, or add --resume"
             )
@@ -45,9 +41,6 @@ class SweepFolder:
     def close(self) -> None:
         if self._race is not None:
             self._race.close()
-        if self._auto and self.path is not None and self._begun_at is None:
-            with suppress(OSError):
-                self.path.rmdir()  # of a sweep that was refused
 
     @property
     def name(self) -> str | None:

@@ -124,7 +124,6 @@ class SweepRun:
         if ranks.size > 1 and memory not in (None, "auto"):
             memory = f"{parse_bytes(memory) // ranks.size}B"
         with ExitStack() as refused:
-            refused.callback(self.folder.close)
             self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, inexact=flags["inexact"], memory=memory)
             refused.callback(self.sweep.close)  # a second try must find its stores free
             self.entrants: dict[str, Entrant] = {}

@@ -98,8 +98,3 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
-
-
-def malformed(count: int, first: str | None) -> str:
-    """Say how many rows of data files were skipped, and where the first one is."""
-    return f"1 malformed row: {first}" if count == 1 else f"{count:,} malformed rows, the first: {first}"

@@ -48,8 +48,6 @@ logger = logging.getLogger("skirl")
 class Done:
     """A training step after its update."""
 
-    batches: list[Batch]
-    """This trainer's, one for each of its shards."""
     logits: Tensor
     labels: Tensor
     """Logits and labels of all trainers, on the first of them; empty on the others."""
@@ -67,11 +65,14 @@ class Done:
         return self.loss_tensor.item()
 
 
-def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> Done:
-    if len(batches) == 1:
-        return Done(batches, logits[0], batches[0].labels, losses[0].reshape(1), losses[0], len(batches[0].labels))
-    each, labels = torch.stack(losses), torch.cat([batch.labels for batch in batches])
-    return Done(batches, torch.cat(logits), labels, each, each.mean(), len(labels))
+def whole(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Done:
+    """The step of these shards, each with its logits, labels and loss."""
+    if len(parts) == 1:
+        [(logits, labels, loss)] = parts
+        return Done(logits, labels, loss.reshape(1), loss, len(labels))
+    logits, labels, losses = map(list, zip(*parts))
+    each, labels = torch.stack(losses), torch.cat(labels)
+    return Done(torch.cat(logits), labels, each, each.mean(), len(labels))
 
 
 def steps(
@@ -82,9 +83,7 @@ def steps(
     shards: int = 1,
 ) -> Iterator[Done]:
     """Train on every batch: this is all of training. Who consumes it sees each step after its update."""
-    parts: list[Batch] = []
-    logits: list[Tensor] = []
-    losses: list[Tensor] = []
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in batches:
         logit = model(batch)
         labels = moved(batch.labels, logit.device, logit.dtype)
@@ -92,14 +91,12 @@ def steps(
         dense.zero_grad()
         loss.backward()  # rows are updated here,
         dense.step()  # dense weights here: both after the last shard
-        parts.append(batch)
-        logits.append(logit.detach())
-        losses.append(loss.detach())
+        parts.append((logit.detach(), batch.labels, loss.detach()))
         if len(parts) == shards:
             if rates is not None:
                 rates.step()
-            yield whole(parts, logits, losses)
-            parts, logits, losses = [], [], []
+            yield whole(parts)
+            parts = []
 
 
 def touched_rows(recipe: Recipe) -> int:
@@ -305,7 +302,7 @@ class _Run:
             **_of_engine(batches, self.share),
             "by_trainer": gathered(batches, self.meter, self.share),
             "peak_bytes": peak_bytes(), "machine": machine(), "bad_rows_skipped": self.stream.bad_rows,
-            "first_bad_row": self.stream.first_bad_row, "run": self.folder.path, "changes": self.folder.changed,
+            "run": self.folder.path, "changes": self.folder.changed,
         }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """Metrics over a stream of any length, from logits; evaluations on samples held out; and the meter of a run."""
 
 import hashlib
-import logging
 import math
 import time
 from collections import deque
@@ -20,7 +19,6 @@ from skirl.tools import rng_state
 from skirl.tools.progress import Facts, Speed
 from skirl.tools.units import figure
 
-log = logging.getLogger("skirl")
 _BITS = 18
 TOGETHER = 65536
 """Samples to bin at once; binning costs 1 ms whether for one or for thousands."""
@@ -183,13 +181,6 @@ class Evaluation:
         return scores
 
     def add(self, step: int, scores: Scores, seconds: float) -> None:
-        if self.scores is not None and scores.samples != self.scores.samples:
-            log.warning(
-                "%s samples are held out, and were %s: earlier evaluations do not compare, and the best begins anew",
-                f"{scores.samples:,}",
-                f"{self.scores.samples:,}",
-            )
-            self.best, self.since = None, 0
         self.step, self.scores, self.seconds = step, scores, seconds
         loss = math.inf if scores.logloss is None or math.isnan(scores.logloss) else scores.logloss
         if self.best is None or loss < self.best:

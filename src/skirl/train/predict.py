@@ -180,7 +180,7 @@ def predict(chosen: SavedFlags, out: Path | None = None) -> dict[str, Any]:
             raise ValueError(f"out is {out}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if labelled else None
-        samples, first, began = 0, 0, started
+        samples = 0
         with (
             progress_of(command, run.source.steps) as progress,
             predictions_in(out, labelled=labelled, about=about) as write,
@@ -191,14 +191,12 @@ def predict(chosen: SavedFlags, out: Path | None = None) -> dict[str, Any]:
                     metrics.update(logits, batch.labels)
                 write(numbers, logits, batch.labels)
                 samples += len(numbers)
-                if done == 1:  # the first batch loads kernels, so its time says nothing about the others
-                    first, began = samples, time.monotonic()
                 progress(done, lambda n=samples: {"samples": f"{n:,}"})
-        ended = time.monotonic()
+        seconds = time.monotonic() - started
         scores = {} if metrics is None else asdict(metrics.scores())
     return {
-        "command": command, **about, **scores, "samples": samples, "seconds": ended - started,
-        "samples_per_second": (samples - first) / (ended - began) if samples > first else None,
+        "command": command, **about, **scores, "samples": samples, "seconds": seconds,
+        "samples_per_second": samples / seconds,
         "out": None if out is None else str(out), "bytes": None if out is None else out.stat().st_size,
         "bad_rows_skipped": run.source.bad_rows, "peak_bytes": peak_bytes(), "machine": machine(), "failed": None,
     }  # fmt: skip

@@ -43,13 +43,10 @@ class Recipe(Composed):
 
     def __post_init__(self) -> None:
         check_types(self)
-        from skirl.models.history import OfHistory
         from skirl.oracle.planner import Plan
 
         Plan(self.cache.depth, self.movement.prefetch, self.cache.policy)
         self.layers.of_model(self.model.name)
-        if self.layers.target is not None and issubclass(self.model.kind, OfHistory):
-            self.model.kind.target_of(self.tables(), self.data.stream().lists, self.layers.target)
         if over := self.data.batch % self.step.shards:
             fits = self.data.batch - over
             raise ValueError(

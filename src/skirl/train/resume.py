@@ -104,9 +104,8 @@ def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: froze
     may = may | RULES["unseen"] | (RULES["files"] if _of_files(saved) and _of_files(here) else frozenset())
     others = [n for n in here if n in saved and n not in may and _plain(saved[n]) != _plain(here[n])]
     if others:
-        texts = [f"{option(n)} is {shown(here[n])}, the run was saved with {shown(saved[n])}" for n in others[:4]]
-        more = f" (and {len(others) - 4} more)" if len(others) > 4 else ""
-        raise ValueError("; ".join(texts) + more + f": {then}")
+        texts = [f"{option(n)} is {shown(here[n])}, the run was saved with {shown(saved[n])}" for n in others]
+        raise ValueError("; ".join(texts) + f": {then}")
 
 
 def told(changes: list[Change]) -> list[str]:
@@ -254,7 +253,7 @@ def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
     from skirl.data.files.schema import FileSchema
 
     there, here = FileSchema.parse(stream["schema"]), files.encoder.schema
-    both = [("dense columns", ", ".join(_dense(there)) or "none", ", ".join(_dense(here)) or "none")]
+    both = [("dense columns", ", ".join(there.dense_names) or "none", ", ".join(here.dense_names) or "none")]
     for table in there.kinds.keys() & here.kinds.keys():
         both.append((f"kind of ids of table {table!r}", there.kinds[table], here.kinds[table]))
     if there.kinds and here.kinds:
@@ -267,12 +266,6 @@ def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
     for what, was, now in both:
         if was != now:
             raise ValueError(f"the run's {what}: {was}, and here: {now}: set data, schema and vocab to the run's")
-
-
-def _dense(schema: "FileSchema") -> list[str]:
-    """Names of a model's dense features. In a converted file, indicators are columns of their own."""
-    names = [(column.name, f"{column.name} is missing")[: 1 + column.indicator] for column in schema.dense]
-    return [name for some in names for name in some]
 
 
 def _converted(schema: "FileSchema") -> bool:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -110,13 +111,13 @@ class RunFolder:
         trainers: int = 1,
     ) -> None:  # fmt: skip
         """Check the folder. "none" writes nothing, "auto" makes a new one named after `name` and the time."""
-        self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
+        self.folder = None if folder == "none" else new_folder(name) if folder == "auto" else Path(folder)
         self.every = every
         self.begun_at = 0  # the step that the run goes on from
         self.changed: list[Change] = []  # from those of the saved run
         self._changes: list[Change] = []
         self._auto, self._opened = folder == "auto", False
-        self._name, self._flags = name, dict(flags)
+        self._flags = dict(flags)
         self._trainers = trainers
         self._missing = Missing()
         self._sinks: list[Lines] = []
@@ -145,7 +146,6 @@ class RunFolder:
         if self._opened:
             return
         self._opened = True
-        self._make_new()
         if (folder := self.folder) is None:
             return
         self._check()
@@ -170,20 +170,11 @@ class RunFolder:
         with self._missing.tried(TensorBoard.events, folder):
             self._sinks.append(TensorBoard(folder, self.begun_at))
 
-    def _make_new(self) -> None:
-        if self._auto and self.folder is None:
-            runs = Path(os.environ.get(RUNS) or "runs")
-            with self._missing.tried("the run's folder", runs):
-                self.folder = new_folder(runs, self._name)
-
     def close(self) -> None:
         for sink in self._sinks:
             with self._missing.tried(sink.name, self.folder):
                 sink.close()
         self._lines = None
-        if self._auto and not self._opened and self.folder is not None:
-            with suppress(OSError):
-                self.folder.rmdir()  # of a run that was refused: a checkpoint names it, and it is empty
 
     @property
     def path(self) -> str | None:
@@ -219,7 +210,6 @@ class RunFolder:
                 put_json(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
-        self._make_new()
         if self._lines is not None:  # lines are to be as durable as the checkpoint
             with self._missing.tried(f"the sync of {METRICS}", self.folder, of=OSError):
                 self._lines.sync()
@@ -337,16 +327,10 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     return lines
 
 
-def new_folder(runs: Path, name: str) -> Path:
+def new_folder(name: str) -> Path:
+    """Name a folder that nobody has, in the one for all runs."""
     stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = runs / stem, 1
-    while True:
-        try:
-            path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            number += 1
-            path = runs / f"{stem}-{number}"
+    return Path(os.environ.get(RUNS) or "runs") / f"{stem}-{secrets.token_hex(2)}"
 
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:

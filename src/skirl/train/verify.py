@@ -172,9 +172,7 @@ def plain_steps(
 ) -> Iterator[Done]:
     """Train as `steps` does over a lookahead with shards: each shard by itself, then sum their gradients as a tree."""
     weights = [weight for weight in model.parameters() if weight.numel()]
-    parts: list[Batch] = []
-    logits: list[Tensor] = []
-    losses: list[Tensor] = []
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
     grads: list[dict[int, Any]] = [{} for _ in weights]
     for number, batch in enumerate(batches):
         step, shard = divmod(number, shards)
@@ -187,7 +185,7 @@ def plain_steps(
         for of_weight, weight in zip(grads, weights, strict=True):
             if weight.grad is not None:
                 of_weight[shard] = weight.grad
-        parts, logits, losses = [*parts, batch], [*logits, logit.detach()], [*losses, loss.detach()]
+        parts.append((logit.detach(), batch.labels, loss.detach()))
         if len(parts) == shards:
             for of_weight, weight in zip(grads, weights, strict=True):
                 total = over_tree(of_weight, 0, shards)
@@ -195,8 +193,8 @@ def plain_steps(
                 of_weight.clear()
             dense.step()
             rates.step()
-            yield whole(parts, logits, losses)
-            parts, logits, losses = [], [], []
+            yield whole(parts)
+            parts = []
 
 
 class PlainEmbeddings(nn.Module):

@@ -151,7 +151,7 @@ def test_a_date_holds_out_from_numbers_since_1970(tmp_path, unit):
 
 def test_dates_and_numbers_are_not_compared(tmp_path):
     flags = written(tmp_path, "naive")
-    with pytest.raises(BadRow, match=r"expected a finite number \(to hold out by date, set valid to one"):
+    with pytest.raises(BadRow, match="expected a finite number"):
         list(DataFlags(flags.data, schema=flags.schema, valid="time>=20260304").stream())
     (tmp_path / "clicks.csv").write_text("when,item,clicked\n2026-03-01,1,0\nyesterday,1,0\n")
     with pytest.raises(BadRow, match=r"line 3: column hour is 'yesterday', expected a date such as .* YYMMDDHH"):

@@ -116,9 +116,7 @@ class Encoded:
     read: int = 0
     """Number of rows that were read, with those left out,"""
     bad: int = 0
-    """of which so many were malformed,"""
-    first_bad: int = -1
-    """and the index in the part of the first of them; -1 if there are none."""
+    """of which so many were malformed."""
     kept: list[Any] = field(default_factory=list)
     """The columns to keep, as Arrow arrays of n values."""
 

@@ -127,12 +127,9 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         if is_list(kind) and name not in lists:
             then = "write list = true under its [[id]] in the schema; other columns have one value a row"
             raise _misfit(path, f"column {name!r} holds lists", then)
-        if is_date(inner) and name in others:
-            then = 'they may be the time, or a [[dense]] column with transform = "hour"; write others as numbers'
-            raise _misfit(path, f"column {name!r} holds dates ({kind})", then)
         number = pt.is_integer(inner) or pt.is_floating(inner) or pt.is_boolean(inner) or pt.is_null(inner)
-        if not (is_text(inner) or number or is_date(inner)):
-            then = "the schema takes texts, numbers, or lists of them"
+        if not (is_text(inner) or number or (is_date(inner) and name not in others)):
+            then = "the schema takes texts, numbers, lists of them, and dates as the time or for its hour"
             raise _misfit(path, f"column {name!r} is of type {kind}", then)
 
 

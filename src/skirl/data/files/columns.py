@@ -174,13 +174,6 @@ NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
 PER_SECOND = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
 _LATEST = 1e11  # seconds from 1970 to the year 5138: a larger number must be in another unit
-EXPECTED = {
-    "seconds": 'seconds since 1970, 1e11 at most (if it counts others, write time_unit = "milliseconds" in the schema)',
-    "milliseconds": "milliseconds since 1970, 1e14 at most, as time_unit in the schema says",
-    "microseconds": "microseconds since 1970, 1e17 at most, as time_unit in the schema says",
-    "YYMMDDHH": "a day and an hour as YYMMDDHH, as time_unit in the schema says",
-}
-"""The expected form of a time, by unit, for error messages."""
 _NAIVE, _ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 
 

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -105,35 +104,26 @@ class RowWindow(NamedTuple):
 
 def in_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator[RowWindow]:
     """Yield windows of `size` rows, the last one smaller. A window that lies in one piece is not cut out of it."""
-    kept: deque[tuple[Encoded, FilePart]] = deque()
-    begun = rows = 0  # rows of the first piece that are in windows already; rows that are not in one yet
-
-    def window(size: int) -> RowWindow:
-        nonlocal begun
-        piece, part = kept[0]
-        place = RowPosition(part.file, part.part, int(piece.places[begun]))
-        cuts, left = [], size
-        while left:
-            piece, _ = kept[0]
-            end = min(begun + left, len(piece))
-            cuts.append((piece, begun, end))
-            left, begun = left - (end - begun), end
-            if end == len(piece):
-                kept.popleft()
-                begun = 0
-        if len(cuts) == 1:
-            return RowWindow(cuts[0][0], cuts[0][1], size, place)
-        return RowWindow(Encoded.concat([piece.slice(low, high) for piece, low, high in cuts]), 0, size, place)
-
+    cuts: list[RowWindow] = []
+    rows = 0
     for piece, part in found:
-        if len(piece):
-            kept.append((piece, part))
-            rows += len(piece)
-        while rows >= size:
-            yield window(size)
-            rows -= size
-    if rows:
-        yield window(rows)
+        first = 0
+        while first < len(piece):
+            more = min(size - rows, len(piece) - first)
+            cuts.append(RowWindow(piece, first, more, RowPosition(part.file, part.part, int(piece.places[first]))))
+            first, rows = first + more, rows + more
+            if rows == size:
+                yield _joined(cuts)
+                cuts, rows = [], 0
+    if cuts:
+        yield _joined(cuts)
+
+
+def _joined(cuts: list[RowWindow]) -> RowWindow:
+    if len(cuts) == 1:
+        return cuts[0]
+    whole = Encoded.concat([piece.slice(first, first + rows) for piece, first, rows, _ in cuts])
+    return RowWindow(whole, 0, len(whole), cuts[0].place)
 
 
 CHUNK = 8  # most rows of a session that stay together where sessions are shuffled

@@ -18,7 +18,7 @@ from skirl.data.files.columns import is_date, is_list, is_text, one, pc, plain
 from skirl.data.files.find import BadFile, BadSchema, find, kind_of, no_column
 from skirl.data.files.hashing import BAD, GOOD
 from skirl.data.files.schema import BUILT_IN, FileSchema, Id, Text, toml
-from skirl.data.files.text import PlainBytes, TextFile, UnpackedBytes
+from skirl.data.files.text import TextFile, UnpackedBytes
 
 HEAD = 16 << 20
 """Bytes of a text file to look at; of a Parquet file, at most 65,536 rows."""
@@ -102,8 +102,8 @@ def _of_parquet(path: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
 
 
 def _of_text(path: str, packed: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    with closing((UnpackedBytes if packed else PlainBytes)(path)) as file:
-        head = file.read(0, 1 << 16).decode("utf-8-sig", "replace")
+    with closing((UnpackedBytes if packed else pa.OSFile)(path)) as file:
+        head = file.read_at(1 << 16, 0).decode("utf-8-sig", "replace")
     lines, quotes = head.splitlines()[:100], '"' in head
     lines = lines[:-1] or lines  # the last may be cut off
 
@@ -136,8 +136,6 @@ def _looked_at(name: str, column: Any, nulls: tuple[str, ...]) -> Column:
     if kind != "text" or lists:
         fraction = lists and kind == "number"
         return Column(name, values, "its lists hold numbers with a fraction" if fraction else kind, lists)
-    if pc.all(pc.starts_with(values, "[")).as_py():
-        return Column(name, values, "its lists are in brackets: write them as 1|2|3, or as Parquet")
     for separator in "|;, ":
         if 10 * pc.sum(pc.match_substring(values, separator)).as_py() > len(values):
             items = pc.list_flatten(pc.split_pattern(values, separator))

@@ -158,7 +158,7 @@ class Encoder:
             marks.refuse()
         broken = len(raw.broken)
         bad = int(marks.bad.sum()) + broken
-        done = Encoded(labels, dense, ids, raw.places, raw.rows + broken, bad, marks.at, kept)
+        done = Encoded(labels, dense, ids, raw.places, raw.rows + broken, bad, kept)
         wanted &= ~marks.bad
         return done if wanted.all() else done.take(np.flatnonzero(wanted))
 
@@ -289,7 +289,7 @@ class Encoder:
         marks.add_values(f"{what} column {name}", column, kinds != GOOD, expected)
         if what == "time" and plain_numbers and (unit := self.schema.time_unit):
             none = np.isnan(arrow.since_1970(values.astype(np.float64), unit)) & (kinds == GOOD)
-            marks.add_values(f"time column {name}", column, none, arrow.EXPECTED[unit])
+            marks.add_values(f"time column {name}", column, none, f"{unit} since 1970, as time_unit says")
 
     def _in_time(self, file: str, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
         """bool [n]: whether each time is in a span."""
@@ -303,8 +303,6 @@ class Encoder:
             raise WrongTime(f"{file}: {found}: set valid to time>=NUMBER")
         values, kinds = arrow.seconds_of(column) if keep.dated else arrow.floats_of(column, False)
         expected = arrow.DATE if keep.dated else arrow.NUMBER
-        if not keep.dated and (kinds == BAD).any() and arrow.begins_with_dates(column):
-            expected += " (to hold out by date, set valid to one, such as time>=2026-03-01)"
         marks.add_values(what, column, kinds != GOOD, expected)
         return (values >= keep.low) & (values < keep.high)
 

@@ -133,8 +133,14 @@ class FileSchema:
         return tuple(dict.fromkeys(named))
 
     @property
+    def dense_names(self) -> list[str]:
+        """Of a model's dense features. In a converted file, indicators are columns of their own."""
+        names = [(column.name, f"{column.name} is missing")[: 1 + column.indicator] for column in self.dense]
+        return [name for some in names for name in some]
+
+    @property
     def dense_features(self) -> int:
-        return len(self.dense) + sum(column.indicator for column in self.dense)
+        return len(self.dense_names)
 
     def rows_of(self, rows: str | None) -> dict[str, int]:
         """Rows of each table: from --rows, else the schema, else the default. Ids that are rows keep the schema's."""

@@ -22,7 +22,6 @@ from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, chun
 from skirl.data.files.encode import Encoder
 from skirl.data.files.hashing import named
 from skirl.data.share import WHOLE, Shards, Share, Turn, of_batch
-from skirl.tools.units import malformed
 
 logger = logging.getLogger("skirl")
 _FLAGS = {"reads": "valid", "rows_of": "vocab", "schema": "schema and rows", "sessions": "session-order"}
@@ -59,7 +58,6 @@ class Files:
     bad_rows: int = field(default=0, init=False)
     """Counts the first epoch only: all have the same."""
     _warned: bool = field(default=False, init=False, repr=False)
-    _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
     _state: dict[str, int] = field(default_factory=dict, init=False)
     _resume: dict[str, int] | None = field(default=None, init=False)
@@ -99,14 +97,6 @@ class Files:
         if self._steps is None and self.samples is not None and self.rows_of_epoch is not None:
             return len(self.share.cuts(self.rows_of_epoch, self.batch_size)) * self.epochs
         return self._steps
-
-    @property
-    def first_bad_row(self) -> str | None:
-        if self._first_bad is None:
-            return None
-        part, row = self._first_bad
-        with closing(self.dataset.opened(part.file)) as file:
-            return f"{file.read(part.part).where(row)} of {file.path}"
 
     # Parts for several trainers.
 
@@ -160,7 +150,7 @@ class Files:
         return {"epoch": 0, **self.begin._asdict(), "window": 0, "next": 0, "batches": 0}
 
     def _parts(self) -> Iterator[tuple[Encoded, FilePart]]:
-        self.bad_rows, self._first_bad = 0, None
+        self.bad_rows = 0
         with closing(pieces(self.dataset, self.encoder, [(self.begin, self.end)], self.workers)) as source:
             yield from self._counted(source, count=True)
 
@@ -209,10 +199,7 @@ class Files:
         self, source: Iterator[tuple[Encoded, FilePart] | None], count: bool
     ) -> Iterator[tuple[Encoded, FilePart]]:
         for piece, part in iter(lambda: next(source), None):
-            if count:
-                self.bad_rows += piece.bad
-                if piece.bad and self._first_bad is None:
-                    self._first_bad = part, piece.first_bad
+            self.bad_rows += piece.bad if count else 0
             yield piece, part
 
     def _warn_of(self, left_out: int) -> None:
@@ -235,7 +222,7 @@ class Files:
             side, other = ("from it on", "an earlier") if keep.high == np.inf else ("before it", "a later")
             what, then = f"valid is {keep.flag!r}, and no row is {side}", f"set valid to {other} time"
         if self.bad_rows:
-            bad, fix = f" (left out: {malformed(self.bad_rows, self.first_bad_row)})", "fix the malformed rows, "
+            bad, fix = f" (left out: {self.bad_rows:,} malformed)", "fix the malformed rows, "
         raise ValueError(f"{what}{bad}: give other files, {fix}or {then}")
 
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
@@ -294,14 +281,8 @@ class Files:
 
 
 def _first_difference(was: Any, now: Any) -> tuple[Any, Any]:
-    """The first entries or lines in which two lists or texts differ, with the column of a schema."""
+    """The first entries or lines in which two lists or texts differ."""
     both = [each.splitlines() if isinstance(each, str) else each for each in (was, now)]
     if not all(isinstance(each, list) for each in both):
         return was, now
-    column = ""
-    for was, now in zip_longest(*both, fillvalue="nothing"):
-        if was != now:
-            break
-        if was.startswith(("[", "name = ")):
-            column = "" if was.startswith("[") else f" in column {was.removeprefix('name = ')}"
-    return was, now + column
+    return next((was, now) for was, now in zip_longest(*both, fillvalue="nothing") if was != now)

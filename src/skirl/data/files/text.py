@@ -3,8 +3,6 @@
 Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text.
 """
 
-import difflib
-import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -28,7 +26,7 @@ class TextFile:
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path, self._schema, self._part = path, schema, part
         self._delimiter = "\t" if schema.text.delimiter == "tab" else schema.text.delimiter
-        self._text = (UnpackedBytes if packed else PlainBytes)(path)
+        self._text: Any = (UnpackedBytes if packed else pa.OSFile)(path)
         try:
             self.names, self._skip, self._header = self._named()
         except ValueError:
@@ -40,7 +38,7 @@ class TextFile:
 
     def has(self, part: int) -> bool:
         begin = max(0, part * self._part - 1)  # where `_lines` begins to read
-        return len(self._text.read(begin, 2)) > (part > 0)
+        return len(self._text.read_at(2, begin)) > (part > 0)
 
     def share(self, part: int) -> int:
         return part
@@ -117,10 +115,8 @@ class TextFile:
         first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in fields]
         absent = [name for name in needed if name not in first]
 
-        def named() -> bool:  # called only if needed, as it takes 10 ms
-            return len(absent) < len(needed) or any(difflib.get_close_matches(name, first, 1, 0.8) for name in absent)
-
-        if text.header == "yes" or (text.header == "auto" and (not absent or (not text.columns and named()))):
+        known = not absent or (len(absent) < len(needed) and not text.columns)
+        if text.header == "yes" or (text.header == "auto" and known):
             if absent:
                 then = "name the column in the schema as the file does, or fix the header"
                 raise BadFile(self.path, f"its header has {no_column(absent[0], first)}", then)
@@ -145,7 +141,7 @@ class TextFile:
         """
         begin = max(0, part * self._part - 1)
         last = (part + 1) * self._part - 1 - begin  # where the search for the end begins
-        data = self._text.read(begin, last + 1 + BEYOND)
+        data = self._text.read_at(last + 1 + BEYOND, begin)
         a = data.find(b"\n") + 1 if part else 0
         if a > last or (part and not a):
             return b""  # no line begins here
@@ -154,7 +150,7 @@ class TextFile:
             if len(data) > last + LONGEST_LINE:
                 raise self._too_long()
             there = len(data)
-            data = self._text.read(begin, there + BEYOND)
+            data = self._text.read_at(there + BEYOND, begin)
             b = data.find(b"\n", max(last, there))
         return data[a if part else self._skip : b + 1 if b >= 0 else None]
 
@@ -164,7 +160,7 @@ class TextFile:
 
     def _at_begin(self) -> bytes:
         """The beginning of the text, with at least its first line."""
-        data = self._text.read(0, LONGEST_LINE)
+        data = self._text.read_at(LONGEST_LINE, 0)
         if not data:
             raise BadFile(self.path, "is empty", "remove it, or get it again")
         if b"\n" not in data and len(data) >= LONGEST_LINE:
@@ -172,29 +168,21 @@ class TextFile:
         return data
 
 
-class PlainBytes:
+class UnpackedBytes:
+    """The text of a file that gzip has packed. Who reads before where the last read began starts again at its beginning."""
+
     def __init__(self, path: str) -> None:
         self._path = path
         self._open()
 
     def _open(self) -> None:
-        self._file: Any = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
-
-    def read(self, begin: int, size: int) -> bytes:
-        return os.pread(self._file.fileno(), size, begin)
+        self._file: Any = pa.input_stream(self._path, compression="gzip")
+        self._at, self._kept = 0, b""  # where the text that is kept begins, and this text
 
     def close(self) -> None:
         self._file.close()
 
-
-class UnpackedBytes(PlainBytes):
-    """The text of a file that gzip has packed. Who reads before where the last read began starts again at its beginning."""
-
-    def _open(self) -> None:
-        self._file = pa.input_stream(self._path, compression="gzip")
-        self._at, self._kept = 0, b""  # where the text that is kept begins, and this text
-
-    def read(self, begin: int, size: int) -> bytes:
+    def read_at(self, size: int, begin: int) -> bytes:
         if begin < self._at:
             self.close()
             self._open()

@@ -97,12 +97,8 @@ class Vocabulary:
                 raise _bad(self.path, f"{found}: make it again with this data")
 
 
-def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    arrays = {
-        f"{table}.{what}": np.ascontiguousarray(array, np.uint64)
-        for table, pair in tables.items()
-        for what, array in zip(("keys", "counts"), pair, strict=True)
-    }
+def save(path: str, facts: Facts, tables: Mapping[str, np.ndarray]) -> None:
+    arrays = {f"{table}.keys": np.ascontiguousarray(keys, np.uint64) for table, keys in tables.items()}
     with replacing(path) as draft, writing(path):
         save_file(arrays, draft, metadata={"skirl": json.dumps(asdict(facts))})
 
@@ -172,18 +168,17 @@ def count(files: "Files", out: str, min_count: int) -> dict[str, Any]:
     kept = {table: _kept(table, of.counted(), min_count) for table, of in counts.items()}
     save(out, Facts(types, min_count, samples), kept)
     return {
-        "samples": samples, "bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row, "distinct": distinct,
-        "rows": {table: len(keys) + FIRST for table, (keys, _) in kept.items()},
+        "samples": samples, "bad_rows_skipped": files.bad_rows, "distinct": distinct,
+        "rows": {table: len(keys) + FIRST for table, keys in kept.items()},
     }  # fmt: skip
 
 
-def _kept(table: str, counted: Counted, min_count: int) -> Counted:
-    """The fingerprints that occur often enough, the most frequent first (ties by fingerprint), with their counts."""
+def _kept(table: str, counted: Counted, min_count: int) -> np.ndarray:
+    """The fingerprints that occur often enough, the most frequent first (ties by fingerprint)."""
     keys, times = (array[counted[1] >= min_count] for array in counted)
     if len(keys) > MOST:
         raise ValueError(f"table {table!r} would have {len(keys):,} rows, more than 2**31: set a larger min_count")
-    order = np.lexsort((keys, np.iinfo(np.int64).max - times.astype(np.int64)))
-    return keys[order], times[order]
+    return keys[np.lexsort((keys, np.iinfo(np.int64).max - times.astype(np.int64)))]
 
 
 class Counts:
