@@ -104,6 +104,4 @@ class SweepCommand(Composed):
             lines["steps"] += f"; the data has no more for --steps {steps:,}"
         if result["form"] is None:
             lines["ended"] = "it had ended before: nothing was left to train"
-        elif "saved" in lines:
-            lines["saved"] += f"; more {self.recipe.data.longer(result['steps'])} and --resume go on from there"
         return lines

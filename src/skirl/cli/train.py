@@ -42,17 +42,13 @@ class Train(Composed):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines, at, steps = run_lines(result), result["steps"], self.recipe.data.steps
-        more = f"more {self.recipe.data.longer(at)}"
         if at and result["begun_at"] >= at:  # it was resumed
             past = f"is past --steps {steps}" if steps is not None and at > steps else None
             how = past or ("had stopped early" if result["stopped_early"] else "had ended")
-            then = "" if past else f"; {more} go on from there"
             shown = facts(lines, "test", "best", "loss", "metrics", "changed", "missing", "begun")
-            return {"ended": f"the run {how} at step {at:,}: nothing was left to train{then}"} | shown
+            return {"ended": f"the run {how} at step {at:,}: nothing was left to train"} | shown
         if steps is not None and at < steps and lines["run"].endswith("ended"):
             lines["steps"] += f"; the data has no more for --steps {steps:,}"
-        if self.save.save and result["checkpoints"]["newest"]:
-            lines["saved"] += f"\n{more} and --resume go on from there"
         return lines
 
 

@@ -132,8 +132,8 @@ def _split(files: Files, valid: str) -> Files:
             if unit not in PER_SECOND:
                 raise ValueError(f"valid is {valid!r}, a date, and {time} holds {unit}: set valid to a number of these")
             limit, dated = limit * PER_SECOND[unit], False
-        held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated, valid)))
-        files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated, valid)))
+        held = replace(files, encoder=replace(encoder, keep=Span(time, limit, INF, dated)))
+        files = replace(files, encoder=replace(encoder, keep=Span(time, -INF, limit, dated)))
     return replace(files, held_out=replace(held, epochs=1, batches=None, shuffle=0, by_session=False))
 
 

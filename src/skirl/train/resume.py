@@ -207,8 +207,9 @@ def _check_tables(here: Mapping[str, "TablePlace"], theirs: Mapping[str, "TableP
 def _check_ids(theirs: Any, mine: Any, path: Path, first: bool) -> None:
     """Raise if ids would become other rows than before: each row would be trained further as that of another id."""
     from skirl.data.files.hashing import BY_OPEN
+    from skirl.data.vocabulary.vocabulary import stream_of
 
-    saved, now = _stream_of(theirs), _stream_of(mine)
+    saved, now = stream_of(theirs), stream_of(mine)
     if first and theirs is None and now is not None and 'encode = "hash"' in now.get("schema", ""):
         log.warning(
             "%s does not say which ids its rows are of, and the schema hashes ids: to take ids as row numbers, set encode = "
@@ -226,13 +227,6 @@ def _check_ids(theirs: Any, mine: Any, path: Path, first: bool) -> None:
         raise ValueError(
             f"--vocab makes rows of ids {now['rows_of']}, in {path} it was {saved['rows_of']}: set --vocab to what it was"
         )
-
-
-def _stream_of(state: Any) -> Mapping[str, Any] | None:
-    """What a loader's state says of its files."""
-    files = state.get("files", state) if isinstance(state, dict) else {}
-    stream = files.get("stream") if isinstance(files, dict) else None
-    return stream if isinstance(stream, dict) and "rows_of" in stream else None
 
 
 def _check_weights(here: Mapping[str, "Tensor"], theirs: Mapping[str, "Tensor"], path: Path) -> None:

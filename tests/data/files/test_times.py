@@ -128,9 +128,9 @@ def test_rows_are_held_out_from_a_date_on(tmp_path, form):
     convert(everything, str(tmp_path / "out.parquet"), "snappy", as_rows=False)
     converted = DataFlags(f"parquet:{tmp_path / 'out.parquet'}", batch=16, valid="time>=2026-03-04T00:00:00Z").files()
     assert items(converted.held_out) == late
-    with pytest.raises(ValueError, match=r"valid is 'time>=2030-01-01', and no row is from it on: .* an earlier time"):
+    with pytest.raises(ValueError, match="there are no rows left to read"):
         items(DataFlags(flags.data, schema=flags.schema, valid="time>=2030-01-01").files().held_out)
-    with pytest.raises(ValueError, match=r"valid is 'time>=1990-01-01', and no row is before it: .* a later time"):
+    with pytest.raises(ValueError, match="there are no rows left to read"):
         items(DataFlags(flags.data, schema=flags.schema, valid="time>=1990-01-01").stream())
 
 

@@ -185,7 +185,6 @@ class Span(NamedTuple):
     high: float
     dated: bool = False
     """Whether the times are dates; `low` and `high` are then seconds since 1970."""
-    flag: str = ""
 
 
 def is_date(kind: pa.DataType) -> bool:

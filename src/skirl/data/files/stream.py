@@ -217,13 +217,9 @@ class Files:
                 f"{self.dataset.paths[0]}: there are {rows:,} rows, fewer than the {self.batch_size:,} of a batch, whose "
                 f"shards all have to be there: set batch to {rows:,} or less"
             )
-        what, then, bad, fix = f"{self.dataset.paths[0]}: there are no rows left to read", "hold out less", "", ""
-        if (keep := self.encoder.keep) is not None:
-            side, other = ("from it on", "an earlier") if keep.high == np.inf else ("before it", "a later")
-            what, then = f"valid is {keep.flag!r}, and no row is {side}", f"set valid to {other} time"
-        if self.bad_rows:
-            bad, fix = f" (left out: {self.bad_rows:,} malformed)", "fix the malformed rows, "
-        raise ValueError(f"{what}{bad}: give other files, {fix}or {then}")
+        bad = f" (left out: {self.bad_rows:,} malformed)" if self.bad_rows else ""
+        what = f"{self.dataset.paths[0]}: there are no rows left to read{bad}"
+        raise ValueError(f"{what}: give other files, fix malformed rows, or set valid to hold out others")
 
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
         batch = piece.batch(rows, [column.name for column in self.encoder.schema.ids])

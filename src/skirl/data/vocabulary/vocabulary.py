@@ -209,6 +209,13 @@ class Counts:
         return self._counted
 
 
+def stream_of(state: Any) -> Mapping[str, Any] | None:
+    """What a loader's state says of its files; None if it is not of files, or was taken before the first batch."""
+    files = state.get("files", state) if isinstance(state, dict) else {}
+    stream = files.get("stream") if isinstance(files, dict) else None
+    return stream if isinstance(stream, dict) and "rows_of" in stream else None
+
+
 @dataclass(frozen=True)
 class Origins:
     """The meaning of each table's rows: which id, or group of ids, each one belongs to."""
@@ -221,12 +228,7 @@ class Origins:
 
     @classmethod
     def of(cls, state: Any) -> Self | None:
-        """None if the loader's state is not of files, or was taken before the first batch."""
-        if not isinstance(state, dict):
-            return None
-        files = state["files"] if "admitted" in state else state
-        stream = files.get("stream")
-        if not isinstance(stream, dict) or not isinstance(stream.get("schema"), str):
+        if (stream := stream_of(state)) is None:
             return None
         admitted = {t: np.asarray(part, np.int64).view(np.uint64) for t, part in state.get("admitted", {}).items()}
         return cls(FileSchema.parse(stream["schema"]), str(stream["rows_of"]), admitted)
