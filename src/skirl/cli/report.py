@@ -16,7 +16,7 @@ from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 Line = Mapping[str, Any]
 Page = tuple[Sequence[str], Mapping[str, Chart], dict[str, str]]
 """The sentences at the top of a page, its charts, and the lines that are printed too."""
-SWEEP, RACE, PAGE = "sweep.json", "race.jsonl", "report.html"
+SWEEP, STANDING, PAGE = "sweep.json", "standing.json", "report.html"
 UNKNOWN = "still going on, killed, or failed"
 NOTE = """a loss is a mean over the recent batches, each before it was trained on
 one to rank 1 is on the same batches, with its standard error
@@ -206,9 +206,7 @@ def _stages(result: Line) -> dict[str, str]:
 
 
 def _sweep(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page:
-    data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
-    race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
-    last = race[-1] if race else {"step": 0, "places": []}
+    last = _read(folder / STANDING) or {"step": 0, "places": []}
     places, names = result["standing"] if result else last["places"], [of["name"] for of in config["variants"]]
     if result:
         lines = sweep_lines(result)

@@ -200,7 +200,7 @@ class SweepRun:
         if not samples:
             return False
         if race.step == self._begun_at:
-            self.folder.begin(self.flags, self.variants, self._begun_at)
+            self.folder.begin(self.flags, self.variants)
         for of_step, count in zip(losses, samples, strict=True):
             left += race.see(of_step)
             if not race.racing:
@@ -215,7 +215,7 @@ class SweepRun:
             entrant.after_step(self.batches, last=self._last)
         self.speed.reached(self.samples)
         if step % self.every == 0 or self._last or not race.racing:
-            self.folder.standing(time.monotonic() - self._began, race)
+            self.folder.standing(race)
         return bool(race.racing)
 
     def _meeting(self) -> int:
