@@ -24,7 +24,7 @@ from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
 from skirl.sweep.fused import MEASURED
-from skirl.sweep.race import Race, Rules
+from skirl.sweep.race import Race
 from skirl.sweep.ranks import Ranks, how_many, share_of
 from skirl.sweep.run import SweepRun
 from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, checked_variants, text_of
@@ -167,7 +167,7 @@ def replayed(losses: Mapping[str, np.ndarray], shares: Sequence[float]) -> tuple
     """Replay a race over known losses. Return its winner, and its cost."""
     each = np.array([*losses.values()]).T
     rungs = tuple(sorted({max(1, int(len(each) * share)) for share in shares}))
-    race, spent = Race([*losses], rules=Rules(rungs=rungs)), 0
+    race, spent = Race([*losses], rungs=rungs), 0
     for of_batch in each:
         spent += len(race.racing)
         race.see(of_batch.tolist())

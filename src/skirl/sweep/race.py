@@ -10,36 +10,15 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-FIRST, MOST = 8, 512
-"""Batches of the first stretch of losses; each later one is twice as long as the one before, up to the most."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """When variants are dropped."""
-
-    keep: int = 1
-    """Configurations that stay to the end, unless they diverge."""
-    rungs: tuple[int, ...] = ()
-    """Steps after which only half as many configurations as before may go on."""
-    again: bool = False
-    """Whether samples come again: then losses on samples held out decide, not those of training."""
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"keep is {self.keep}: set it to 1 or more")
-
-    def most(self, configurations: int, step: int) -> int:
-        """Return how many configurations may go on after a step."""
-        passed = sum(1 for rung in self.rungs if rung <= step)
-        return max(self.keep, -(-configurations // 2**passed))
+LEAST, MOST = 16, 768
+"""Fewest and most batches whose losses are compared: the last three quarters of those so far."""
 
 
 def difference(place: "VariantPlace") -> str:
     """Return how much higher its loss is than that of rank 1, with the standard error, as text."""
     if place.rank == 1 or place.difference is None or place.kind == "diverged":
         return ""
-    if place.leading:
+    if place.difference == 0.0:
         return "seed of rank 1"
     return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
 
@@ -58,8 +37,6 @@ class VariantPlace:
     """Standard error of that difference."""
     state: str
     """leads, races, or why it has left."""
-    leading: bool = False
-    """Whether its configuration is that of rank 1."""
     held_out: float | None = None
     """Its lowest log loss on the samples held out, while ranks are by that."""
     mean: float | None = None
@@ -79,19 +56,27 @@ class Race:
 
     Variants that differ only in the seed are one configuration: their losses are averaged, and they are dropped together.
     If a seed diverges, those that are left stand for the configuration.
+
+    - `rungs`: steps after which only half as many configurations as before may go on.
+    - `keep`: configurations that stay to the end, unless they diverge.
+    - `again`: whether samples come again: then losses on samples held out decide, not those of training.
     """
 
     def __init__(
-        self, names: Sequence[str], configurations: Sequence[int] | None = None, rules: Rules | None = None
+        self,
+        names: Sequence[str],
+        configurations: Sequence[int] | None = None,
+        *,
+        rungs: Sequence[int] = (),
+        keep: int = 1,
+        again: bool = False,
     ) -> None:
         self.names = tuple(names)
-        self.rules = rules or Rules()
+        self.rungs, self._keep, self._again = rungs, keep, again
         self.step = 0
         self._of = np.array(range(len(names)) if configurations is None else configurations)
         self._losses: Floats = np.zeros((0, len(names)))
-        """[batches, variants]: of the last whole stretch and the one that has begun, each before anybody trained on it."""
-        self._before, self._length = 0, FIRST
-        """Batches of these stretches, the last when it is whole."""
+        """[batches, variants]: of the recent batches, each before anybody trained on it."""
         self._held_out: dict[int, float] = {}
         """By variant: its lowest log loss on the samples held out."""
         self._judged = False
@@ -113,12 +98,9 @@ class Race:
         broken = [k for k, loss in enumerate(losses) if k not in self._gone and not isfinite(loss)]
         gone = self._leave(broken, f"diverged at step {self.step:,}")
         values = [nan if k in self._gone else loss for k, loss in enumerate(losses)]
-        self._judged &= self.rules.again
-        if len(self._losses) == self._before + self._length:
-            self._losses = self._losses[self._before :]
-            self._before, self._length = self._length, min(2 * self._length, MOST)
-        self._losses = np.vstack([self._losses, values])
-        return gone + (self._drop() if self.step in self.rules.rungs and not self.rules.again else [])
+        self._judged &= self._again
+        self._losses = np.vstack([self._losses, values])[-min(MOST, max(LEAST, 3 * self.step // 4)) :]
+        return gone + (self._drop() if self.step in self.rungs and not self._again else [])
 
     def judge(self, found: Mapping[str, float | None], *, last: bool) -> list[VariantPlace]:
         """Take the lowest held-out log losses, None if predictions are not finite, and return who leaves or is dropped.
@@ -129,7 +111,7 @@ class Race:
         self._held_out |= {
             self.names.index(n): loss for n, loss in found.items() if loss is not None and isfinite(loss)
         }
-        if self.racing and (last or self.rules.again):
+        if self.racing and (last or self._again):
             self._judged = any(k not in self._gone for k in self._held_out)
             gone += self._drop() if self._judged and not last else []
         return gone
@@ -162,22 +144,20 @@ class Race:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rungs": self.rules.rungs,
+            "rungs": self.rungs,
             "step": self.step,
             "gone": {str(k): asdict(place) for k, place in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "by_held_out": self._judged,
-            "stretches": [self._before, self._length],
             "losses": self._losses.tobytes().hex(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rules = replace(self.rules, rungs=tuple(state["rungs"]))  # also if the run is to be longer now
+        self.rungs = state["rungs"]  # also if the run is to be longer now
         self.step = state["step"]
         self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
         self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["by_held_out"]
-        self._before, self._length = state["stretches"]
         self._losses = np.frombuffer(bytes.fromhex(state["losses"])).reshape(-1, len(self.names))
 
     def _whole(self) -> dict[int, Floats]:
@@ -199,7 +179,8 @@ class Race:
         return sorted(means, key=lambda c: (means[c], c))
 
     def _drop(self) -> list[VariantPlace]:
-        below = self._order()[self.rules.most(int(self._of.max()) + 1, self.step) :]
+        passed = sum(1 for rung in self.rungs if rung <= self.step)
+        below = self._order()[max(self._keep, -(-(int(self._of.max()) + 1) // 2**passed)) :]
         gone = [k for c in reversed(below) for k in self._own(c)]
         by = "held-out loss" if self._judged else "loss"
         return self._leave(gone, f"dropped at step {self.step:,} by {by}")
@@ -217,7 +198,7 @@ class Race:
         n, c, first = len(self._losses), int(self._of[k]), order[0]
         values = self._values()[self._own(c)]
         mean = float(values.mean()) if sum(self._of == c) > 1 and np.isfinite(values).all() else None
-        place = VariantPlace(0, self.names[k], None, None, None, state, leading=c == first, mean=mean)
+        place = VariantPlace(0, self.names[k], None, None, None, state, mean=mean)
         if not n:
             return place
         apart = whole[c] - whole[first]  # on the same batches: what makes one hard cancels out

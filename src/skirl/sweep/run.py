@@ -107,8 +107,9 @@ class SweepRun:
             steps = ranks.told(count_steps(recipe) if ranks.first else None, "its steps")[0]
         self.every = flags["log_every"] or max(1, (steps or 5000) // 100)
         self.eval_every = evaluation.eval_every
-        rules = race_flags.rules(steps, recipe.data.epochs, self.eval_every)
-        self.race = Race([variant.name for variant in variants], seeds_of_one(variants), rules)
+        epochs, names = recipe.data.epochs, [variant.name for variant in variants]
+        rules = {"rungs": race_flags.at(steps, epochs, self.eval_every), "keep": race_flags.keep, "again": epochs > 1}
+        self.race = Race(names, seeds_of_one(variants), **rules)
         if saved:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
@@ -222,7 +223,7 @@ class SweepRun:
         """Return the step at which all ranks meet next."""
         step = self.race.step
         every = filter(None, (self.every, self.eval_every, self.keeping.save_every))
-        coming = [rung for rung in self.race.rules.rungs if rung > step]
+        coming = [rung for rung in self.race.rungs if rung > step]
         return min(step + self._apart, *coming[:1], *((step // each + 1) * each for each in every))
 
     def _trained(self) -> tuple[np.ndarray, list[int]]:
@@ -274,7 +275,7 @@ class SweepRun:
     def facts(self) -> Facts:
         """Return the standing for one line."""
         first, *others = self.race.standing()
-        others = [one for one in others if one.state == "races" and not one.leading]
+        others = [one for one in others if one.state == "races" and one.difference]
         losses = {"held out": first.held_out, "loss": first.loss}
         return {
             "leader": first.variant,
@@ -367,7 +368,7 @@ class SweepRun:
             "steps": race.step,
             "saved_step": self._saved_step,
             "variant_steps": spent,
-            "rungs_after": [rung for rung in race.rules.rungs if rung > race.step],
+            "rungs_after": [rung for rung in race.rungs if rung > race.step],
             "cost": spent / max(1, (self.stream.steps or race.step) * len(race.names)),
             "seed_noise": race.seed_noise(),
             "seconds": time.monotonic() - self._began,
