@@ -104,19 +104,9 @@ def test_a_run_prints_plain_lines_and_a_summary(python: Python):
     last = next(line for line in lines if line.startswith("train 40/40 · "))
     for fact in ("samples/s ", "loss ", "AUC ", "NE ", "refetched ", "new ", "written ", "cache 100% full", "hidden "):
         assert fact in last
-    for label in ("run", "steps", "speed", "loss", "metrics", "touched", "cache", "rows", "hidden", "memory"):
+    for label in ("run", "steps", "speed", "loss", "metrics", "cache", "rows", "hidden", "memory"):
         assert any(line.startswith(f"  {label} ") for line in lines)
     assert "\x1b" not in done.stdout
-
-
-def test_the_first_command_on_a_machine_says_that_it_compiles(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("skirl.tools.kernel_cache.kernel_folder", lambda: tmp_path)
-    small = [*SMALL, "--steps", "1", "--cache", "2000"]
-    assert exit_code("train", *small) == 0 and capsys.readouterr().out.startswith(
-        "compile kernels 0 · once on this machine"
-    )
-    (tmp_path / "one.nbc").touch()
-    assert exit_code("train", *small) == 0 and "compile" not in capsys.readouterr().out
 
 
 def test_flags_of_a_model_reach_it_and_are_told(capsys):

@@ -23,12 +23,6 @@ one to rank 1 is on the same batches, with its standard error
 of a variant that left, all is as it was then"""
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
-JUDGED = "ranks are by held-out loss"
-COMPUTED = {
-    "loop": "one variant after the other", "fused": "variants of one architecture at once",
-    "graph": "variants as branches of one CUDA graph", "planned": "as planned for --memory",
-}  # fmt: skip
-"""How steps trained their variants."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +110,6 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     first, last, mean = (figure(run["loss"][name]) for name in ("first", "last", "mean"))
     before = "its batch was trained on" if run.get("epochs", 1) == 1 else "this pass trained on its batch"
     each = {name: f"{counters[name] / max(1, steps):,.0f} {word}" for name, word in WORDS.items()}
-    if counters["forwarded"]:
-        each["fetched"] += f" ({counters['forwarded'] / counters['fetched']:.0%} of them from the write-back queue)"
-    blame = moved["blame"]
-    worst = max(blame, key=blame.__getitem__, default=None)
-    worst = f", most of it for {worst}" if worst and moved["stall"] >= 0.005 else ""
     lines = held_out_lines(run) | {
         "run": f"{run['model']} on {run['data']}, {state}",
         "steps": f"{steps:,}, {run['samples']:,} samples{took}",
@@ -133,7 +122,7 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     }
     if counters["fetched"] + counters["written"]:
         lines["hidden"] = f"{moved['hidden']:.0%} of the movement, behind compute"
-    lines["waited"] = f"{moved['stall']:.2f} s for rows{worst}, {moved['read']:.2f} s for the loader"
+    lines["waited"] = f"{moved['stall']:.2f} s for rows, {moved['read']:.2f} s for the loader"
     for n, lane in enumerate(run["by_trainer"]["lanes"] if run["by_trainer"] else ()):
         counts = ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())
         lines[f"trainer {n}"] = (
@@ -146,12 +135,10 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
 def _lines_of_one(run: Mapping[str, Any]) -> dict[str, str]:
     """Return what the result of a run says that variants of a sweep share."""
     rows, kept, begun = run["rows"], run["checkpoints"], run["from"]
-    share = f", {rows['touched'] / max(1, rows['cache']):,.1f} times the cache" * (rows["touched"] > rows["cache"])
+    staging = f"{size(run['staging_bytes'])} more for rows on their way"
     lines = {
         "tables": f"{rows['tables']:,} rows of {run['dim']}, {size(rows['bytes_of_all'])} with their state",
-        "touched": f"{rows['touched']:,} rows{share}",
-        "cache": f"{rows['cache']:,} rows, {size(run['cache_bytes'])}, {rows['in_cache']:,} filled",
-        "staging": f"{size(run['staging_bytes'])} more, for {rows['staging']:,} rows on their way",
+        "cache": f"{rows['cache']:,} rows, {size(run['cache_bytes'])}, {rows['in_cache']:,} filled; {staging}",
         "memory": f"{size(run['peak_bytes'])} at its peak, the whole process",
     }
     if run["run"]:
@@ -240,8 +227,7 @@ def standing(places: Sequence[Line], aucs: Mapping[str, float | None]) -> str:
         losses = (_figure(at.get(name), 5) for name in by)
         auc = _figure(aucs.get(at["variant"]))
         lines.append((str(at["rank"]), at["variant"], *losses, difference(VariantPlace(**at)), auc, at["state"]))
-    notes = [NOTE, *[MEANS] * ("mean" in by), *[JUDGED] * ("held_out" in by)]
-    return "\n".join([columns(lines, left=(1, len(lines[0]) - 1)), *notes])
+    return "\n".join([columns(lines, left=(1, len(lines[0]) - 1)), NOTE, *[MEANS] * ("mean" in by)])
 
 
 def best_line(places: Sequence[Line]) -> str:
@@ -275,9 +261,7 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
         lines["noise"] += "; rank 1 leads by less than that" * within
     auc = "test_auc" if any("test_auc" in of for of in by_variant.values()) else "auc"
     lines["race"] = standing(places, {name: of.get(auc) for name, of in by_variant.items()})
-    lines |= facts(sweep, "samples_per_second", "processes_used", "peak_bytes")
-    if sweep["form"] is not None:
-        lines["form"] = COMPUTED[sweep["form"]]
+    lines |= facts(sweep, "samples_per_second", "processes_used", "peak_bytes", "form")
     if not sweep["exact"]:
         lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
     if sweep["saved_step"] is not None and not sweep["failed"]:
