@@ -105,14 +105,6 @@ def test_rungs_in_shares_are_of_all_steps_of_a_file_and_a_resume_leaves_the_resu
     assert (tmp_path / "run" / "result.json").read_text() == text
 
 
-def test_a_rung_that_the_data_does_not_reach_is_named(tmp_path: Path):
-    more = {"vary": ("lr=0.01,0.1",), "run": "none", "steps": 50, "rungs": "5,30"}
-    command = SweepCommand.of(**FLAGS | files(tmp_path, "csv") | more)
-    lines = command.summary(command.run())
-    assert lines["rungs"] == "none was dropped at step 30, which the data does not reach"
-    assert lines["steps"].endswith("the data has no more for --steps 50")
-
-
 EPOCHS, FIRST = 10, 8
 """Epochs, and the steps of the first."""
 VARY = ("lr=0.005,0.02,0.1,0.5",)

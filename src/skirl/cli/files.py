@@ -223,11 +223,6 @@ class Convert(SessionFlags):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "sessions", "files", "bytes", "peak_bytes")
         lines["out"] = f"{self.out}; train with `skirl train parquet:{self.out}`"
-        if self.by is not None and self.partition is None:
-            lines["order"] = (
-                "by session, not by time: --valid 20% holds out some sessions, not the last in time; for these, write with "
-                "--partition 1d, or hold out with --valid time>=..."
-            )
         if self.check:
             lines["checked"] = "same rows, by hash" if result["check"]["same"] else "other rows"
         return lines
@@ -262,12 +257,7 @@ class Analyze(SessionFlags):
         lines = facts(result, "verdict", "samples", "seconds", "sessions", "per_session", "sampled")
         columns = sorted(result.get("columns", {}).items(), key=lambda named: -named[1]["factor"])
         lines |= facts({"columns": [{"name": name, **of} for name, of in columns]})
-        lines |= facts(result, "bytes", "peak_bytes")
-        if result["advice"] != "don't bother":
-            flags = {name: getattr(self, name) for name in ("schema", "session", "user", "gap")}
-            given = [f"--{name} {value}" for name, value in flags.items() if value]
-            lines["next"] = " ".join([f"skirl convert {self.data} --by session", *given, "--out FOLDER"])
-        return lines
+        return lines | facts(result, "bytes", "peak_bytes")
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     """Return what a result says, line by line."""
     steps, rows, counters, moved, kept = (run[of] for of in ("steps", "rows", "counters", "movement", "checkpoints"))
     state = "ended"
-    if run["stopped_early"]:
+    if run.get("stopped_early"):
         state = f"stopped early: {run['patience']} evaluations brought no better log loss"
     state = "failed" if run["failed"] else f"stopped by {kept['stopped_by']}" if kept["stopped_by"] else state
     took, begun = f"in {clock(run['seconds'])}", run["begun_at"]
@@ -123,7 +123,7 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     if counters["fetched"] + counters["written"]:
         lines["hidden"] = f"{moved['hidden']:.0%} of the movement, behind compute"
     lines["waited"] = f"{moved['stall']:.2f} s for rows, {moved['read']:.2f} s for the loader"
-    for n, lane in enumerate(run["by_trainer"]["lanes"] if run["by_trainer"] else ()):
+    for n, lane in enumerate((run.get("by_trainer") or {}).get("lanes", ())):
         counts = ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())
         lines[f"trainer {n}"] = (
             f"{counts}; {size(lane['sent'])} sent; in {clock(lane['seconds'])} it waited {lane['waited']:.2f} s for others, "
@@ -186,7 +186,7 @@ def _stages(result: Line) -> dict[str, str]:
         return {}
     moved, times = result["movement"], [("seconds", "", "of them while the loop waited")]
     times += [(name, f"{s:,.2f}", f"{moved['blame'].get(name, 0.0):,.2f}") for name, s in moved["busy"].items() if s]
-    return {"stages of trainer 0" if result["by_trainer"] else "stages": columns(times)}
+    return {"stages of trainer 0" if result.get("by_trainer") else "stages": columns(times)}
 
 
 # A sweep
@@ -251,14 +251,8 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
     if not sweep["failed"]:
         lines["winner" if sweep["winner"] else "leader"] = best_line(places)
     lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
-    if sweep["rungs_after"] and state == "ended":
-        rungs = ", ".join(map(str, sweep["rungs_after"]))
-        lines["rungs"] = f"none was dropped at step {rungs}, which the data does not reach"
     if sweep["seed_noise"] is not None:
-        means = sorted({at["mean"] for at in places if at["left"] is None and at["mean"] is not None})
-        within = len(means) > 1 and means[1] - means[0] < sweep["seed_noise"]
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
-        lines["noise"] += "; rank 1 leads by less than that" * within
     auc = "test_auc" if any("test_auc" in of for of in by_variant.values()) else "auc"
     lines["race"] = standing(places, {name: of.get(auc) for name, of in by_variant.items()})
     lines |= facts(sweep, "samples_per_second", "processes_used", "peak_bytes", "form")

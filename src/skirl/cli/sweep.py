@@ -99,11 +99,5 @@ class SweepCommand(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines, steps = sweep_lines(result) | facts(result, "page"), self.recipe.data.steps
-        if steps is not None and result["steps"] < steps and lines["sweep"].endswith("ended"):
-            lines["steps"] += f"; the data has no more for --steps {steps:,}"
-        if result["form"] is None:
-            lines["ended"] = "it had ended before: nothing was left to train"
-        elif "saved" in lines:
-            lines["saved"] += f"; more {self.recipe.data.longer(result['steps'])} and --resume go on from there"
-        return lines
+        ended = {"ended": "it had ended before: nothing was left to train"} if result["form"] is None else {}
+        return sweep_lines(result) | facts(result, "page") | ended

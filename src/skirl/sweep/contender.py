@@ -195,10 +195,6 @@ class Contender:
             torch.manual_seed(seed)
             self.generator = random_states()
 
-    def __repr__(self) -> str:
-        loss = "no loss yet" if self.loss is None else f"loss {self.loss:.5f}"
-        return f"{self.name}: {loss}" + (f", {self.left}" if self.left else "")
-
     @property
     def model(self) -> Any:
         if self.left is not None:

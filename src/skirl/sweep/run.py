@@ -368,7 +368,6 @@ class SweepRun:
             "steps": race.step,
             "saved_step": self._saved_step,
             "variant_steps": spent,
-            "rungs_after": [rung for rung in race.rungs if rung > race.step],
             "cost": spent / max(1, (self.stream.steps or race.step) * len(race.names)),
             "seed_noise": race.seed_noise(),
             "seconds": time.monotonic() - self._began,

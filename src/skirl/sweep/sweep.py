@@ -189,9 +189,6 @@ class Sweep:
                 return contender
         raise KeyError(f"no variant {name!r}: there are {', '.join(repr(c.name) for c in self.variants)}")
 
-    def __repr__(self) -> str:
-        return "\n".join(["Sweep", *(f"  {contender!r}" for contender in self.variants)])
-
     @property
     def racing(self) -> list[Contender]:
         """The variants still in the race."""
@@ -258,13 +255,7 @@ class Sweep:
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
         self._leave(contender, f"diverged in step {step}")
 
-    def save(
-        self,
-        path: str | Path,
-        *,
-        parts: Parts = optimizers_of,
-        also: Mapping[str, Any] | None = None,
-    ) -> None:
+    def save(self, path: str | Path, *, parts: Parts = optimizers_of) -> None:
         """Save all variants in the race after the batch in the loop, each as `skirl.save` does in a folder of its name.
 
         **Arguments**
@@ -272,7 +263,6 @@ class Sweep:
         - `path`: the folder. Until all variants are on disk, the previous checkpoint counts for all of them.
         - `parts`: returns what to save of a variant besides its model, like the `optimizers` of `skirl.save`; by default its
           optimizer, without which it could not resume.
-        - `also`: facts that `load` returns, in a form that JSON can hold. None, the default, means none.
         """
         if (now := next((c.name for c in self.racing if c.embeddings.in_turn), None)) is not None:
             raise RuntimeError(
@@ -280,7 +270,7 @@ class Sweep:
                 "loop over the variants"
             )
         left = {one.name: (one.left, one.left_at) for one in self.variants if one.left is not None}
-        self.save_on(Ranks(Alone()), Path(path), parts, self.racing, step=self._now, left=left, also=dict(also or {}))
+        self.save_on(Ranks(Alone()), Path(path), parts, self.racing, step=self._now, left=left)
 
     def save_on(self, ranks: Ranks, path: Path, parts: Parts, some: Sequence[Contender], **header: Any) -> None:
         """Save some variants of each rank. The header, which the first rank writes, makes them count."""
@@ -314,10 +304,8 @@ class Sweep:
                     savings[one.name] = save(path / one.name, **own)
         return savings
 
-    def load(self, path: str | Path, *, parts: Parts = optimizers_of) -> dict[str, Any]:
-        """Resume from a checkpoint. Make the same sweep and lookahead first. Return what `also` was.
-
-        Variants that had left leave again.
+    def load(self, path: str | Path, *, parts: Parts = optimizers_of) -> None:
+        """Resume from a checkpoint. Make the same sweep and lookahead first. Variants that had left leave again.
 
         **Arguments**
 
@@ -329,7 +317,6 @@ class Sweep:
             if self[name].left is None:
                 self._leave(self[name], why, step)
         self.load_from(Path(path), header, parts)
-        return header["also"]
 
     def load_from(self, path: Path, header: Mapping[str, Any], parts: Parts) -> None:
         self.engine.empty()
