@@ -113,7 +113,7 @@ class Sweep(Bench):
                 return stack.enter_context(Turns(self.timed, runs, variants))
 
             alone = {threads: begun(flags | {"threads": threads}) for threads in sorted({1, at_once})}
-            ranks = how_many("auto", Recipe.of(**flags), count, trace=False)
+            ranks = how_many("auto", Recipe.of(**flags), count)
             side, own = begun(*[flags] * at_once), begun(*[flags] * ranks, variants=count)
             for _ in range(self.repeats):
                 for one in (*alone.values(), side, own):
@@ -253,11 +253,9 @@ def alone(recipe: Recipe) -> Iterator[Any]:
 @contextmanager
 def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
     """A rank's variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
-    own, flags = (
-        share_of(recipe, spread(recipe, count), rank, size),
-        {"log_every": ENDLESS, "inexact": False, "memory": None},
-    )
-    run = SweepRun(Ranks(Alone()), *own, RaceFlags(), KeepFlags(), LogFlags(run="none"), flags, EvaluationFlags())
+    own, logged = share_of(recipe, spread(recipe, count), rank, size), LogFlags(run="none", log_every=ENDLESS)
+    flags = {"inexact": False, "memory": None}
+    run = SweepRun(Ranks(Alone()), *own, RaceFlags(), KeepFlags(), logged, flags, EvaluationFlags())
     with run.opened():
 
         def trained() -> Iterator[None]:

@@ -143,10 +143,5 @@ def test_rungs_and_ranks_are_those_of_the_rule_written_out(number: int):
             if again:
                 rule.rung(step, judged=True)
                 ranks = [f"v{k}" for k in rule.ranks()]
-                places = race.standing()[: len(ranks)]
-                assert [place.variant for place in places] == ranks
-                for place in places:
-                    c = of[int(place.variant[1:])]
-                    wanted = None if of.count(c) == 1 else pytest.approx(rule.mean(c, judged=True))
-                    assert place.mean == wanted
+                assert [place.variant for place in race.standing()[: len(ranks)]] == ranks
         assert race.racing == [f"v{k}" for k, state in enumerate(rule.state) if state == "races"]

@@ -20,9 +20,8 @@ SWEEP, STANDING, PAGE = "sweep.json", "standing.json", "report.html"
 UNKNOWN = "still going on, killed, or failed"
 NOTE = """a loss is a mean over the recent batches, each before it was trained on
 one to rank 1 is on the same batches, with its standard error
-of a variant that left, all is as it was then"""
-MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
-"""The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
+of a variant that left, all is as it was then
+seeds of one configuration are ranked by their mean, then by their own"""
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,7 @@ def standing(places: Sequence[Line], aucs: Mapping[str, float | None]) -> str:
     """Return a table with a line for each place, with held-out losses only if ranks are by them, and AUCs if known."""
     from skirl.sweep.race import VariantPlace, difference
 
-    heads = {"held_out": "lowest held out", "loss": "loss", "mean": "mean of seeds"}
+    heads = {"held_out": "lowest held out", "loss": "loss"}
     by = [name for name in heads if name == "loss" or any(at.get(name) is not None for at in places)]
     lines: list[tuple[str, ...]] = [
         ("rank", "variant", *(heads[name] for name in by), "loss to rank 1", "AUC", "state")
@@ -227,7 +226,7 @@ def standing(places: Sequence[Line], aucs: Mapping[str, float | None]) -> str:
         losses = (_figure(at.get(name), 5) for name in by)
         auc = _figure(aucs.get(at["variant"]))
         lines.append((str(at["rank"]), at["variant"], *losses, difference(VariantPlace(**at)), auc, at["state"]))
-    return "\n".join([columns(lines, left=(1, len(lines[0]) - 1)), NOTE, *[MEANS] * ("mean" in by)])
+    return "\n".join([columns(lines, left=(1, len(lines[0]) - 1)), NOTE])
 
 
 def best_line(places: Sequence[Line]) -> str:

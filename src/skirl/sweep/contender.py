@@ -80,28 +80,22 @@ class Folders:
         check_store(spec)
         self._spec, self._number = spec, 0
         self._disks = [Path(one.removeprefix("disk:")) for one, _ in shards(spec) if one.startswith("disk:")]
+        there = [path for folder in self._disks for path in folder.glob("sweep-*") if path.name[6:].isdecimal()]
         if resume:  # the rows come from the checkpoint
-            self._remove_all_but()
-        elif later := [path for path in self._there() if path.name != "sweep-0"]:
+            for path in there:
+                shutil.rmtree(path)
+        elif later := [path for path in there if path.name != "sweep-0"]:
             raise ValueError(
                 f"{later[0]} already holds rows of a sweep: go on with it by --resume and --save, or set store to an empty "
                 "folder"
             )
 
     def __call__(self, records: Mapping[int, Record], rows: Mapping[int, int]) -> Store:
-        before, now = f"sweep-{self._number - 1}", f"sweep-{self._number}"
-        self._remove_all_but(before, now)
-        store = open_store(inside(self._spec, now), records, rows=rows)
+        for folder in self._disks if self._number > 1 else ():  # rows move to this store from the one before
+            shutil.rmtree(folder / f"sweep-{self._number - 2}")
+        store = open_store(inside(self._spec, f"sweep-{self._number}"), records, rows=rows)
         self._number += 1
         return store
-
-    def _there(self) -> list[Path]:
-        return [path for folder in self._disks for path in folder.glob("sweep-*") if path.name[6:].isdecimal()]
-
-    def _remove_all_but(self, *names: str) -> None:
-        for path in self._there():
-            if path.name not in names:
-                shutil.rmtree(path)
 
 
 Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]

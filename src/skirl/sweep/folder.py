@@ -43,10 +43,6 @@ class SweepFolder:
             with suppress(OSError):
                 self.path.rmdir()  # of a sweep that was refused
 
-    @property
-    def name(self) -> str | None:
-        return None if self.path is None else str(self.path)
-
     def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied]) -> None:
         """Write the first file after the first steps: a sweep that is refused leaves nothing in the way of the next try."""
         self._begun = True

@@ -16,7 +16,7 @@ LEAST, MOST = 16, 768
 
 def difference(place: "VariantPlace") -> str:
     """Return how much higher its loss is than that of rank 1, with the standard error, as text."""
-    if place.rank == 1 or place.difference is None or place.kind == "diverged":
+    if place.rank == 1 or place.difference is None or place.diverged:
         return ""
     if place.difference == 0.0:
         return "seed of rank 1"
@@ -39,14 +39,12 @@ class VariantPlace:
     """leads, races, or why it has left."""
     held_out: float | None = None
     """Its lowest log loss on the samples held out, while ranks are by that."""
-    mean: float | None = None
-    """Mean over the seeds of its configuration of what ranks are by; None if it has one seed."""
     left: int | None = None
     """The step after which it left; None while it races."""
 
     @property
-    def kind(self) -> str:
-        return self.state.split()[0]
+    def diverged(self) -> bool:
+        return self.state.startswith("diverged")
 
 
 class Race:
@@ -136,7 +134,7 @@ class Race:
         values = self._values()
         for k, place in self._gone.items():  # as it was then
             then = self._held_out.get(k) if self._judged else place.loss
-            values[k] = np.nan if then is None or place.kind == "diverged" else then
+            values[k] = np.nan if then is None or place.diverged else then
         seeds = [values[(self._of == c) & np.isfinite(values)] for c in range(self._of.max() + 1)]
         spreads = [(np.var(own, ddof=1), len(own) - 1) for own in seeds if len(own) > 1]
         free = sum(n for _, n in spreads)
@@ -195,12 +193,9 @@ class Race:
 
     def _place(self, k: int, state: str, order: Sequence[int], whole: Mapping[int, Floats]) -> VariantPlace:
         """Return the place of a variant that races, whose rank comes later: its own loss, its configuration's difference."""
-        n, c, first = len(self._losses), int(self._of[k]), order[0]
-        values = self._values()[self._own(c)]
-        mean = float(values.mean()) if sum(self._of == c) > 1 and np.isfinite(values).all() else None
-        place = VariantPlace(0, self.names[k], None, None, None, state, mean=mean)
+        n, place = len(self._losses), VariantPlace(0, self.names[k], None, None, None, state)
         if not n:
             return place
-        apart = whole[c] - whole[first]  # on the same batches: what makes one hard cancels out
+        apart = whole[int(self._of[k])] - whole[order[0]]  # on the same batches: what makes one hard cancels out
         error = float(apart.std(ddof=1) / np.sqrt(n)) if n > 1 else None
         return replace(place, loss=float(self._losses[:, k].mean()), difference=float(apart.mean()), error=error)

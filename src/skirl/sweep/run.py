@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.core.batch import Batch
 from skirl.engine.capacity import DoesNotFit
 from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
@@ -105,8 +104,7 @@ class SweepRun:
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         if steps is None and "%" in (race_flags.rungs or ""):
             steps = ranks.told(count_steps(recipe) if ranks.first else None, "its steps")[0]
-        self.every = flags["log_every"] or max(1, (steps or 5000) // 100)
-        self.eval_every = evaluation.eval_every
+        self.every, self.eval_every = logged.log_every, evaluation.eval_every
         epochs, names = recipe.data.epochs, [variant.name for variant in variants]
         rules = {"rungs": race_flags.at(steps, epochs, self.eval_every), "keep": race_flags.keep, "again": epochs > 1}
         self.race = Race(names, seeds_of_one(variants), **rules)
@@ -115,11 +113,11 @@ class SweepRun:
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         name = f"sweep-{recipe.data.kind}"
         self.folder = SweepFolder((where or "none") if ranks.first else "none", name, resume=keeping.resume)
-        self._path: str | None = ranks.told(self.folder.name, "the folder")[0]
+        self._path: str | None = ranks.told(self.folder.path and str(self.folder.path), "the folder")[0]
         """That of the first rank. The variants of all have folders there."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         self._racing = [variant for variant in variants if variant.name in self.race.racing]
-        check_alone(ranks.size, recipe, trace=logged.trace is not None)
+        check_alone(ranks.size, recipe)
         self.recipe, own = share_of(recipe, self._racing, ranks.rank, ranks.size)
         memory = flags["memory"]
         if ranks.size > 1 and memory not in (None, "auto"):
@@ -133,8 +131,6 @@ class SweepRun:
                 alone = LogFlags(run=f"{self._path}/{variant.name}" if self._path else "none", log_every=self.every)
                 self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
             refused.pop_all()
-        self.trace = logged.trace
-        self._coming: Iterator[Batch] = iter(())
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
         self.samples = 0
@@ -159,7 +155,7 @@ class SweepRun:
         with (
             closing(self.folder),
             self.sweep,
-            lookahead(self.stream, self.sweep, **ahead, trace=self.trace) as self.batches,
+            lookahead(self.stream, self.sweep, **ahead) as self.batches,
             ExitStack() as runs,
             self._signals,
         ):
@@ -303,7 +299,7 @@ class SweepRun:
             if (entrant := self.entrants.get(one.variant)) is None:
                 continue
             entrant.after_step(self.batches, last=True)
-            if one.kind != "diverged" and path is not None:  # as a run is saved at its end
+            if not one.diverged and path is not None:  # as a run is saved at its end
                 with entrant.missing.tried("the last checkpoint", path / entrant.name, of=NotWritten):
                     self.sweep.saved(path, self._parts, [entrant.contender])
             results[entrant.name] = entrant.finish(self.batches, one.state)
@@ -354,13 +350,11 @@ class SweepRun:
         if self.failed is None:
             own = {one.name: one.finish(self.batches, None) for one in self.here}
             results |= self.ranks.joined(own, "results")
-        own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
-        of_ranks, forms = zip(*self.ranks.told([own, self.sweep.forms.steps], "facts"), strict=True)
+        peaks, forms = zip(*self.ranks.told([peak_bytes(), self.sweep.forms.steps], "facts"), strict=True)
         steps = sum(map(Counter, forms), Counter[str]())
         spent = sum(race.step if one.left is None else one.left for one in race.standing())
         winner = None if self.failed or self.stopped_by else race.standing()[0].variant
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
-        total = {name: sum(one[name] for one in of_ranks) for name in of_ranks[0]}
         result = {
             "command": "sweep",
             **self.flags,
@@ -377,7 +371,7 @@ class SweepRun:
                 name: {key: results[name][key] for key in KEPT if key in results[name]} for name in race.names
             },
             "processes_used": self.ranks.size,
-            **total,
+            "peak_bytes": sum(peaks),
             "form": max(steps, key=steps.__getitem__, default=None),
             "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},

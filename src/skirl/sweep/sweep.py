@@ -81,8 +81,8 @@ class Sweep:
     ...             loss = variant.model.loss(ids)
     ...             loss.backward()
     ...             variant.step(loss)
-    ...     [variant.loss > 0 for variant in sweep], sweep.plans
-    ([False, False], 10)
+    ...     [variant.loss > 0 for variant in sweep]
+    [False, False]
 
     Iterating yields each variant still in the race in its turn: its `model`, `step(loss)`, the last `loss`, what the loss
     function `kept`, and whether its steps were `exact`. Of one that left, `left` says why.
@@ -329,13 +329,6 @@ class Sweep:
             self.engine.lose(f"{path} was loaded only in part: {error}", error)
             raise
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(header["generator"]), dtype=torch.uint8))
-
-    # What was shared.
-
-    @property
-    def plans(self) -> int:
-        """Number of steps planned and loaded, once for all variants."""
-        return self.engine.counters.steps
 
     # For its lookahead, in the place of a collection.
 
