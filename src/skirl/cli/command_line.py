@@ -5,7 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -20,7 +20,12 @@ ALIASES = {
     "checkpoint": "save", "tensorboard": "run", "log-dir": "run", "output": "out",
 }  # fmt: skip
 """Names that others give to flags."""
-
+COMMON = frozenset({
+    "data", "schema", "rows", "vocab", "valid", "epochs", "batch", "steps", "seed", "model", "dim", "optimizer", "lr",
+    "dense_lr", "schedule", "warmup", "cache", "store", "device", "threads", "eval_every", "patience", "save", "resume",
+    "save_every", "keep_best", "from_", "run", "json", "rungs", "keep", "config",
+})  # fmt: skip
+"""Flags that help shows beside a command's own, if it is not asked for all."""
 
 CONFIG = Flag(
     name="config",
@@ -34,8 +39,7 @@ CONFIG = Flag(
 
 def read_flags(command: str, about: str, kind: Any, args: Sequence[str]) -> dict[str, Any]:
     """Return the value of each flag by name: that of the command line, of the file that --config names, or the default.
-    In `kind`, the class of the command, `common` are the flags that its help shows if not asked for all, `positional` may be
-    given without their names, `repeated` several times."""
+    In `kind`, the class of the command, `positional` may be given without their names, `repeated` several times."""
     own, prog, positional = flags_of(kind), f"skirl {command}", getattr(kind, "positional", ())
     flags = own | {CONFIG.name: CONFIG} if issubclass(kind, Composed) else own
     if any(arg in ("-h", "--help") for arg in args):
@@ -115,9 +119,9 @@ def _value(command: Any, flag: Flag, texts: Sequence[str]) -> Any:
 
 
 def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], everything: bool) -> NoReturn:
-    positional, names = getattr(kind, "positional", ()), (*flags,)
-    if not everything and (common := getattr(kind, "common", ())):
-        names = (*common, *(name for name in flags if name == CONFIG.name))
+    positional, names = getattr(kind, "positional", ()), [*flags]
+    if not everything and issubclass(kind, Composed):
+        names = [name for name in flags if name in COMMON.union(field.name for field in fields(kind))]
         about += f". `{prog} --help all` lists all flags; these are the ones that are used most."
     words = [name.upper() if flags[name].default is MISSING else f"[{name.upper()}]" for name in positional]
     shown: dict[str, list[str]] = {}

@@ -19,11 +19,6 @@ from skirl.train.recipe import Recipe
 class Train(Composed):
     group: ClassVar[str] = "output"
     positional: ClassVar[tuple[str, ...]] = ("data",)
-    common: ClassVar[tuple[str, ...]] = (
-        "data", "schema", "rows", "vocab", "valid", "epochs", "batch", "steps", "seed", "model", "dim", "optimizer", "lr",
-        "dense_lr", "schedule", "warmup", "cache", "store", "device", "threads", "eval_every", "patience", "save", "resume",
-        "save_every", "keep_best", "from_", "run", "json",
-    )  # fmt: skip
 
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -65,9 +60,6 @@ class Verify(Composed):
 
     group: ClassVar[str] = "learning"
     positional: ClassVar[tuple[str, ...]] = ("data",)
-    common: ClassVar[tuple[str, ...]] = (
-        "data", "schema", "batch", "steps", "model", "dim", "optimizer", "lr", "shards", "cache", "trainers", "store",
-    )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {
         "model": "dlrm-tiny", "dim": 16, "batch": 256, "steps": 30, "cache": "auto",
     }  # fmt: skip
