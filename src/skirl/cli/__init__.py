@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.cli.command_line import CONFIG, in_flags, read_flags
-from skirl.cli.show import goes_on, listed, progress
+from skirl.cli.show import listed, progress
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here, leave_stop, says_first
 from skirl.tools import __version__
 from skirl.tools.flags import Composed, WrongFlags, flags_of, flat_of
@@ -103,7 +103,6 @@ def _main(args: list[str]) -> int:
             if name == "sweep" and (processes := command.ranks()) > 1:
                 name, args = LAUNCH, [LAUNCH, "-n", str(processes), "--", *args]
                 command, *shown = _parse(name, args[1:])
-                command.line = "skirl"
             code = 1
             done = _run(args, command, *shown)
             if "skirl.peers.job" in sys.modules:
@@ -131,7 +130,7 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     elif as_json:
         print(json.dumps(result))
     elif stopped and not failed:
-        print(f"stopped by {stopped} after step {result['steps']:,}, saved in {result['save']}; {goes_on(args)}")
+        print(f"stopped by {stopped} after step {result['steps']:,}, saved in {result['save']}; --resume goes on")
     else:
         shown = command.summary(result)
         print(shown if isinstance(shown, str) else listed(shown))

@@ -27,7 +27,6 @@ _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engin
 @dataclass(frozen=True)
 class FileFlags(ShowFlags):
     group: ClassVar[str] = ""
-    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: str
     """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
@@ -69,7 +68,6 @@ class SessionFlags(FileFlags):
 @dataclass(frozen=True)
 class Schema(ShowFlags):
     group: ClassVar[str] = ""
-    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: str
     """The files to draft a schema from: csv:PATH or parquet:PATH, as for `skirl train`, or the path alone."""
@@ -262,8 +260,6 @@ class Analyze(SessionFlags):
 
 @dataclass(frozen=True)
 class Export(ShowFlags):
-    positional: ClassVar[tuple[str, ...]] = ("checkpoint",)
-
     checkpoint: Path
     """A folder of checkpoints, or the header of one."""
     out: Path
@@ -310,8 +306,6 @@ class Import(ShowFlags):
     """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it, and so does
     `skirl train --from FOLDER`, with encode = "row" in the schema for ids that are row numbers."""
 
-    positional: ClassVar[tuple[str, ...]] = ("source",)
-
     source: Path
     """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""
     out: Path
@@ -346,8 +340,6 @@ class Import(ShowFlags):
 
 @dataclass(frozen=True)
 class Info(ShowFlags):
-    positional: ClassVar[tuple[str, ...]] = ("path",)
-
     path: Path
     """The file or folder; nothing in it is changed or locked."""
     check: bool = False

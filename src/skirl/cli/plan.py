@@ -22,7 +22,6 @@ _OF_TABLES = ("data", "model", "dim", "batch", "steps")
 @dataclass(frozen=True)
 class Size(Composed):
     group: ClassVar[str] = "output"
-    positional: ClassVar[tuple[str, ...]] = ("data",)
     example: ClassVar[str] = "skirl size synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50"
     """A command line to begin with, shown if no data is given."""
 
@@ -65,7 +64,6 @@ class Size(Composed):
 class Place(Composed):
     group: ClassVar[str] = "plan"
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
-    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)

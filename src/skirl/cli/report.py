@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
 from skirl.tools.units import clock, figure, malformed, size
@@ -26,8 +26,6 @@ seeds of one configuration are ranked by their mean, then by their own"""
 
 @dataclass(frozen=True)
 class Report(ShowFlags):
-    positional: ClassVar[tuple[str, ...]] = ("folder",)
-
     folder: Path
     """The folder of the run or the sweep."""
 

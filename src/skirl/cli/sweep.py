@@ -19,7 +19,6 @@ from skirl.train.recipe import Recipe
 @dataclass(frozen=True)
 class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
-    positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     defaults: ClassVar[Mapping[str, Any]] = {"threads": 1}  # bits depend on it
     hidden: ClassVar[tuple[str, ...]] = (

@@ -104,10 +104,6 @@ class DataFlags:
     def path(self) -> str:
         return self.data.partition(":")[2]
 
-    def longer(self, step: int) -> str:
-        """Return the flag that makes a run longer which ended at this step."""
-        return "--epochs" if self.kind in FILE_KINDS and (self.steps is None or step < self.steps) else "--steps"
-
     @property
     def stream_seed(self) -> int:
         return self.seed if self.data_seed is None else self.data_seed

@@ -21,7 +21,7 @@ BEGINS_AGAIN = 75
 job on machines where nobody stopped it."""
 
 
-NOTES, COMMAND_LINE = "SKIRL_NOTES", "SKIRL_COMMAND"
+NOTES = "SKIRL_NOTES"
 """What `skirl launch` sets for its trainers: a folder for their last notes, and how its command line began."""
 STOPPED = "stopped"
 LOOPBACK = "127.0.0.1"
