@@ -116,12 +116,12 @@ class Race:
 
     def standing(self) -> list[VariantPlace]:
         """Return the places of all variants, best first. Those that left follow, the last to leave and the best first."""
-        order, values = self._order(), self._values()
-        best = [k for c in order for k in sorted(self._own(c), key=lambda k: values[k])]
-        whole, held_out = self._whole(), self._held_out if self._judged else {}
+        values = self._values()
+        best = [k for c in self._order() for k in sorted(self._own(c), key=lambda k: values[k])]
+        held_out = self._held_out if self._judged else {}
         by = {k: place.loss or 0.0 for k, place in self._gone.items()} | held_out
         rest = sorted(self._gone, key=lambda k: (-(self._gone[k].left or 0), by[k], k))
-        places = [self._place(k, "races" if n else "leads", order, whole) for n, k in enumerate(best)]
+        places = [self._place(k, "races" if n else "leads") for n, k in enumerate(best)]
         places += [self._gone[k] for k in rest]
         return [
             replace(place, rank=rank, held_out=held_out.get(k))
@@ -158,10 +158,6 @@ class Race:
         self._judged = state["by_held_out"]
         self._losses = np.frombuffer(bytes.fromhex(state["losses"])).reshape(-1, len(self.names))
 
-    def _whole(self) -> dict[int, Floats]:
-        """Return the losses of each configuration that races, as means over its seeds."""
-        return {c: self._losses[:, own].mean(1) for c in range(self._of.max() + 1) if (own := self._own(c))}
-
     def _values(self) -> np.ndarray:
         if self._judged:
             return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
@@ -184,18 +180,16 @@ class Race:
         return self._leave(gone, f"dropped at step {self.step:,} by {by}")
 
     def _leave(self, numbers: Sequence[int], why: str) -> list[VariantPlace]:
-        if not numbers:
-            return []
-        whole, order = self._whole(), self._order()
-        left = [replace(self._place(k, why, order, whole), left=self.step) for k in numbers]
+        left = [replace(self._place(k, why), left=self.step) for k in numbers]
         self._gone |= zip(numbers, left, strict=True)
         return left
 
-    def _place(self, k: int, state: str, order: Sequence[int], whole: Mapping[int, Floats]) -> VariantPlace:
+    def _place(self, k: int, state: str) -> VariantPlace:
         """Return the place of a variant that races, whose rank comes later: its own loss, its configuration's difference."""
         n, place = len(self._losses), VariantPlace(0, self.names[k], None, None, None, state)
         if not n:
             return place
-        apart = whole[int(self._of[k])] - whole[order[0]]  # on the same batches: what makes one hard cancels out
+        own, best = (self._losses[:, self._own(c)].mean(1) for c in (self._of[k], self._order()[0]))
+        apart = own - best  # on the same batches: what makes one hard cancels out
         error = float(apart.std(ddof=1) / np.sqrt(n)) if n > 1 else None
         return replace(place, loss=float(self._losses[:, k].mean()), difference=float(apart.mean()), error=error)

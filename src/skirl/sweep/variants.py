@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import OF_SWEEP, refuse_checkpoints
 from skirl.tools.flags import Flag, WrongFlags, expected, flags_of, is_list, read_as, read_text
+from skirl.tools.os_errors import why
 from skirl.train.flags import CheckpointFlags
 from skirl.train.recipe import Recipe
 
@@ -155,14 +156,10 @@ def _of_text(axis: str, flag: Flag, text: str) -> Any:
 
 
 def _of_file(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    if path.suffix != ".toml":
-        raise ValueError(f"variants is {str(path)!r}: set it to a file that ends in .toml")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(f"variants is {str(path)!r}, which cannot be read: set it to a file that can") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid TOML ({error}): fix it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"variants is {str(path)!r}, which cannot be read as TOML ({why(error)}): fix it") from None
     if not tables:
         raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
     named = []
