@@ -170,38 +170,29 @@ class Convert(SessionFlags):
         if parsed("memory", self.memory, parse_bytes, "a size such as 1GiB") < LEAST_MEMORY:
             raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
 
+    @timed
     def run(self) -> dict[str, Any]:
-        result = self._to_file() if self.by is None else self._by_session()
-        return result | (self._checked() if self.check else {})
-
-    @timed
-    def _to_file(self) -> dict[str, Any]:
         from skirl.data.convert import convert
-
-        return convert(
-            self.files(rows=self.rows, vocab=self.vocab), str(self.out), self.compression, as_rows=self._as_rows
-        )
-
-    @timed
-    def _by_session(self) -> dict[str, Any]:
         from skirl.dedup.by_session import convert_by_session
         from skirl.dedup.spark import session_at
 
-        files, memory = self.files(PART, rows=self.rows, vocab=self.vocab), parse_bytes(self.memory)
-        with session_at(self.master) if self.engine == "spark" else nullcontext() as session:
-            return convert_by_session(
-                files, str(self.out), self._sessions(), memory=memory, session=session, force=self.force
-            )
-
-    @property
-    def _as_rows(self) -> bool:
-        return self.rows is not None or self.vocab is not None
+        request, out = self._sessions(), str(self.out)
+        encoding: dict[str, Any] = {"rows": self.rows, "vocab": self.vocab}
+        if self.by is None:
+            found = convert(self.files(**encoding), out, self.compression, as_rows=request.as_rows)
+        else:
+            files, memory = self.files(PART, **encoding), parse_bytes(self.memory)
+            with session_at(self.master) if self.engine == "spark" else nullcontext() as session:
+                found = convert_by_session(files, out, request, memory=memory, session=session, force=self.force)
+        return found | (self._checked() if self.check else {})
 
     def _sessions(self) -> Any:
         from skirl.dedup.sessions import Sessions
 
         names = ("session", "user", "gap", "partition", "layout", "compression")
-        return Sessions(**{name: getattr(self, name) for name in names}, as_rows=self._as_rows)
+        return Sessions(
+            **{name: getattr(self, name) for name in names}, as_rows=self.rows is not None or self.vocab is not None
+        )
 
     def _checked(self) -> dict[str, Any]:
         from skirl.data.convert import as_written
