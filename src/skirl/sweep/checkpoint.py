@@ -20,7 +20,6 @@ from skirl.store.base import Frozen
 from skirl.store.disk.frozen import check_files
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
-from skirl.sweep.contender import Contender
 from skirl.sweep.variants import Varied
 from skirl.tools import __version__
 from skirl.tools.os_errors import NotWritten, why
@@ -31,12 +30,6 @@ log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
 _VERSION = 10
-
-Parts = Callable[[Contender], Sequence[Any]]
-
-
-def optimizers_of(contender: Contender) -> list[Any]:
-    return [] if contender.dense is None else [contender.dense]
 
 
 def confirm(savings: Mapping[str, Saving]) -> None:

@@ -172,6 +172,8 @@ class Contender:
         self._model: Any = embeddings
         self.dense: torch.optim.Optimizer | None = None
         """The optimizer of the dense weights; None if the model has none to train."""
+        self.parts: list[Any] = []
+        """What its checkpoint has besides the model: the optimizer, and what is appended."""
         self.loss: float | None = None
         self.kept: Any = None
         """What the sweep's `loss` function returned besides the loss."""
@@ -221,11 +223,13 @@ class Contender:
         if not given and weights:
             given = [torch.optim.Adam(weights)]
         self._model, self.dense = model, next(iter(given), None)
+        self.parts = [] if self.dense is None else [self.dense]
         self.embeddings.current.dense.of = [] if self.dense is None else [self.dense]
 
     def leave(self, why: str, step: int) -> None:
         self.left, self.left_at = why, step
         self._model = self.dense = self.kept = None
+        self.parts = []
         self.embeddings.current.dense = DenseGradients()  # the old one holds the weights
 
     @property

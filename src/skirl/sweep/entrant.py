@@ -44,15 +44,11 @@ class Entrant:
         self.run = RunFolder(
             logged.run, name=variant.name, flags=self.flags, every=logged.log_every, resume=keeping.resume
         )
+        contender.parts += [self.rates, self.meter, self.judge, self.run]
         self.missing = Missing()
         """What else than its run folder lacks."""
         self._written = 0
         """Last step covered by a line of metrics."""
-
-    @property
-    def parts(self) -> list[Any]:
-        """What a checkpoint saves besides its model, as `skirl train` does."""
-        return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
 
     @property
     def loss(self) -> float:

@@ -18,7 +18,6 @@ from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.checkpoint import check_same, plain, read_header
-from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import Race, VariantPlace, difference
@@ -171,7 +170,7 @@ class SweepRun:
     def begin(self) -> None:
         if self.header is not None:
             assert self.keeping.save is not None
-            self.sweep.load_from(self.keeping.save, self.header, self._parts)
+            self.sweep.load_from(self.keeping.save, self.header)
             for contender in self.sweep.racing:  # it may have had inexact steps before
                 contender.exact = not self.flags["inexact"]
         self._begun_at = self.batches.step
@@ -301,7 +300,7 @@ class SweepRun:
             entrant.after_step(self.batches, last=True)
             if not one.diverged and path is not None:  # as a run is saved at its end
                 with entrant.missing.tried("the last checkpoint", path / entrant.name, of=NotWritten):
-                    self.sweep.saved(path, self._parts, [entrant.contender])
+                    self.sweep.saved(path, [entrant.contender])
             results[entrant.name] = entrant.finish(self.batches, one.state)
             if entrant.contender.left is None and len(self.sweep) > 1:
                 self.sweep.drop(entrant.name, one.state)  # its memory is freed
@@ -335,15 +334,12 @@ class SweepRun:
         try:
             racing = [entrant.contender for entrant in self.here]
             header: dict[str, Any] = {"step": step, "left": left, "also": plain(also)}
-            self.sweep.save_on(self.ranks, self.keeping.save, self._parts, racing, **header)
+            self.sweep.save_on(self.ranks, self.keeping.save, racing, **header)
         except NotWritten as error:
             self._not_saved = f"step {step:,} is not saved: {error}"
             log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)
         else:
             self._saved_step, self._not_saved = step, None
-
-    def _parts(self, contender: Contender) -> list[Any]:
-        return self.entrants[contender.name].parts
 
     def end(self) -> dict[str, Any]:
         race, results = self.race, self.results
