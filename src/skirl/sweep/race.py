@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-
 LEAST, MOST = 16, 768
 """Fewest and most batches whose losses are compared: the last three quarters of those so far."""
 
@@ -73,7 +71,7 @@ class Race:
         self.rungs, self._keep, self._again = rungs, keep, again
         self.step = 0
         self._of = np.array(range(len(names)) if configurations is None else configurations)
-        self._losses: Floats = np.zeros((0, len(names)))
+        self._losses: NDArray[np.float64] = np.zeros((0, len(names)))
         """[batches, variants]: of the recent batches, each before anybody trained on it."""
         self._held_out: dict[int, float] = {}
         """By variant: its lowest log loss on the samples held out."""
