@@ -24,7 +24,7 @@ from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
 from skirl.sweep.fused import MEASURED
-from skirl.sweep.race import Race, Rules
+from skirl.sweep.race import Race
 from skirl.sweep.ranks import Ranks, how_many, share_of
 from skirl.sweep.run import SweepRun
 from skirl.sweep.variants import KeepFlags, RaceFlags, Varied, checked_variants, text_of
@@ -113,7 +113,7 @@ class Sweep(Bench):
                 return stack.enter_context(Turns(self.timed, runs, variants))
 
             alone = {threads: begun(flags | {"threads": threads}) for threads in sorted({1, at_once})}
-            ranks = how_many("auto", Recipe.of(**flags), count, trace=False)
+            ranks = how_many("auto", Recipe.of(**flags), count)
             side, own = begun(*[flags] * at_once), begun(*[flags] * ranks, variants=count)
             for _ in range(self.repeats):
                 for one in (*alone.values(), side, own):
@@ -167,7 +167,7 @@ def replayed(losses: Mapping[str, np.ndarray], shares: Sequence[float]) -> tuple
     """Replay a race over known losses. Return its winner, and its cost."""
     each = np.array([*losses.values()]).T
     rungs = tuple(sorted({max(1, int(len(each) * share)) for share in shares}))
-    race, spent = Race([*losses], rules=Rules(rungs=rungs)), 0
+    race, spent = Race([*losses], rungs=rungs), 0
     for of_batch in each:
         spent += len(race.racing)
         race.see(of_batch.tolist())
@@ -253,11 +253,9 @@ def alone(recipe: Recipe) -> Iterator[Any]:
 @contextmanager
 def beside(recipe: Recipe, count: int, rank: int, size: int) -> Iterator[Any]:
     """A rank's variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
-    own, flags = (
-        share_of(recipe, spread(recipe, count), rank, size),
-        {"log_every": ENDLESS, "inexact": False, "memory": None},
-    )
-    run = SweepRun(Ranks(Alone()), *own, RaceFlags(), KeepFlags(), LogFlags(run="none"), flags, EvaluationFlags())
+    own, logged = share_of(recipe, spread(recipe, count), rank, size), LogFlags(run="none", log_every=ENDLESS)
+    flags = {"inexact": False, "memory": None}
+    run = SweepRun(Ranks(Alone()), *own, RaceFlags(), KeepFlags(), logged, flags, EvaluationFlags())
     with run.opened():
 
         def trained() -> Iterator[None]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -104,19 +103,9 @@ def test_a_run_prints_plain_lines_and_a_summary(python: Python):
     last = next(line for line in lines if line.startswith("train 40/40 · "))
     for fact in ("samples/s ", "loss ", "AUC ", "NE ", "refetched ", "new ", "written ", "cache 100% full", "hidden "):
         assert fact in last
-    for label in ("run", "steps", "speed", "loss", "metrics", "touched", "cache", "rows", "hidden", "memory"):
+    for label in ("run", "steps", "speed", "loss", "metrics", "cache", "rows", "hidden", "memory"):
         assert any(line.startswith(f"  {label} ") for line in lines)
     assert "\x1b" not in done.stdout
-
-
-def test_the_first_command_on_a_machine_says_that_it_compiles(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("skirl.tools.kernel_cache.kernel_folder", lambda: tmp_path)
-    small = [*SMALL, "--steps", "1", "--cache", "2000"]
-    assert exit_code("train", *small) == 0 and capsys.readouterr().out.startswith(
-        "compile kernels 0 · once on this machine"
-    )
-    (tmp_path / "one.nbc").touch()
-    assert exit_code("train", *small) == 0 and "compile" not in capsys.readouterr().out
 
 
 def test_flags_of_a_model_reach_it_and_are_told(capsys):
@@ -165,9 +154,8 @@ def test_ctrl_c_saves_and_ends_with_one_line(python: Python, tmp_path, command):
         process.send_signal(signal.SIGINT)
         *shown, last = process.stdout.read().splitlines()
     assert process.returncode == 130 and not any(line.startswith("  ") for line in shown)
-    assert last.startswith("stopped by Ctrl-C after step ") and f", saved in {tmp_path / 'my save'}; to go on: " in last
-    words = shlex.split(last.split("to go on: skirl ")[1])
-    assert words == [command, *endless, "--resume"]
+    said = rf"stopped by Ctrl-C after step [\d,]+, saved in {tmp_path / 'my save'}; --resume goes on"
+    assert re.fullmatch(said, last)
 
 
 def test_a_reader_that_goes_away_is_no_traceback(python: Python):

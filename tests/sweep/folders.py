@@ -13,18 +13,14 @@ import pyarrow.parquet as pq
 
 from skirl.cli.files import Export
 
-TIMES = ("seconds", "begun_at")
 
-
-def race_lines(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of a race without times."""
-    lines = map(json.loads, (run / "race.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+def standing(run: Path) -> dict[str, Any]:
+    return json.loads((run / "standing.json").read_text())
 
 
 def left_of(run: Path) -> list[tuple[int, str, str]]:
     """Return who left: when, who and why, in this order."""
-    places = race_lines(run)[-1]["places"]
+    places = standing(run)["places"]
     return sorted((at["left"], at["variant"], at["state"]) for at in places if at["left"] is not None)
 
 
@@ -49,7 +45,7 @@ def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: json.loads((folder / "run" / name / "result.json").read_text()) for name in result["by_variant"]}
     names = ("winner", "standing", "variant_steps", "cost", "seed_noise", "steps", "failed")
     return {
-        "race": race_lines(folder / "run"),
+        "race": standing(folder / "run"),
         "by_variant": {n: of | {"run": None} for n, of in result["by_variant"].items()},
         "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
         "evaluations": {name: evaluations(folder / "run" / name) for name in own},

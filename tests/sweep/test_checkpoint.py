@@ -33,7 +33,7 @@ def train(folder: Path, *, save_at: int | None = None, stop: bool = False, resum
     with made(**options, resume=resume) as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:
         if resume:
             torch.rand(7)
-            assert sweep.load(folder) == {"race": [1, 2]}
+            sweep.load(folder)
         drawn = []
         for batch in batches:
             drawn.append(float(torch.rand(())))
@@ -42,7 +42,7 @@ def train(folder: Path, *, save_at: int | None = None, stop: bool = False, resum
             if batches.step == 3:
                 sweep.drop("v3", "behind")
             if batches.step == save_at:
-                sweep.save(folder, also={"race": [1, 2]})
+                sweep.save(folder)
                 if stop:
                     return losses, {}, drawn
         batches.close()

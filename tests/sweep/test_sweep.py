@@ -154,7 +154,7 @@ def test_one_reader_one_hash_one_plan(monkeypatch):
         _, sweep = in_sweep(Case((Of(),) * number, steps=6))
         found.append(dict(counts))
         counts.update(dict.fromkeys(counts, 0))
-        assert sweep.plans == 6
+        assert sweep.engine.counters.steps == 6
     assert found[0] == found[1] == {"read": 6, "checked": 12, "planned": 12}
 
 

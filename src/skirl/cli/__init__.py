@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from skirl.cli.command_line import CONFIG, in_flags, read_flags
-from skirl.cli.show import goes_on, listed, progress
+from skirl.cli.show import listed, progress
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher, launched_here, leave_stop, says_first
 from skirl.tools import __version__
 from skirl.tools.flags import Composed, WrongFlags, flags_of, flat_of
 from skirl.tools.os_errors import said
-from skirl.tools.progress import progress_of, shown_by
+from skirl.tools.progress import shown_by
 
 COMMANDS = {
     "train": ("skirl.cli.train:Train", "train a model whose tables are larger than the cache"),
@@ -44,8 +44,6 @@ NOBODY_READS = 128 + 13
 STOPPED = 128 + 2
 """The exit code that shells report for a process ended by Ctrl-C."""
 LAUNCH = "launch"
-COMPILED = ("train", "verify", "size", "place", "sweep", "evaluate", "predict", "export")
-"""Commands that run kernels."""
 OVERVIEW = """usage: skirl COMMAND [flags]
 
 {commands}
@@ -105,7 +103,6 @@ def _main(args: list[str]) -> int:
             if name == "sweep" and (processes := command.ranks()) > 1:
                 name, args = LAUNCH, [LAUNCH, "-n", str(processes), "--", *args]
                 command, *shown = _parse(name, args[1:])
-                command.line = "skirl"
             code = 1
             done = _run(args, command, *shown)
             if "skirl.peers.job" in sys.modules:
@@ -123,8 +120,6 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
     display = partial(progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
     with shown_by(display):
-        if display is not None and name in COMPILED:
-            _tell_of_compiling()
         result = {"command": name, "failed": None, **flat_of(command), **command.run()}
     failed, trains = result["failed"], name in ("train", "sweep")
     stopped = result["stopped_by"] if trains else None
@@ -135,7 +130,7 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
     elif as_json:
         print(json.dumps(result))
     elif stopped and not failed:
-        print(f"stopped by {stopped} after step {result['steps']:,}, saved in {result['save']}; {goes_on(args)}")
+        print(f"stopped by {stopped} after step {result['steps']:,}, saved in {result['save']}; --resume goes on")
     else:
         shown = command.summary(result)
         print(shown if isinstance(shown, str) else listed(shown))
@@ -143,13 +138,6 @@ def _run(args: list[str], command: Any, as_json: bool, quiet: bool) -> int:
         print(f"skirl {name}: {failed}", file=sys.stderr)
     usual = BEGINS_AGAIN if result.get("begins_again") else STOPPED if stopped == "Ctrl-C" else 0
     return result.get("exit_code", 1 if failed else usual)
-
-
-def _tell_of_compiling() -> None:
-    folder = import_module("skirl.tools.kernel_cache").kernel_folder()
-    if folder is not None and not any(folder.glob("*.nbc")):
-        with progress_of("compile kernels") as shown:
-            shown(0, lambda: {"once on this machine,": "some 10 s"})
 
 
 def _failed(name: str, error: Exception, code: int) -> int:

@@ -5,7 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -20,7 +20,12 @@ ALIASES = {
     "checkpoint": "save", "tensorboard": "run", "log-dir": "run", "output": "out",
 }  # fmt: skip
 """Names that others give to flags."""
-
+COMMON = frozenset({
+    "data", "schema", "rows", "vocab", "valid", "epochs", "batch", "steps", "seed", "model", "dim", "optimizer", "lr",
+    "dense_lr", "schedule", "warmup", "cache", "store", "device", "threads", "eval_every", "patience", "save", "resume",
+    "save_every", "keep_best", "from_", "run", "json", "rungs", "keep", "config",
+})  # fmt: skip
+"""Flags that help shows beside a command's own, if it is not asked for all."""
 
 CONFIG = Flag(
     name="config",
@@ -34,9 +39,8 @@ CONFIG = Flag(
 
 def read_flags(command: str, about: str, kind: Any, args: Sequence[str]) -> dict[str, Any]:
     """Return the value of each flag by name: that of the command line, of the file that --config names, or the default.
-    In `kind`, the class of the command, `common` are the flags that its help shows if not asked for all, `positional` may be
-    given without their names, `repeated` several times."""
-    own, prog, positional = flags_of(kind), f"skirl {command}", getattr(kind, "positional", ())
+    In `kind`, the class of the command, `repeated` may be given several times."""
+    own, prog, positional = flags_of(kind), f"skirl {command}", positional_of(kind)
     flags = own | {CONFIG.name: CONFIG} if issubclass(kind, Composed) else own
     if any(arg in ("-h", "--help") for arg in args):
         _show_help(prog, about, kind, flags, "all" in args)
@@ -58,8 +62,16 @@ def read_flags(command: str, about: str, kind: Any, args: Sequence[str]) -> dict
     return {name: values.get(name, flag.default) for name, flag in own.items()}
 
 
+def positional_of(kind: Any) -> tuple[str, ...]:
+    """Return the flags that may be given without their names: those that the command says, or the first that it needs."""
+    needed = (
+        ["data"] if issubclass(kind, Composed) else [n for n, of in flags_of(kind).items() if of.default is MISSING]
+    )
+    return getattr(kind, "positional", tuple(needed[:1]))
+
+
 def _check_missing(prog: str, kind: Any, flag: Flag) -> None:
-    first = flag.name in getattr(kind, "positional", ())
+    first = flag.name in positional_of(kind)
     if first and (example := getattr(kind, "example", None)):
         raise WrongFlags(f"say which {flag.name}, for instance `{example}`; {prog} --help lists what else can be set")
     if flag.default is MISSING:
@@ -115,9 +127,10 @@ def _value(command: Any, flag: Flag, texts: Sequence[str]) -> Any:
 
 
 def _show_help(prog: str, about: str, kind: Any, flags: Mapping[str, Flag], everything: bool) -> NoReturn:
-    positional, names = getattr(kind, "positional", ()), (*flags,)
-    if not everything and (common := getattr(kind, "common", ())):
-        names = (*common, *(name for name in flags if name == CONFIG.name))
+    positional, names = positional_of(kind), [*flags]
+    first = COMMON.union(field.name for field in fields(kind))
+    if not everything and issubclass(kind, Composed):
+        names = [name for name in flags if name in first]
         about += f". `{prog} --help all` lists all flags; these are the ones that are used most."
     words = [name.upper() if flags[name].default is MISSING else f"[{name.upper()}]" for name in positional]
     shown: dict[str, list[str]] = {}

@@ -27,7 +27,6 @@ _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engin
 @dataclass(frozen=True)
 class FileFlags(ShowFlags):
     group: ClassVar[str] = ""
-    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: str
     """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
@@ -69,7 +68,6 @@ class SessionFlags(FileFlags):
 @dataclass(frozen=True)
 class Schema(ShowFlags):
     group: ClassVar[str] = ""
-    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: str
     """The files to draft a schema from: csv:PATH or parquet:PATH, as for `skirl train`, or the path alone."""
@@ -172,38 +170,29 @@ class Convert(SessionFlags):
         if parsed("memory", self.memory, parse_bytes, "a size such as 1GiB") < LEAST_MEMORY:
             raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
 
+    @timed
     def run(self) -> dict[str, Any]:
-        result = self._to_file() if self.by is None else self._by_session()
-        return result | (self._checked() if self.check else {})
-
-    @timed
-    def _to_file(self) -> dict[str, Any]:
         from skirl.data.convert import convert
-
-        return convert(
-            self.files(rows=self.rows, vocab=self.vocab), str(self.out), self.compression, as_rows=self._as_rows
-        )
-
-    @timed
-    def _by_session(self) -> dict[str, Any]:
         from skirl.dedup.by_session import convert_by_session
         from skirl.dedup.spark import session_at
 
-        files, memory = self.files(PART, rows=self.rows, vocab=self.vocab), parse_bytes(self.memory)
-        with session_at(self.master) if self.engine == "spark" else nullcontext() as session:
-            return convert_by_session(
-                files, str(self.out), self._sessions(), memory=memory, session=session, force=self.force
-            )
-
-    @property
-    def _as_rows(self) -> bool:
-        return self.rows is not None or self.vocab is not None
+        request, out = self._sessions(), str(self.out)
+        encoding: dict[str, Any] = {"rows": self.rows, "vocab": self.vocab}
+        if self.by is None:
+            found = convert(self.files(**encoding), out, self.compression, as_rows=request.as_rows)
+        else:
+            files, memory = self.files(PART, **encoding), parse_bytes(self.memory)
+            with session_at(self.master) if self.engine == "spark" else nullcontext() as session:
+                found = convert_by_session(files, out, request, memory=memory, session=session, force=self.force)
+        return found | (self._checked() if self.check else {})
 
     def _sessions(self) -> Any:
         from skirl.dedup.sessions import Sessions
 
         names = ("session", "user", "gap", "partition", "layout", "compression")
-        return Sessions(**{name: getattr(self, name) for name in names}, as_rows=self._as_rows)
+        return Sessions(
+            **{name: getattr(self, name) for name in names}, as_rows=self.rows is not None or self.vocab is not None
+        )
 
     def _checked(self) -> dict[str, Any]:
         from skirl.data.convert import as_written
@@ -223,11 +212,6 @@ class Convert(SessionFlags):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "sessions", "files", "bytes", "peak_bytes")
         lines["out"] = f"{self.out}; train with `skirl train parquet:{self.out}`"
-        if self.by is not None and self.partition is None:
-            lines["order"] = (
-                "by session, not by time: --valid 20% holds out some sessions, not the last in time; for these, write with "
-                "--partition 1d, or hold out with --valid time>=..."
-            )
         if self.check:
             lines["checked"] = "same rows, by hash" if result["check"]["same"] else "other rows"
         return lines
@@ -262,18 +246,11 @@ class Analyze(SessionFlags):
         lines = facts(result, "verdict", "samples", "seconds", "sessions", "per_session", "sampled")
         columns = sorted(result.get("columns", {}).items(), key=lambda named: -named[1]["factor"])
         lines |= facts({"columns": [{"name": name, **of} for name, of in columns]})
-        lines |= facts(result, "bytes", "peak_bytes")
-        if result["advice"] != "don't bother":
-            flags = {name: getattr(self, name) for name in ("schema", "session", "user", "gap")}
-            given = [f"--{name} {value}" for name, value in flags.items() if value]
-            lines["next"] = " ".join([f"skirl convert {self.data} --by session", *given, "--out FOLDER"])
-        return lines
+        return lines | facts(result, "bytes", "peak_bytes")
 
 
 @dataclass(frozen=True)
 class Export(ShowFlags):
-    positional: ClassVar[tuple[str, ...]] = ("checkpoint",)
-
     checkpoint: Path
     """A folder of checkpoints, or the header of one."""
     out: Path
@@ -316,8 +293,6 @@ class Import(ShowFlags):
     """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it, and so does
     `skirl train --from FOLDER`, with encode = "row" in the schema for ids that are row numbers."""
 
-    positional: ClassVar[tuple[str, ...]] = ("source",)
-
     source: Path
     """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""
     out: Path
@@ -341,8 +316,6 @@ class Import(ShowFlags):
 
 @dataclass(frozen=True)
 class Info(ShowFlags):
-    positional: ClassVar[tuple[str, ...]] = ("path",)
-
     path: Path
     """The file or folder; nothing in it is changed or locked."""
     check: bool = False

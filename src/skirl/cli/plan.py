@@ -22,18 +22,6 @@ _OF_TABLES = ("data", "model", "dim", "batch", "steps")
 @dataclass(frozen=True)
 class Size(Composed):
     group: ClassVar[str] = "output"
-    common: ClassVar[tuple[str, ...]] = (
-        "data",
-        "schema",
-        "batch",
-        "steps",
-        "model",
-        "dim",
-        "optimizer",
-        "link",
-        "step_ms",
-    )
-    positional: ClassVar[tuple[str, ...]] = ("data",)
     example: ClassVar[str] = "skirl size synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50"
     """A command line to begin with, shown if no data is given."""
 
@@ -75,12 +63,7 @@ class Size(Composed):
 @dataclass(frozen=True)
 class Place(Composed):
     group: ClassVar[str] = "plan"
-    common: ClassVar[tuple[str, ...]] = (
-        "data", "schema", "batch", "steps", "model", "dim", "tables", "ranks", "trainers", "memory", "link", "kernel",
-        "costs", "no_measure", "out", "force",
-    )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
-    positional: ClassVar[tuple[str, ...]] = ("data",)
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
@@ -222,7 +205,6 @@ class Place(Composed):
             check = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
         return {
             "tables": len(specs), "cut": sum(not isinstance(table.at, int) for table in plan.tables), "ranks": ranks,
-            "kernel": self.kernel,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
             "balance": float(load.max() / load.mean()),
             "seconds": found.seconds, "check": check, "ways": ways,
@@ -247,8 +229,6 @@ class Place(Composed):
             costs = ", ".join(f"{rank[name]:.3f} ms {word}" for name, word in words.items() if rank[name] is not None)
             most = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
             lines[f"{one} {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
-        if idle := [str(rank["rank"]) for rank in result["ranks"] if not rank["bytes"]]:
-            lines["idle"] = f"{one} {', '.join(idle)}: no part of a table there would make the busiest {one} faster"
         how = "predicted" if checked is None else "computing measured, exchange predicted"
         lines["busiest"] = (
             f"{one} {result['busiest']}, {result['busiest_ms']:.3f} ms ({how}), "
@@ -259,7 +239,6 @@ class Place(Composed):
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
         lines["kernel"] = self.kernel + f", with costs {self.costs or 'as shipped'}" * self.no_measure
-        lines["exchange"] = f"bytes over --link {self.link}, not measured"
         if (out := result["out"]) is not None:
             trains = f"skirl launch -n {self.trainers} -- train --placement {out} takes it"
             lines["out"] = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
 from skirl.tools.units import clock, figure, size
@@ -16,25 +16,16 @@ from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
 Line = Mapping[str, Any]
 Page = tuple[Sequence[str], Mapping[str, Chart], dict[str, str]]
 """The sentences at the top of a page, its charts, and the lines that are printed too."""
-SWEEP, RACE, PAGE = "sweep.json", "race.jsonl", "report.html"
+SWEEP, STANDING, PAGE = "sweep.json", "standing.json", "report.html"
 UNKNOWN = "still going on, killed, or failed"
 NOTE = """a loss is a mean over the recent batches, each before it was trained on
 one to rank 1 is on the same batches, with its standard error
-of a variant that left, all is as it was then"""
-MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
-"""The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
-JUDGED = "ranks are by held-out loss"
-COMPUTED = {
-    "loop": "one variant after the other", "fused": "variants of one architecture at once",
-    "graph": "variants as branches of one CUDA graph", "planned": "as planned for --memory",
-}  # fmt: skip
-"""How steps trained their variants."""
+of a variant that left, all is as it was then
+seeds of one configuration are ranked by their mean, then by their own"""
 
 
 @dataclass(frozen=True)
 class Report(ShowFlags):
-    positional: ClassVar[tuple[str, ...]] = ("folder",)
-
     folder: Path
     """The folder of the run or the sweep."""
 
@@ -108,7 +99,7 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     """Return what a result says, line by line."""
     steps, rows, counters, moved, kept = (run[of] for of in ("steps", "rows", "counters", "movement", "checkpoints"))
     state = "ended"
-    if run["stopped_early"]:
+    if run.get("stopped_early"):
         state = f"stopped early: {run['patience']} evaluations brought no better log loss"
     state = "failed" if run["failed"] else f"stopped by {kept['stopped_by']}" if kept["stopped_by"] else state
     took, begun = f"in {clock(run['seconds'])}", run["begun_at"]
@@ -116,11 +107,6 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     first, last, mean = (figure(run["loss"][name]) for name in ("first", "last", "mean"))
     before = "its batch was trained on" if run.get("epochs", 1) == 1 else "this pass trained on its batch"
     each = {name: f"{counters[name] / max(1, steps):,.0f} {word}" for name, word in WORDS.items()}
-    if counters["forwarded"]:
-        each["fetched"] += f" ({counters['forwarded'] / counters['fetched']:.0%} of them from the write-back queue)"
-    blame = moved["blame"]
-    worst = max(blame, key=blame.__getitem__, default=None)
-    worst = f", most of it for {worst}" if worst and moved["stall"] >= 0.005 else ""
     lines = held_out_lines(run) | {
         "run": f"{run['model']} on {run['data']}, {state}",
         "steps": f"{steps:,}, {run['samples']:,} samples{took}",
@@ -133,8 +119,8 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
     }
     if counters["fetched"] + counters["written"]:
         lines["hidden"] = f"{moved['hidden']:.0%} of the movement, behind compute"
-    lines["waited"] = f"{moved['stall']:.2f} s for rows{worst}, {moved['read']:.2f} s for the loader"
-    for n, lane in enumerate(run["by_trainer"]["lanes"] if run["by_trainer"] else ()):
+    lines["waited"] = f"{moved['stall']:.2f} s for rows, {moved['read']:.2f} s for the loader"
+    for n, lane in enumerate((run.get("by_trainer") or {}).get("lanes", ())):
         counts = ", ".join(f"{lane[name]:,} {word}" for name, word in {"touched": "touched", **WORDS}.items())
         lines[f"trainer {n}"] = (
             f"{counts}; {size(lane['sent'])} sent; in {clock(lane['seconds'])} it waited {lane['waited']:.2f} s for others, "
@@ -146,12 +132,10 @@ def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
 def _lines_of_one(run: Mapping[str, Any]) -> dict[str, str]:
     """Return what the result of a run says that variants of a sweep share."""
     rows, kept, begun = run["rows"], run["checkpoints"], run["from"]
-    share = f", {rows['touched'] / max(1, rows['cache']):,.1f} times the cache" * (rows["touched"] > rows["cache"])
+    staging = f"{size(run['staging_bytes'])} more for rows on their way"
     lines = {
         "tables": f"{rows['tables']:,} rows of {run['dim']}, {size(rows['bytes_of_all'])} with their state",
-        "touched": f"{rows['touched']:,} rows{share}",
-        "cache": f"{rows['cache']:,} rows, {size(run['cache_bytes'])}, {rows['in_cache']:,} filled",
-        "staging": f"{size(run['staging_bytes'])} more, for {rows['staging']:,} rows on their way",
+        "cache": f"{rows['cache']:,} rows, {size(run['cache_bytes'])}, {rows['in_cache']:,} filled; {staging}",
         "memory": f"{size(run['peak_bytes'])} at its peak, the whole process",
     }
     if run["run"]:
@@ -199,16 +183,14 @@ def _stages(result: Line) -> dict[str, str]:
         return {}
     moved, times = result["movement"], [("seconds", "", "of them while the loop waited")]
     times += [(name, f"{s:,.2f}", f"{moved['blame'].get(name, 0.0):,.2f}") for name, s in moved["busy"].items() if s]
-    return {"stages of trainer 0" if result["by_trainer"] else "stages": columns(times)}
+    return {"stages of trainer 0" if result.get("by_trainer") else "stages": columns(times)}
 
 
 # A sweep
 
 
 def _sweep(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page:
-    data = (folder / RACE).read_bytes() if (folder / RACE).is_file() else b""
-    race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
-    last = race[-1] if race else {"step": 0, "places": []}
+    last = _read(folder / STANDING) or {"step": 0, "places": []}
     places, names = result["standing"] if result else last["places"], [of["name"] for of in config["variants"]]
     if result:
         lines = sweep_lines(result)
@@ -233,7 +215,7 @@ def standing(places: Sequence[Line], aucs: Mapping[str, float | None]) -> str:
     """Return a table with a line for each place, with held-out losses only if ranks are by them, and AUCs if known."""
     from skirl.sweep.race import VariantPlace, difference
 
-    heads = {"held_out": "lowest held out", "loss": "loss", "mean": "mean of seeds"}
+    heads = {"held_out": "lowest held out", "loss": "loss"}
     by = [name for name in heads if name == "loss" or any(at.get(name) is not None for at in places)]
     lines: list[tuple[str, ...]] = [
         ("rank", "variant", *(heads[name] for name in by), "loss to rank 1", "AUC", "state")
@@ -242,8 +224,7 @@ def standing(places: Sequence[Line], aucs: Mapping[str, float | None]) -> str:
         losses = (_figure(at.get(name), 5) for name in by)
         auc = _figure(aucs.get(at["variant"]))
         lines.append((str(at["rank"]), at["variant"], *losses, difference(VariantPlace(**at)), auc, at["state"]))
-    notes = [NOTE, *[MEANS] * ("mean" in by), *[JUDGED] * ("held_out" in by)]
-    return "\n".join([columns(lines, left=(1, len(lines[0]) - 1)), *notes])
+    return "\n".join([columns(lines, left=(1, len(lines[0]) - 1)), NOTE])
 
 
 def best_line(places: Sequence[Line]) -> str:
@@ -267,19 +248,11 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
     if not sweep["failed"]:
         lines["winner" if sweep["winner"] else "leader"] = best_line(places)
     lines["trained"] = f"{sweep['cost']:.0%} of the steps of training all to the end"
-    if sweep["rungs_after"] and state == "ended":
-        rungs = ", ".join(map(str, sweep["rungs_after"]))
-        lines["rungs"] = f"none was dropped at step {rungs}, which the data does not reach"
     if sweep["seed_noise"] is not None:
-        means = sorted({at["mean"] for at in places if at["left"] is None and at["mean"] is not None})
-        within = len(means) > 1 and means[1] - means[0] < sweep["seed_noise"]
         lines["noise"] = f"{sweep['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
-        lines["noise"] += "; rank 1 leads by less than that" * within
     auc = "test_auc" if any("test_auc" in of for of in by_variant.values()) else "auc"
     lines["race"] = standing(places, {name: of.get(auc) for name, of in by_variant.items()})
-    lines |= facts(sweep, "samples_per_second", "processes_used", "peak_bytes")
-    if sweep["form"] is not None:
-        lines["form"] = COMPUTED[sweep["form"]]
+    lines |= facts(sweep, "samples_per_second", "processes_used", "peak_bytes", "form")
     if not sweep["exact"]:
         lines["exact"] = "no: variants were computed as one, and their last bits may not be those of lone runs"
     if sweep["saved_step"] is not None and not sweep["failed"]:

@@ -3,8 +3,6 @@
 import io
 import logging
 import math
-import os
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-from skirl.peers.processes import COMMAND_LINE
 from skirl.tools.os_errors import why, writing
 from skirl.tools.progress import Facts, Report
 from skirl.tools.units import clock, figure, size
@@ -88,11 +85,6 @@ def scores(result: Mapping[str, Any], prefix: str = "") -> str:
     worse = " (worse than predicting the click rate)" if (result.get(f"{prefix}ne") or 0.0) > 1.0 else ""
     lines = [f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items()]
     return ", ".join(line + worse * line.startswith("NE ") for line in lines)
-
-
-def goes_on(args: Sequence[str]) -> str:
-    resume = [] if "--resume" in args else ["--resume"]
-    return f"to go on: {os.environ.get(COMMAND_LINE, 'skirl')} {shlex.join([*args, *resume])}"
 
 
 # Progress

@@ -19,14 +19,16 @@ from skirl.train.recipe import Recipe
 @dataclass(frozen=True)
 class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
-    positional: ClassVar[tuple[str, ...]] = ("data",)
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
-    common: ClassVar[tuple[str, ...]] = (
-        "data", "schema", "valid", "epochs", "batch", "steps", "model", "dim", "vary", "variants", "rungs", "keep", "memory",
-        "processes", "cache", "eval_every", "save", "resume", "run", "json",
-    )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"threads": 1}  # bits depend on it
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "placement", "patience", "keep_best", "from_")  # of single runs
+    hidden: ClassVar[tuple[str, ...]] = (
+        "shards",
+        "placement",
+        "patience",
+        "keep_best",
+        "from_",
+        "trace",
+    )  # of single runs
 
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
@@ -39,8 +41,6 @@ class SweepCommand(Composed):
     layers are joined by x: top=64x32,128x64."""
     variants: Path | None = None
     """A TOML file with a table for each variant; with --vary, each of them is combined with every combination."""
-    log_every: int | None = None
-    """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
     inexact: bool = False
     """Compute variants of one architecture as one also where this changes their last bits, if it is faster. By default only
     where a probe finds the bits of lone runs; the result says which form was used, and whether it was exact."""
@@ -63,8 +63,6 @@ class SweepCommand(Composed):
             raise ValueError(
                 f"rungs is {self.race.rungs!r} and epochs is {epochs}, so rungs compare held-out log losses: set eval_every"
             )
-        if self.log_every is not None and self.log_every < 1:
-            raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
         if self.memory not in (None, "auto"):
             parsed("memory", self.memory, parse_bytes, "a size like 8GiB, or to auto")
         if self.processes != "auto" and self.processes < 1:
@@ -84,7 +82,7 @@ class SweepCommand(Composed):
             return 1
         save = self.save.save if self.save.goes_on else None
         left = 0 if save is None else len(header_at(save)["left"])
-        return how_many(self.processes, self.recipe, len(self.made()) - left, trace=self.log.trace is not None)
+        return how_many(self.processes, self.recipe, len(self.made()) - left)
 
     def run(self) -> dict[str, Any]:
         from skirl.sweep.run import run
@@ -99,9 +97,5 @@ class SweepCommand(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines, steps = sweep_lines(result) | facts(result, "page"), self.recipe.data.steps
-        if steps is not None and result["steps"] < steps and lines["sweep"].endswith("ended"):
-            lines["steps"] += f"; the data has no more for --steps {steps:,}"
-        if result["form"] is None:
-            lines["ended"] = "it had ended before: nothing was left to train"
-        return lines
+        ended = {"ended": "it had ended before: nothing was left to train"} if result["form"] is None else {}
+        return sweep_lines(result) | facts(result, "page") | ended

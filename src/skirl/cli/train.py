@@ -1,14 +1,13 @@
 """The commands of training: their flags and their output. The code that does the work is imported when they run."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.cli.report import run_lines
-from skirl.cli.show import ShowFlags, facts, goes_on, scores
-from skirl.peers.processes import COMMAND_LINE, launch
+from skirl.cli.show import ShowFlags, facts, scores
+from skirl.peers.processes import launch
 from skirl.tools.flags import Composed, check_new
 from skirl.tools.machine import machine
 from skirl.train.flags import EvaluationFlags, LogFlags, SavedFlags, SaveFlags, check_evaluated
@@ -18,12 +17,6 @@ from skirl.train.recipe import Recipe
 @dataclass(frozen=True)
 class Train(Composed):
     group: ClassVar[str] = "output"
-    positional: ClassVar[tuple[str, ...]] = ("data",)
-    common: ClassVar[tuple[str, ...]] = (
-        "data", "schema", "rows", "vocab", "valid", "epochs", "batch", "steps", "seed", "model", "dim", "optimizer", "lr",
-        "dense_lr", "schedule", "warmup", "cache", "store", "device", "threads", "eval_every", "patience", "save", "resume",
-        "save_every", "keep_best", "from_", "run", "json",
-    )  # fmt: skip
 
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -43,10 +36,8 @@ class Train(Composed):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines, at, steps = run_lines(result), result["steps"], self.recipe.data.steps
         if at and result["begun_at"] >= at:  # it was resumed
-            past = f"is past --steps {steps}" if steps is not None and at > steps else None
-            how = past or ("had stopped early" if result["stopped_early"] else "had ended")
             shown = facts(lines, "test", "best", "loss", "metrics", "changed", "missing", "begun")
-            return {"ended": f"the run {how} at step {at:,}: nothing was left to train"} | shown
+            return {"ended": f"the run had ended at step {at:,}: nothing was left to train"} | shown
         if steps is not None and at < steps and lines["run"].endswith("ended"):
             lines["steps"] += f"; the data has no more for --steps {steps:,}"
         return lines
@@ -60,10 +51,6 @@ class Verify(Composed):
     """
 
     group: ClassVar[str] = "learning"
-    positional: ClassVar[tuple[str, ...]] = ("data",)
-    common: ClassVar[tuple[str, ...]] = (
-        "data", "schema", "batch", "steps", "model", "dim", "optimizer", "lr", "shards", "cache", "trainers", "store",
-    )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {
         "model": "dlrm-tiny", "dim": 16, "batch": 256, "steps": 30, "cache": "auto",
     }  # fmt: skip
@@ -185,12 +172,9 @@ class Launch:
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
         self.words: list[str] = []  # after `--`
-        restarts = f" --restarts {self.restarts}" if self.restarts else ""
-        self.line = f"skirl launch -n {self.trainers}{restarts} --"  # how the command that goes on begins
 
     def run(self) -> dict[str, Any]:
-        os.environ[COMMAND_LINE] = self.line
         code, how, resumes = launch(self.words, self.trainers, self.restarts)
         if resumes and "--save" in self.words:
-            how = f"{how}; {goes_on(self.words)}"
+            how = f"{how}; --resume goes on"
         return {"exit_code": code, "failed": how}

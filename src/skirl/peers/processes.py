@@ -21,8 +21,8 @@ BEGINS_AGAIN = 75
 job on machines where nobody stopped it."""
 
 
-NOTES, COMMAND_LINE, LAUNCHER = "SKIRL_NOTES", "SKIRL_COMMAND", "SKIRL_LAUNCHER"
-"""What `skirl launch` sets for its trainers: a folder for their last notes, how its command line began, and its process."""
+NOTES, LAUNCHER = "SKIRL_NOTES", "SKIRL_LAUNCHER"
+"""What `skirl launch` sets for its trainers: a folder for their last notes, and its process."""
 STOPPED = "stopped"
 LOOPBACK = "127.0.0.1"
 SETTINGS = {

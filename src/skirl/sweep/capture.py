@@ -1,7 +1,7 @@
 """The dense part of a variant's step as one graph: forward, loss and backward over weights, rows' outputs and data."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -29,16 +29,6 @@ DRAWS = {
     _ATEN.uniform_.default, _ATEN.normal_.default,
 }  # fmt: skip
 """Operators whose random numbers depend on shapes alone, as those of dropout."""
-
-
-@contextmanager
-def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Put another forward in the place of a module's own."""
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
 
 
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
@@ -93,7 +83,8 @@ class Dense:
         with phase("forward"), reparametrized(self._model, own), ExitStack() as lookups:
             over, self.live = self._rows.over(leaves)
             for each in [each for each in self._model.modules() if isinstance(each, Collection)]:
-                lookups.enter_context(instead(each, lambda sparse: over.only(sparse.keys())))
+                each.forward = lambda sparse: over.only(sparse.keys())
+                lookups.callback(delattr, each, "forward")
             found, self.kept = tree_flatten(self._loss(self._model, self._batch_of(given[end:])))
             kept = [each.detach() if isinstance(each, Tensor) else each for each in found]
         with phase("backward"):

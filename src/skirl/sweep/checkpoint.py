@@ -1,7 +1,7 @@
 """A checkpoint of a sweep: one of each variant in the race, and a header that names those of one step."""
 
+import json
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from skirl.store.base import Frozen
 from skirl.store.disk.frozen import check_files
 from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
-from skirl.sweep.contender import Contender
 from skirl.sweep.variants import Varied
 from skirl.tools import __version__
 from skirl.tools.os_errors import NotWritten, why
@@ -31,12 +30,6 @@ log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
 _VERSION = 10
-
-Parts = Callable[[Contender], Sequence[Any]]
-
-
-def optimizers_of(contender: Contender) -> list[Any]:
-    return [] if contender.dense is None else [contender.dense]
 
 
 def confirm(savings: Mapping[str, Saving]) -> None:
@@ -137,7 +130,7 @@ losses from before and after the resume are summed."""
 def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any], variants: Sequence[Varied]) -> None:
     """Raise if flags, or those of a variant, differ from the saved ones."""
     then = "go on with that, or begin another sweep in another --save"
-    check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=then)
+    check_flags(saved.get("flags", {}), plain(flags), may=MAY, then=then)
     for variant in variants:
         of = f"variant {variant.name} is another: {then}"
         check_flags(saved.get("recipes", {}).get(variant.name, {}), plain(variant.recipe.flat()), may=MAY, then=of)
@@ -145,10 +138,4 @@ def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any], variants: Seq
 
 def plain(value: Any) -> Any:
     """Return `value` as JSON that every reader takes: numbers that are not finite become null, paths become text."""
-    if isinstance(value, dict):
-        return {str(name): plain(of) for name, of in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(of) for of in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)

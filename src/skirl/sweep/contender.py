@@ -80,28 +80,22 @@ class Folders:
         check_store(spec)
         self._spec, self._number = spec, 0
         self._disks = [Path(one.removeprefix("disk:")) for one, _ in shards(spec) if one.startswith("disk:")]
+        there = [path for folder in self._disks for path in folder.glob("sweep-*") if path.name[6:].isdecimal()]
         if resume:  # the rows come from the checkpoint
-            self._remove_all_but()
-        elif later := [path for path in self._there() if path.name != "sweep-0"]:
+            for path in there:
+                shutil.rmtree(path)
+        elif later := [path for path in there if path.name != "sweep-0"]:
             raise ValueError(
                 f"{later[0]} already holds rows of a sweep: go on with it by --resume and --save, or set store to an empty "
                 "folder"
             )
 
     def __call__(self, records: Mapping[int, Record], rows: Mapping[int, int]) -> Store:
-        before, now = f"sweep-{self._number - 1}", f"sweep-{self._number}"
-        self._remove_all_but(before, now)
-        store = open_store(inside(self._spec, now), records, rows=rows)
+        for folder in self._disks if self._number > 1 else ():  # rows move to this store from the one before
+            shutil.rmtree(folder / f"sweep-{self._number - 2}")
+        store = open_store(inside(self._spec, f"sweep-{self._number}"), records, rows=rows)
         self._number += 1
         return store
-
-    def _there(self) -> list[Path]:
-        return [path for folder in self._disks for path in folder.glob("sweep-*") if path.name[6:].isdecimal()]
-
-    def _remove_all_but(self, *names: str) -> None:
-        for path in self._there():
-            if path.name not in names:
-                shutil.rmtree(path)
 
 
 Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]
@@ -177,6 +171,8 @@ class Contender:
         self._model: Any = embeddings
         self.dense: torch.optim.Optimizer | None = None
         """The optimizer of the dense weights; None if the model has none to train."""
+        self.parts: list[Any] = []
+        """What its checkpoint has besides the model: the optimizer, and what is appended."""
         self.loss: float | None = None
         self.kept: Any = None
         """What the sweep's `loss` function returned besides the loss."""
@@ -193,10 +189,6 @@ class Contender:
         with unchanged():
             torch.manual_seed(seed)
             self.generator = random_states()
-
-    def __repr__(self) -> str:
-        loss = "no loss yet" if self.loss is None else f"loss {self.loss:.5f}"
-        return f"{self.name}: {loss}" + (f", {self.left}" if self.left else "")
 
     @property
     def model(self) -> Any:
@@ -230,11 +222,13 @@ class Contender:
         if not given and weights:
             given = [torch.optim.Adam(weights)]
         self._model, self.dense = model, next(iter(given), None)
+        self.parts = [] if self.dense is None else [self.dense]
         self.embeddings.current.dense.of = [] if self.dense is None else [self.dense]
 
     def leave(self, why: str, step: int) -> None:
         self.left, self.left_at = why, step
         self._model = self.dense = self.kept = None
+        self.parts = []
         self.embeddings.current.dense = DenseGradients()  # the old one holds the weights
 
     @property

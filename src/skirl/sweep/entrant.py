@@ -44,15 +44,11 @@ class Entrant:
         self.run = RunFolder(
             logged.run, name=variant.name, flags=self.flags, every=logged.log_every, resume=keeping.resume
         )
+        contender.parts += [self.rates, self.meter, self.judge, self.run]
         self.missing = Missing()
         """What else than its run folder lacks."""
         self._written = 0
         """Last step covered by a line of metrics."""
-
-    @property
-    def parts(self) -> list[Any]:
-        """What a checkpoint saves besides its model, as `skirl train` does."""
-        return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
 
     @property
     def loss(self) -> float:
@@ -82,21 +78,16 @@ class Entrant:
             **self.flags,
             **self.meter.result(),
             **self.judge.result(),
-            "stopped_early": False,
             "steps": self.meter.steps,
             "begun_at": self.run.begun_at,
             "left": left,
             "run": self.run.path,
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
-            "from": None,
             "exact": self.contender.exact,
             "rows": {"touched": len(engine.seen), "cache": cache},
             "counters": asdict(engine.counters),
             "movement": movement_of(batches.times),
-            "by_trainer": None,
-            "trainers": 1,
-            "best": None,
             "missing": [*self.run.missing, *self.missing.told()],
         }
         del self.rates  # they hold its optimizers and thus its weights

@@ -8,38 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-
-FIRST, MOST = 8, 512
-"""Batches of the first stretch of losses; each later one is twice as long as the one before, up to the most."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """When variants are dropped."""
-
-    keep: int = 1
-    """Configurations that stay to the end, unless they diverge."""
-    rungs: tuple[int, ...] = ()
-    """Steps after which only half as many configurations as before may go on."""
-    again: bool = False
-    """Whether samples come again: then losses on samples held out decide, not those of training."""
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"keep is {self.keep}: set it to 1 or more")
-
-    def most(self, configurations: int, step: int) -> int:
-        """Return how many configurations may go on after a step."""
-        passed = sum(1 for rung in self.rungs if rung <= step)
-        return max(self.keep, -(-configurations // 2**passed))
+LEAST, MOST = 16, 768
+"""Fewest and most batches whose losses are compared: the last three quarters of those so far."""
 
 
 def difference(place: "VariantPlace") -> str:
     """Return how much higher its loss is than that of rank 1, with the standard error, as text."""
-    if place.rank == 1 or place.difference is None or place.kind == "diverged":
+    if place.rank == 1 or place.difference is None or place.diverged:
         return ""
-    if place.leading:
+    if place.difference == 0.0:
         return "seed of rank 1"
     return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
 
@@ -58,18 +35,14 @@ class VariantPlace:
     """Standard error of that difference."""
     state: str
     """leads, races, or why it has left."""
-    leading: bool = False
-    """Whether its configuration is that of rank 1."""
     held_out: float | None = None
     """Its lowest log loss on the samples held out, while ranks are by that."""
-    mean: float | None = None
-    """Mean over the seeds of its configuration of what ranks are by; None if it has one seed."""
     left: int | None = None
     """The step after which it left; None while it races."""
 
     @property
-    def kind(self) -> str:
-        return self.state.split()[0]
+    def diverged(self) -> bool:
+        return self.state.startswith("diverged")
 
 
 class Race:
@@ -79,19 +52,27 @@ class Race:
 
     Variants that differ only in the seed are one configuration: their losses are averaged, and they are dropped together.
     If a seed diverges, those that are left stand for the configuration.
+
+    - `rungs`: steps after which only half as many configurations as before may go on.
+    - `keep`: configurations that stay to the end, unless they diverge.
+    - `again`: whether samples come again: then losses on samples held out decide, not those of training.
     """
 
     def __init__(
-        self, names: Sequence[str], configurations: Sequence[int] | None = None, rules: Rules | None = None
+        self,
+        names: Sequence[str],
+        configurations: Sequence[int] | None = None,
+        *,
+        rungs: Sequence[int] = (),
+        keep: int = 1,
+        again: bool = False,
     ) -> None:
         self.names = tuple(names)
-        self.rules = rules or Rules()
+        self.rungs, self._keep, self._again = rungs, keep, again
         self.step = 0
         self._of = np.array(range(len(names)) if configurations is None else configurations)
-        self._losses: Floats = np.zeros((0, len(names)))
-        """[batches, variants]: of the last whole stretch and the one that has begun, each before anybody trained on it."""
-        self._before, self._length = 0, FIRST
-        """Batches of these stretches, the last when it is whole."""
+        self._losses: NDArray[np.float64] = np.zeros((0, len(names)))
+        """[batches, variants]: of the recent batches, each before anybody trained on it."""
         self._held_out: dict[int, float] = {}
         """By variant: its lowest log loss on the samples held out."""
         self._judged = False
@@ -113,12 +94,9 @@ class Race:
         broken = [k for k, loss in enumerate(losses) if k not in self._gone and not isfinite(loss)]
         gone = self._leave(broken, f"diverged at step {self.step:,}")
         values = [nan if k in self._gone else loss for k, loss in enumerate(losses)]
-        self._judged &= self.rules.again
-        if len(self._losses) == self._before + self._length:
-            self._losses = self._losses[self._before :]
-            self._before, self._length = self._length, min(2 * self._length, MOST)
-        self._losses = np.vstack([self._losses, values])
-        return gone + (self._drop() if self.step in self.rules.rungs and not self.rules.again else [])
+        self._judged &= self._again
+        self._losses = np.vstack([self._losses, values])[-min(MOST, max(LEAST, 3 * self.step // 4)) :]
+        return gone + (self._drop() if self.step in self.rungs and not self._again else [])
 
     def judge(self, found: Mapping[str, float | None], *, last: bool) -> list[VariantPlace]:
         """Take the lowest held-out log losses, None if predictions are not finite, and return who leaves or is dropped.
@@ -129,19 +107,19 @@ class Race:
         self._held_out |= {
             self.names.index(n): loss for n, loss in found.items() if loss is not None and isfinite(loss)
         }
-        if self.racing and (last or self.rules.again):
+        if self.racing and (last or self._again):
             self._judged = any(k not in self._gone for k in self._held_out)
             gone += self._drop() if self._judged and not last else []
         return gone
 
     def standing(self) -> list[VariantPlace]:
         """Return the places of all variants, best first. Those that left follow, the last to leave and the best first."""
-        order, values = self._order(), self._values()
-        best = [k for c in order for k in sorted(self._own(c), key=lambda k: values[k])]
-        whole, held_out = self._whole(), self._held_out if self._judged else {}
+        values = self._values()
+        best = [k for c in self._order() for k in sorted(self._own(c), key=lambda k: values[k])]
+        held_out = self._held_out if self._judged else {}
         by = {k: place.loss or 0.0 for k, place in self._gone.items()} | held_out
         rest = sorted(self._gone, key=lambda k: (-(self._gone[k].left or 0), by[k], k))
-        places = [self._place(k, "races" if n else "leads", order, whole) for n, k in enumerate(best)]
+        places = [self._place(k, "races" if n else "leads") for n, k in enumerate(best)]
         places += [self._gone[k] for k in rest]
         return [
             replace(place, rank=rank, held_out=held_out.get(k))
@@ -154,7 +132,7 @@ class Race:
         values = self._values()
         for k, place in self._gone.items():  # as it was then
             then = self._held_out.get(k) if self._judged else place.loss
-            values[k] = np.nan if then is None or place.kind == "diverged" else then
+            values[k] = np.nan if then is None or place.diverged else then
         seeds = [values[(self._of == c) & np.isfinite(values)] for c in range(self._of.max() + 1)]
         spreads = [(np.var(own, ddof=1), len(own) - 1) for own in seeds if len(own) > 1]
         free = sum(n for _, n in spreads)
@@ -162,27 +140,21 @@ class Race:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rungs": self.rules.rungs,
+            "rungs": self.rungs,
             "step": self.step,
             "gone": {str(k): asdict(place) for k, place in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "by_held_out": self._judged,
-            "stretches": [self._before, self._length],
             "losses": self._losses.tobytes().hex(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rules = replace(self.rules, rungs=tuple(state["rungs"]))  # also if the run is to be longer now
+        self.rungs = state["rungs"]  # also if the run is to be longer now
         self.step = state["step"]
         self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
         self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["by_held_out"]
-        self._before, self._length = state["stretches"]
         self._losses = np.frombuffer(bytes.fromhex(state["losses"])).reshape(-1, len(self.names))
-
-    def _whole(self) -> dict[int, Floats]:
-        """Return the losses of each configuration that races, as means over its seeds."""
-        return {c: self._losses[:, own].mean(1) for c in range(self._of.max() + 1) if (own := self._own(c))}
 
     def _values(self) -> np.ndarray:
         if self._judged:
@@ -199,27 +171,23 @@ class Race:
         return sorted(means, key=lambda c: (means[c], c))
 
     def _drop(self) -> list[VariantPlace]:
-        below = self._order()[self.rules.most(int(self._of.max()) + 1, self.step) :]
+        passed = sum(1 for rung in self.rungs if rung <= self.step)
+        below = self._order()[max(self._keep, -(-(int(self._of.max()) + 1) // 2**passed)) :]
         gone = [k for c in reversed(below) for k in self._own(c)]
         by = "held-out loss" if self._judged else "loss"
         return self._leave(gone, f"dropped at step {self.step:,} by {by}")
 
     def _leave(self, numbers: Sequence[int], why: str) -> list[VariantPlace]:
-        if not numbers:
-            return []
-        whole, order = self._whole(), self._order()
-        left = [replace(self._place(k, why, order, whole), left=self.step) for k in numbers]
+        left = [replace(self._place(k, why), left=self.step) for k in numbers]
         self._gone |= zip(numbers, left, strict=True)
         return left
 
-    def _place(self, k: int, state: str, order: Sequence[int], whole: Mapping[int, Floats]) -> VariantPlace:
+    def _place(self, k: int, state: str) -> VariantPlace:
         """Return the place of a variant that races, whose rank comes later: its own loss, its configuration's difference."""
-        n, c, first = len(self._losses), int(self._of[k]), order[0]
-        values = self._values()[self._own(c)]
-        mean = float(values.mean()) if sum(self._of == c) > 1 and np.isfinite(values).all() else None
-        place = VariantPlace(0, self.names[k], None, None, None, state, leading=c == first, mean=mean)
+        n, place = len(self._losses), VariantPlace(0, self.names[k], None, None, None, state)
         if not n:
             return place
-        apart = whole[c] - whole[first]  # on the same batches: what makes one hard cancels out
+        own, best = (self._losses[:, self._own(c)].mean(1) for c in (self._of[k], self._order()[0]))
+        apart = own - best  # on the same batches: what makes one hard cancels out
         error = float(apart.std(ddof=1) / np.sqrt(n)) if n > 1 else None
         return replace(place, loss=float(self._losses[:, k].mean()), difference=float(apart.mean()), error=error)

@@ -22,23 +22,22 @@ _OF_A_STEP = 512
 """Number of samples whose training takes as long as the fixed work of a step."""
 
 
-def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
+def how_many(asked: int | str, recipe: Recipe, variants: int) -> int:
     """Return how many processes to start on this machine."""
-    alone = recipe.device.device != "cpu" or trace
     if asked != "auto":
-        check_alone(int(asked), recipe, trace=trace)
+        check_alone(int(asked), recipe)
         return min(int(asked), variants)
     steps = recipe.stream().steps or recipe.data.steps
-    if alone or (steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH):
+    if recipe.device.device != "cpu" or (
+        steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH
+    ):
         return 1
     return max(1, min(cores() // (recipe.device.threads or 1), variants // FEWEST))
 
 
-def check_alone(processes: int, recipe: Recipe, *, trace: bool) -> None:
-    why = "a timeline is of one process" if trace else None
-    why = "one process has the device" if recipe.device.device != "cpu" else why
-    if processes > 1 and why:
-        raise ValueError(f"processes is {processes}, and {why}: set processes to 1")
+def check_alone(processes: int, recipe: Recipe) -> None:
+    if processes > 1 and recipe.device.device != "cpu":
+        raise ValueError(f"processes is {processes}, and one process has the device: set processes to 1")
 
 
 def dealt(variants: Sequence[Varied], count: int) -> list[list[Varied]]:

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.core.batch import Batch
 from skirl.engine.capacity import DoesNotFit
 from skirl.peers.base import Alone
 from skirl.peers.job import trainers, using
 from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.checkpoint import check_same, plain, read_header
-from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, evaluate, sweep_of
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import Race, VariantPlace, difference
@@ -105,20 +103,20 @@ class SweepRun:
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         if steps is None and "%" in (race_flags.rungs or ""):
             steps = ranks.told(count_steps(recipe) if ranks.first else None, "its steps")[0]
-        self.every = flags["log_every"] or max(1, (steps or 5000) // 100)
-        self.eval_every = evaluation.eval_every
-        rules = race_flags.rules(steps, recipe.data.epochs, self.eval_every)
-        self.race = Race([variant.name for variant in variants], seeds_of_one(variants), rules)
+        self.every, self.eval_every = logged.log_every, evaluation.eval_every
+        epochs, names = recipe.data.epochs, [variant.name for variant in variants]
+        rules = {"rungs": race_flags.at(steps, epochs, self.eval_every), "keep": race_flags.keep, "again": epochs > 1}
+        self.race = Race(names, seeds_of_one(variants), **rules)
         if saved:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         name = f"sweep-{recipe.data.kind}"
         self.folder = SweepFolder((where or "none") if ranks.first else "none", name, resume=keeping.resume)
-        self._path: str | None = ranks.told(self.folder.name, "the folder")[0]
+        self._path: str | None = ranks.told(self.folder.path and str(self.folder.path), "the folder")[0]
         """That of the first rank. The variants of all have folders there."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         self._racing = [variant for variant in variants if variant.name in self.race.racing]
-        check_alone(ranks.size, recipe, trace=logged.trace is not None)
+        check_alone(ranks.size, recipe)
         self.recipe, own = share_of(recipe, self._racing, ranks.rank, ranks.size)
         memory = flags["memory"]
         if ranks.size > 1 and memory not in (None, "auto"):
@@ -131,8 +129,6 @@ class SweepRun:
                 alone = LogFlags(run=f"{self._path}/{variant.name}" if self._path else "none", log_every=self.every)
                 self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
             refused.pop_all()
-        self.trace = logged.trace
-        self._coming: Iterator[Batch] = iter(())
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
         self.samples = 0
@@ -155,9 +151,8 @@ class SweepRun:
         cache = self.recipe.cache
         ahead = {"depth": cache.depth, "prefetch": self.recipe.movement.prefetch, "policy": cache.policy}
         with (
-            closing(self.folder),
             self.sweep,
-            lookahead(self.stream, self.sweep, **ahead, trace=self.trace) as self.batches,
+            lookahead(self.stream, self.sweep, **ahead) as self.batches,
             ExitStack() as runs,
             self._signals,
         ):
@@ -173,7 +168,7 @@ class SweepRun:
     def begin(self) -> None:
         if self.header is not None:
             assert self.keeping.save is not None
-            self.sweep.load_from(self.keeping.save, self.header, self._parts)
+            self.sweep.load_from(self.keeping.save, self.header)
             for contender in self.sweep.racing:  # it may have had inexact steps before
                 contender.exact = not self.flags["inexact"]
         self._begun_at = self.batches.step
@@ -199,7 +194,7 @@ class SweepRun:
         if not samples:
             return False
         if race.step == self._begun_at:
-            self.folder.begin(self.flags, self.variants, self._begun_at)
+            self.folder.begin(self.flags, self.variants)
         for of_step, count in zip(losses, samples, strict=True):
             left += race.see(of_step)
             if not race.racing:
@@ -214,14 +209,14 @@ class SweepRun:
             entrant.after_step(self.batches, last=self._last)
         self.speed.reached(self.samples)
         if step % self.every == 0 or self._last or not race.racing:
-            self.folder.standing(time.monotonic() - self._began, race)
+            self.folder.standing(race)
         return bool(race.racing)
 
     def _meeting(self) -> int:
         """Return the step at which all ranks meet next."""
         step = self.race.step
         every = filter(None, (self.every, self.eval_every, self.keeping.save_every))
-        coming = [rung for rung in self.race.rules.rungs if rung > step]
+        coming = [rung for rung in self.race.rungs if rung > step]
         return min(step + self._apart, *coming[:1], *((step // each + 1) * each for each in every))
 
     def _trained(self) -> tuple[np.ndarray, list[int]]:
@@ -273,7 +268,7 @@ class SweepRun:
     def facts(self) -> Facts:
         """Return the standing for one line."""
         first, *others = self.race.standing()
-        others = [one for one in others if one.state == "races" and not one.leading]
+        others = [one for one in others if one.state == "races" and one.difference]
         losses = {"held out": first.held_out, "loss": first.loss}
         return {
             "leader": first.variant,
@@ -301,9 +296,9 @@ class SweepRun:
             if (entrant := self.entrants.get(one.variant)) is None:
                 continue
             entrant.after_step(self.batches, last=True)
-            if one.kind != "diverged" and path is not None:  # as a run is saved at its end
+            if not one.diverged and path is not None:  # as a run is saved at its end
                 with entrant.missing.tried("the last checkpoint", path / entrant.name, of=NotWritten):
-                    self.sweep.saved(path, self._parts, [entrant.contender])
+                    self.sweep.saved(path, [entrant.contender])
             results[entrant.name] = entrant.finish(self.batches, one.state)
             if entrant.contender.left is None and len(self.sweep) > 1:
                 self.sweep.drop(entrant.name, one.state)  # its memory is freed
@@ -337,28 +332,23 @@ class SweepRun:
         try:
             racing = [entrant.contender for entrant in self.here]
             header: dict[str, Any] = {"step": step, "left": left, "also": plain(also)}
-            self.sweep.save_on(self.ranks, self.keeping.save, self._parts, racing, **header)
+            self.sweep.save_on(self.ranks, self.keeping.save, racing, **header)
         except NotWritten as error:
             self._not_saved = f"step {step:,} is not saved: {error}"
             log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._not_saved)
         else:
             self._saved_step, self._not_saved = step, None
 
-    def _parts(self, contender: Contender) -> list[Any]:
-        return self.entrants[contender.name].parts
-
     def end(self) -> dict[str, Any]:
         race, results = self.race, self.results
         if self.failed is None:
             own = {one.name: one.finish(self.batches, None) for one in self.here}
             results |= self.ranks.joined(own, "results")
-        own = {"plans": self.sweep.plans, "peak_bytes": peak_bytes(), "cpu_seconds": time.process_time()}
-        of_ranks, forms = zip(*self.ranks.told([own, self.sweep.forms.steps], "facts"), strict=True)
+        peaks, forms = zip(*self.ranks.told([peak_bytes(), self.sweep.forms.steps], "facts"), strict=True)
         steps = sum(map(Counter, forms), Counter[str]())
         spent = sum(race.step if one.left is None else one.left for one in race.standing())
         winner = None if self.failed or self.stopped_by else race.standing()[0].variant
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
-        total = {name: sum(one[name] for one in of_ranks) for name in of_ranks[0]}
         result = {
             "command": "sweep",
             **self.flags,
@@ -366,7 +356,6 @@ class SweepRun:
             "steps": race.step,
             "saved_step": self._saved_step,
             "variant_steps": spent,
-            "rungs_after": [rung for rung in race.rules.rungs if rung > race.step],
             "cost": spent / max(1, (self.stream.steps or race.step) * len(race.names)),
             "seed_noise": race.seed_noise(),
             "seconds": time.monotonic() - self._began,
@@ -376,7 +365,7 @@ class SweepRun:
                 name: {key: results[name][key] for key in KEPT if key in results[name]} for name in race.names
             },
             "processes_used": self.ranks.size,
-            **total,
+            "peak_bytes": sum(peaks),
             "form": max(steps, key=steps.__getitem__, default=None),
             "exact": all(results[name]["exact"] for name in race.names),
             "machine": machine() | {"threads": self.recipe.device.threads},

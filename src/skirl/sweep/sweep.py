@@ -20,14 +20,7 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import Lookahead
-from skirl.sweep.checkpoint import (
-    Parts,
-    confirm,
-    optimizers_of,
-    read_header,
-    write_header,
-    write_rows,
-)
+from skirl.sweep.checkpoint import confirm, read_header, write_header, write_rows
 from skirl.sweep.contender import (
     Contender,
     Folders,
@@ -80,11 +73,12 @@ class Sweep:
     ...             loss = variant.model.loss(ids)
     ...             loss.backward()
     ...             variant.step(loss)
-    ...     [variant.loss > 0 for variant in sweep], sweep.plans
-    ([False, False], 10)
+    ...     [variant.loss > 0 for variant in sweep]
+    [False, False]
 
     Iterating yields each variant still in the race in its turn: its `model`, `step(loss)`, the last `loss`, what the loss
-    function `kept`, and whether its steps were `exact`. Of one that left, `left` says why.
+    function `kept`, whether its steps were `exact`, and the `parts` saved besides its model: its optimizer, and what you
+    append, such as a schedule. Of one that left, `left` says why.
 
     **Arguments**
 
@@ -188,9 +182,6 @@ class Sweep:
                 return contender
         raise KeyError(f"no variant {name!r}: there are {', '.join(repr(c.name) for c in self.variants)}")
 
-    def __repr__(self) -> str:
-        return "\n".join(["Sweep", *(f"  {contender!r}" for contender in self.variants)])
-
     @property
     def racing(self) -> list[Contender]:
         """The variants still in the race."""
@@ -257,21 +248,12 @@ class Sweep:
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
         self._leave(contender, f"diverged in step {step}")
 
-    def save(
-        self,
-        path: str | Path,
-        *,
-        parts: Parts = optimizers_of,
-        also: Mapping[str, Any] | None = None,
-    ) -> None:
+    def save(self, path: str | Path) -> None:
         """Save all variants in the race after the batch in the loop, each as `skirl.save` does in a folder of its name.
 
         **Arguments**
 
         - `path`: the folder. Until all variants are on disk, the previous checkpoint counts for all of them.
-        - `parts`: returns what to save of a variant besides its model, like the `optimizers` of `skirl.save`; by default its
-          optimizer, without which it could not resume.
-        - `also`: facts that `load` returns, in a form that JSON can hold. None, the default, means none.
         """
         if (now := next((c.name for c in self.racing if c.embeddings.in_turn), None)) is not None:
             raise RuntimeError(
@@ -279,14 +261,14 @@ class Sweep:
                 "loop over the variants"
             )
         left = {one.name: (one.left, one.left_at) for one in self.variants if one.left is not None}
-        self.save_on(Ranks(Alone()), Path(path), parts, self.racing, step=self._now, left=left, also=dict(also or {}))
+        self.save_on(Ranks(Alone()), Path(path), self.racing, step=self._now, left=left)
 
-    def save_on(self, ranks: Ranks, path: Path, parts: Parts, some: Sequence[Contender], **header: Any) -> None:
+    def save_on(self, ranks: Ranks, path: Path, some: Sequence[Contender], **header: Any) -> None:
         """Save some variants of each rank. The header, which the first rank writes, makes them count."""
         savings = dict[str, Saving]()
 
         def write() -> dict[str, str]:
-            savings.update(self.saved(path, parts, some))
+            savings.update(self.saved(path, some))
             return {name: saving.path.name for name, saving in savings.items()}
 
         names = ranks.written(write, "a checkpoint is on disk")
@@ -294,7 +276,7 @@ class Sweep:
         ranks.written(lambda: write_header(path, **header) if ranks.first else None, "its header")
         confirm(savings)
 
-    def saved(self, path: Path, parts: Parts, some: Sequence[Contender]) -> dict[str, Saving]:
+    def saved(self, path: Path, some: Sequence[Contender]) -> dict[str, Saving]:
         """Save some of the variants in the race.
 
         The header names them later, if at all: until then, the checkpoints that it names stay.
@@ -309,45 +291,34 @@ class Sweep:
             for one in some:
                 one.embeddings.frozen_rows = rows_of(one.embeddings.pack)
                 with one.turn():
-                    own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
+                    own = {"model": one.model, "optimizers": one.parts, "data": self.lookahead}
                     savings[one.name] = save(path / one.name, **own)
         return savings
 
-    def load(self, path: str | Path, *, parts: Parts = optimizers_of) -> dict[str, Any]:
-        """Resume from a checkpoint. Make the same sweep and lookahead first. Return what `also` was.
-
-        Variants that had left leave again.
+    def load(self, path: str | Path) -> None:
+        """Resume from a checkpoint. Make the same sweep and lookahead first. Variants that had left leave again.
 
         **Arguments**
 
         - `path`: the folder given to `save`.
-        - `parts`: as given to `save`.
         """
         header = read_header(Path(path), [contender.name for contender in self.variants])
         for name, (why, step) in header["left"].items():
             if self[name].left is None:
                 self._leave(self[name], why, step)
-        self.load_from(Path(path), header, parts)
-        return header["also"]
+        self.load_from(Path(path), header)
 
-    def load_from(self, path: Path, header: Mapping[str, Any], parts: Parts) -> None:
+    def load_from(self, path: Path, header: Mapping[str, Any]) -> None:
         self.engine.empty()
         try:
             for one in self.racing:
                 with one.turn():
-                    own = {"model": one.model, "optimizers": parts(one), "data": self.lookahead}
+                    own = {"model": one.model, "optimizers": one.parts, "data": self.lookahead}
                     load(path / one.name / header["variants"][one.name], **own)
         except BaseException as error:
             self.engine.lose(f"{path} was loaded only in part: {error}", error)
             raise
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(header["generator"]), dtype=torch.uint8))
-
-    # What was shared.
-
-    @property
-    def plans(self) -> int:
-        """Number of steps planned and loaded, once for all variants."""
-        return self.engine.counters.steps
 
     # For its lookahead, in the place of a collection.
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import OF_SWEEP, refuse_checkpoints
-from skirl.sweep.race import Rules
 from skirl.tools.flags import Flag, WrongFlags, expected, flags_of, is_list, read_as, read_text
+from skirl.tools.os_errors import why
 from skirl.train.flags import CheckpointFlags
 from skirl.train.recipe import Recipe
 
@@ -156,14 +156,10 @@ def _of_text(axis: str, flag: Flag, text: str) -> Any:
 
 
 def _of_file(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    if path.suffix != ".toml":
-        raise ValueError(f"variants is {str(path)!r}: set it to a file that ends in .toml")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(f"variants is {str(path)!r}, which cannot be read: set it to a file that can") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid TOML ({error}): fix it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"variants is {str(path)!r}, which cannot be read as TOML ({why(error)}): fix it") from None
     if not tables:
         raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
     named = []
@@ -198,11 +194,12 @@ class RaceFlags:
     together; if one of them diverges, the race compares those that are left."""
 
     def __post_init__(self) -> None:
-        Rules(keep=self.keep)
-        self.rules(1 << 62)  # how long the run is comes later
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}: set it to 1 or more")
+        self.at(1 << 62)  # how long the run is comes later
 
-    def rules(self, steps: int | None, epochs: int = 1, every: int | None = None) -> Rules:
-        """Return the rules of a race. steps: known if rungs are shares of them."""
+    def at(self, steps: int | None, epochs: int = 1, every: int | None = None) -> list[int]:
+        """Return the rungs of a race. steps: known if they are shares of them."""
         rungs = []
         for word in [] if self.rungs is None else self.rungs.split(","):
             found = _RUNG.fullmatch(word.strip())
@@ -216,7 +213,7 @@ class RaceFlags:
             raise WrongFlags(f"rungs is {self.rungs!r}, and the run has {steps} steps: set rungs below that")
         if epochs > 1 and every is not None:
             rungs = [-(-rung // every) * every for rung in rungs]
-        return Rules(keep=self.keep, rungs=tuple(sorted(set(rungs))), again=epochs > 1)
+        return sorted(set(rungs))
 
 
 @dataclass(frozen=True, kw_only=True)
