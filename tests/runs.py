@@ -483,7 +483,7 @@ class Run:
             return np.zeros(len(banks))
         rows = [sum(self.case.tables[t].rows for t in bank.tables) for bank in banks]
         demand = self._demand([item for step in window for item in step])
-        capacity = Capacity(cache, rows, [1] * len(banks), [bank.dim for bank in banks])
+        capacity = Capacity(cache, rows, [1] * len(banks))
         return np.array(capacity.divide(demand.tolist(), largest.tolist(), in_flight=1).slots)
 
     def _demand(self, items: list[Item]) -> np.ndarray:
