@@ -210,7 +210,7 @@ FROZEN = [
     Fault("a frozen file is taken for whole whatever its size", "store.disk.manifest:take_over",
           "there and new.stat().st_size >= size", "there"),
     Fault("a frozen state shares a file that grows", "store.disk.store:DiskStore.freeze",
-          "log.seal()", "pass"),
+          "log.seal()\nif any((segment", "if any((segment"),
     Fault("a file that a frozen state shares is cut", "store.disk.log:_shared",
           "path.stat().st_nlink > 1", "False"),
     Fault("an older state's files go before the new header is there", "store.disk.frozen:freeze_segments.write",
