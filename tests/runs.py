@@ -19,7 +19,7 @@ from skirl.engine.device.gpu import GpuRows
 from skirl.engine.engine import Leaving
 from skirl.engine.window import FIRST_WINDOW
 from skirl.engine.work import Work
-from tests.engine.device.lazy import DelayedStreams, World
+from tests.engine.device.lazy import World, delayed_streams
 from tests.loops import hooked
 from tests.oracle.brute import Residents, window_ends
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
@@ -176,7 +176,7 @@ class Run:
             if case.device != "cpu":
                 patch.setattr("skirl.engine.device.gpu.Streams", World(case.seed, case.eager).streams)
                 patch.setattr(
-                    "skirl.engine.device.gpu.CudaStreams", lambda at: DelayedStreams(at, case.seed, case.eager)
+                    "skirl.engine.device.gpu.cuda_streams", lambda at: delayed_streams(at, case.seed, case.eager)
                 )
             self.ours = kind(
                 case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
@@ -483,7 +483,7 @@ class Run:
             return np.zeros(len(banks))
         rows = [sum(self.case.tables[t].rows for t in bank.tables) for bank in banks]
         demand = self._demand([item for step in window for item in step])
-        capacity = Capacity(cache, rows, [1] * len(banks), [bank.dim for bank in banks])
+        capacity = Capacity(cache, rows, [1] * len(banks))
         return np.array(capacity.divide(demand.tolist(), largest.tolist(), in_flight=1).slots)
 
     def _demand(self, items: list[Item]) -> np.ndarray:

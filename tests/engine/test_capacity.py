@@ -50,7 +50,7 @@ def banks(draw: st.DrawFn) -> tuple[dict, dict]:
     distinct = [draw(st.integers(0, n)) for n in rows]
     record_bytes = [4 * draw(st.integers(1, 300)) for _ in rows]
     largest = [draw(st.integers(n > 0, n)) for n in distinct]
-    facts = {"rows": rows, "record_bytes": record_bytes, "dims": list(range(1, count + 1))}
+    facts = {"rows": rows, "record_bytes": record_bytes}
     return facts, {"distinct": distinct, "largest": largest, "in_flight": draw(st.integers(1, 20))}
 
 
@@ -98,7 +98,7 @@ def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache,
 
 
 def test_the_rest_goes_by_demand():
-    slots, _ = Capacity(1000, [10**6, 10**6], [64, 32], [16, 8]).divide([300, 100], [100, 100], in_flight=1)
+    slots, _ = Capacity(1000, [10**6, 10**6], [64, 32]).divide([300, 100], [100, 100], in_flight=1)
     assert slots == [100 + 600, 100 + 200]
 
 
@@ -205,8 +205,7 @@ def test_bytes_ask_for_the_largest_batch_of_the_window_and_not_for_the_next_one(
     with pytest.raises(DoesNotFit) as raised:
         trained(GROWING, "40B")
     assert str(raised.value) == (
-        "cache '40B' has 24 bytes for rows and 16 for staging (rows on their way, at most half), batch 0 needs 32, and "
-        "batch 4 needs 144, the most of the 8 batches read so far: set cache to 320 bytes or more ('320B'), or use smaller "
-        "batches; `skirl size` says what a whole run needs"
+        "cache '40B' has 24 bytes for rows and 16 for rows on their way, batch 0 needs 32, and batch 4 needs 144: set "
+        "cache to 320 bytes or more ('320B'), or use smaller batches; `skirl size` says what a whole run needs"
     )
     assert trained(GROWING, "320B") == len(GROWING)

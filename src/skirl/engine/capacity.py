@@ -75,7 +75,6 @@ class Capacity:
     cache: CacheSize
     rows: Sequence[int]
     record_bytes: Sequence[int]
-    dims: Sequence[int]
     free: Callable[[], int] = free_bytes
     split: CacheSplit | None = None
     """None until the first batches have decided it."""
@@ -102,7 +101,7 @@ class Capacity:
         rows = [sum(schema.tables[t].rows for t in bank.tables) for bank in schema.banks]
         if sites > 1 and kind == "share":  # of the rows that this trainer owns
             cache = max(1, int(share * sum(rows) / sites))
-        return cls(cache, rows, record_bytes, [bank.dim for bank in schema.banks], lambda: free() // near)
+        return cls(cache, rows, record_bytes, lambda: free() // near)
 
     @property
     def in_bytes(self) -> bool:
@@ -150,34 +149,29 @@ class Capacity:
         demand = [max(1, n) for n in distinct]
         return CacheSplit([max(1, slots) for slots in _share(budget, self.weights, floors, self.rows, demand)], staging)
 
-    def decide(self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int) -> CacheSplit:
-        """Return a split that holds the first batch, and as many of the batches after it as possible."""
+    def decide(
+        self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int = 0
+    ) -> CacheSplit:
+        """Return a split that holds the first batch, number `number`, and as many of the batches after it as possible."""
         each = np.array(needs, np.int64)
         whole = np.maximum(each.max(axis=0), self._largest)
-        for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 1, -1)), each[0]):
+        for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 0, -1))):
             with suppress(DoesNotFit):
                 split = self.divide(distinct, largest.tolist(), in_flight)
                 self._largest = np.maximum(self._largest, largest)
                 return split
-        raise self.refusal(needs, in_flight=in_flight)
+        raise self.refusal(needs, in_flight=in_flight, number=number)
 
     def refusal(self, batches: Sequence[Sequence[int]], *, in_flight: int, number: int = 0) -> DoesNotFit:
         """Return the error for batch `number`, which no split holds, the first of `batches`. It asks for what the
         largest of them needs, so that the next is not refused too."""
         (budget, staging), needs = self._budget(batches[0], in_flight), self.needs(batches)
         most = int(needs.argmax())
-        floors = np.minimum(batches[0], self.rows)
-        widest = int(floors.argmax())
-        of_dim = f" ({floors[widest]:,} of dim {self.dims[widest]})" if len(self.dims) > 1 else ""
         also = f", and batch {number + most} needs {needs[most]:,}" if needs[most] > needs[0] else ""
-        also += f", the most of the {len(needs):,} batches read so far" if len(needs) > 1 else ""
         room = f"is {budget:,} rows"
         if self.in_bytes:
-            room = (
-                f"has {max(0, budget):,} bytes for rows and {self._bytes_of(staging):,} for staging (rows on their way, at "
-                "most half)"
-            )
-        found = f"cache {self.cache!r} {room}, batch {number} needs {needs[0]:,}{of_dim}{also}"
+            room = f"has {max(0, budget):,} bytes for rows and {self._bytes_of(staging):,} for rows on their way"
+        found = f"cache {self.cache!r} {room}, batch {number} needs {needs[0]:,}{also}"
         return DoesNotFit(found, self.enough(int(needs[most])), self.in_bytes)
 
     def take(self, split: CacheSplit) -> None:

@@ -199,35 +199,20 @@ class Window:
 
     def _split(self, i: int) -> CacheSplit:
         """Return how the cache of an engine is split for the first batches."""
-        rest = self._planner.rest
-        rows = [[distinct(part.keys())[0] for part in works[i].asked] for works in rest[: self._first_window]]
-        try:
-            return self._engines[i].capacity.decide(
-                [[len(part) for part in parts] for parts in rows],
-                [len(distinct(np.concatenate(parts))[0]) for parts in zip(*rows)],
-                in_flight=2 * self._plan.hold,
-            )
-        except DoesNotFit:
-            raise self._refusal(i, rest, self.next_number) from None
+        rest = self._planner.rest[: self._first_window]
+        rows = [[distinct(part.keys())[0] for part in works[i].asked] for works in rest]
+        return self._engines[i].capacity.decide(
+            [[len(part) for part in parts] for parts in rows],
+            [len(distinct(np.concatenate(parts))[0]) for parts in zip(*rows)],
+            in_flight=2 * self._plan.hold,
+            number=self.next_number,
+        )
 
     def _check_fits(self, error: BatchTooLarge) -> None:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
-        rest = self._planner.rest
-        try:
-            needs = self._needs(i, rest[0])
-            self._engines[i].capacity.divide(needs, needs, 2 * self._plan.hold)
-        except DoesNotFit:
-            raise self._refusal(i, rest, error.number) from None
-
-    def _refusal(self, i: int, batches: list[list[Work]], number: int) -> DoesNotFit:
-        """Return the error for the first of these batches, number `number`. It also says what all the others need."""
-        capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
-        needs = [self._needs(i, works) for works in batches]
-        return capacity.refusal(needs, in_flight=in_flight, number=number)
-
-    def _needs(self, i: int, works: list[Work]) -> list[int]:
-        return [len(distinct(part.keys())[0]) for part in works[i].asked]
+        needs = [[len(distinct(part.keys())[0]) for part in works[i].asked] for works in self._planner.rest]
+        self._engines[i].capacity.decide(needs, needs[0], in_flight=2 * self._plan.hold, number=error.number)
 
     def _residents(self, i: int) -> list[Resident]:
         """Return the rows in an engine's caches, with the first batch that uses each, if the epoch is known."""

@@ -141,8 +141,7 @@ def least_cache(survey: Survey) -> int:
 def capacities(survey: Survey, cache: int, prefetch: int) -> CacheSplit:
     """Return the slots and staging rows of each bank, split as a run would do it."""
     first = survey.used[:, :FIRST_WINDOW]
-    dims = [bank.dim for bank in survey.schema.banks]
-    capacity = Capacity(cache, [max(1, n) for n in survey.touched], [1] * len(survey.touched), dims)
+    capacity = Capacity(cache, [max(1, n) for n in survey.touched], [1] * len(survey.touched))
     largest = [int(bank.max(initial=1)) for bank in survey.used]
     return capacity.divide([int(bank.sum()) for bank in first], largest, 2 * Plan(prefetch=prefetch).hold)
 
@@ -313,8 +312,6 @@ def _tiers(survey: Survey, advice: Advice, records: list[int], prefetch: int) ->
 
 def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:
     """Return the least cache that surely runs, in rows and in bytes. Bytes include the half that staging may take."""
-    banks = len(records)
-    rows, dims = [MAX_ROWS] * banks, [bank.dim for bank in survey.schema.banks]
-    in_rows, in_bytes = (Capacity(size, rows, records, dims) for size in (1, "1B"))
+    in_rows, in_bytes = (Capacity(size, [MAX_ROWS] * len(records), records) for size in (1, "1B"))
     least, least_bytes = (room.enough(int(room.needs(survey.used.T).max())) for room in (in_rows, in_bytes))
     return least, least_bytes

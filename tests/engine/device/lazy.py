@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.engine.device.transfers import CudaStream, CudaStreams, Streams
+from skirl.engine.device.transfers import Stream, Streams, cuda_streams
 
 
 class LazyEvent:
@@ -30,6 +30,8 @@ class LazyEvent:
 
 
 class LazyStream:
+    stream = None
+
     def __init__(self, world: "World") -> None:
         self.world = world
         self.queue: deque[Callable[[], None] | tuple[str, LazyEvent]] = deque()
@@ -120,15 +122,11 @@ LONGEST = 2_000_000
 """Clock cycles: about a millisecond."""
 
 
-class DelayedStream(CudaStream):
-    def __init__(self, stream: torch.cuda.Stream, rng: np.random.Generator, share: float) -> None:
+class DelayedStream(Stream):
+    def __init__(self, stream: torch.cuda.Stream | None, rng: np.random.Generator, share: float) -> None:
         super().__init__(stream)
         self._rng = rng
         self._share = share
-
-    def run(self, work: Callable[[], None]) -> None:
-        self._hold_up()
-        super().run(work)
 
     def now(self, work: Callable[[], Any]) -> Any:
         self._hold_up()
@@ -140,13 +138,8 @@ class DelayedStream(CudaStream):
                 torch.cuda._sleep(int(self._rng.integers(LONGEST)))
 
 
-class DelayedStreams(CudaStreams):
+def delayed_streams(device: torch.device, seed: int, share: float) -> Streams:
     """share: the share of work that is delayed."""
-
-    def __init__(self, device: torch.device, seed: int, share: float) -> None:
-        super().__init__(device)
-        self.compute, self.inward, self.outward = (
-            DelayedStream(stream.stream, np.random.default_rng([seed, i]), share)  # type: ignore[attr-defined]
-            for i, stream in enumerate((self.compute, self.inward, self.outward))
-        )
-        self._loop = self.compute
+    each = cuda_streams(device)
+    plain = enumerate((each.compute, each.inward, each.outward))
+    return Streams(*(DelayedStream(of.stream, np.random.default_rng([seed, i]), share) for i, of in plain))

@@ -14,13 +14,13 @@ from skirl.engine.device.transfers import (
     Arrival,
     Block,
     Blocks,
-    CudaStreams,
     Departure,
     OnItsWay,
     Packed,
     Streams,
     by_step,
     copy,
+    cuda_streams,
     laid_out,
     of_micro,
     plan_of,
@@ -52,7 +52,7 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
                 f"device is '{at}', and torch {torch.__version__} sees {count or 'no'} GPU: {then}, or set device to 'cpu'"
             )
         at = torch.device("cuda", torch.cuda.current_device() if at.index is None else at.index)
-        return Gpu(at, dtype, CudaStreams(at))
+        return Gpu(at, dtype, cuda_streams(at))
     if "triton" not in sys.modules:  # it reads this once, when it is imported
         os.environ["TRITON_INTERPRET"] = "1"
     from skirl.engine.kernels.gpu_math import INTERPRETED

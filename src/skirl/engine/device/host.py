@@ -139,7 +139,8 @@ class HostRows(BankRows):
             rows = pending[int(number)].numpy()[step.forward_index[which]]
             cpu.put(self.array, step.forward_slots[which], rows, 0, len(rows))
         self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival.numpy())
-        self._make(step.new_keys, step.new_slots)
+        for pack, rows in zip(self.facts.packs, self._packs, strict=True):
+            self._run(fill, len(step.new_keys), step.new_keys, step.new_slots, rows, pack.first, *pack.filling)
         return leaving
 
     def landed(self, leaving: torch.Tensor) -> np.ndarray:
@@ -151,11 +152,8 @@ class HostRows(BankRows):
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
         place = work.place(bank)[work.positions(bank, micro)]
-        return self.pool_rows(self._rows(work), self.columns(work).dim, work.micros[micro].banks[bank], place)
-
-    def _rows(self, work: Work) -> np.ndarray:
-        """Return the array that the places of a step's positions refer to."""
-        return work.values[self.facts.number].numpy() if work.reads else self._packs[work.pack]
+        rows = work.values[bank].numpy() if work.reads else self._packs[work.pack]  # what places refer to
+        return self.pool_rows(rows, self.columns(work).dim, work.micros[micro].banks[bank], place)
 
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         out = self._buffers.take(ids.bags, dim)
@@ -227,10 +225,6 @@ class HostRows(BankRows):
 
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:
         self.array[slots] = records
-
-    def _make(self, keys: np.ndarray, slots: np.ndarray) -> None:
-        for pack, rows in zip(self.facts.packs, self._packs, strict=True):
-            self._run(fill, len(keys), keys, slots, rows, pack.first, *pack.filling)
 
     def _run(self, kernel: Callable[..., None], n: int, *args: object, work: np.ndarray | None = None) -> None:
         run(kernel, n, *args, threads=torch.get_num_threads(), work=work)

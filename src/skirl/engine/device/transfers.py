@@ -26,21 +26,33 @@ class Event:
 
 
 class Stream:
-    """Runs work in the order in which it comes. This one does it at once: for Triton's interpreter."""
+    """Runs work in the order in which it comes. Without a stream of CUDA, it does so at once: for Triton's interpreter."""
+
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
+        self.stream = stream
 
     def run(self, work: Callable[[], None]) -> None:
-        work()
+        self.now(work)
 
     def now(self, work: Callable[[], T]) -> T:
-        return work()
+        with torch.cuda.stream(self.stream):
+            return work()
 
     def record(self) -> Any:
-        return Event()
+        if self.stream is None:
+            return Event()
+        event = torch.cuda.Event(blocking=True)  # a host thread that waits sleeps, instead of spinning on a core
+        event.record(self.stream)
+        return event
 
-    def wait(self, event: Any) -> None: ...
+    def wait(self, event: Any) -> None:
+        if self.stream is not None:
+            self.stream.wait_event(event)
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Keep the tensor's memory until work here is done with it, even if its last owner releases it before."""
+        if self.stream is not None:
+            tensor.record_stream(self.stream)
 
 
 @dataclass
@@ -50,51 +62,20 @@ class Streams:
     inward: Stream = field(default_factory=Stream)
     outward: Stream = field(default_factory=Stream)
 
-    def begin(self) -> None: ...
-
-    def here(self) -> Any:
-        return self.compute.record()
-
-
-class CudaStream(Stream):
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.stream = stream
-
-    def run(self, work: Callable[[], None]) -> None:
-        with torch.cuda.stream(self.stream):
-            work()
-
-    def now(self, work: Callable[[], T]) -> T:
-        with torch.cuda.stream(self.stream):
-            return work()
-
-    def record(self) -> Any:
-        event = torch.cuda.Event(blocking=True)  # a host thread that waits sleeps, instead of spinning on a core
-        event.record(self.stream)
-        return event
-
-    def wait(self, event: Any) -> None:
-        self.stream.wait_event(event)
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        tensor.record_stream(self.stream)
-
-
-class CudaStreams(Streams):
-    def __init__(self, device: torch.device) -> None:
-        self._loop = CudaStream(torch.cuda.current_stream(device))
-        super().__init__(self._loop, *(CudaStream(torch.cuda.Stream(device)) for _ in range(2)))
-        self._device = device
-
     def begin(self) -> None:
         """Keep the order when the loop moves to another stream, for example to warm up a graph."""
-        stream = torch.cuda.current_stream(self._device)
-        if stream != self._loop.stream:
-            stream.wait_stream(self._loop.stream)
-            self._loop.stream = stream
+        before = self.compute.stream
+        if before is not None and (now := torch.cuda.current_stream(before.device)) != before:
+            now.wait_stream(before)
+            self.compute.stream = now
 
     def here(self) -> Any:
-        return CudaStream(torch.cuda.current_stream(self._device)).record()
+        before = self.compute.stream
+        return (self.compute if before is None else Stream(torch.cuda.current_stream(before.device))).record()
+
+
+def cuda_streams(device: torch.device) -> Streams:
+    return Streams(*map(Stream, (torch.cuda.current_stream(device), *(torch.cuda.Stream(device) for _ in range(2)))))
 
 
 ALIGNED = 16
