@@ -31,7 +31,7 @@ class Hold:
         self._before: Any = None
         self._lending = False
         self._quiet_until = 0.0
-        self._pid = os.getpid()
+        self._pid = 0
         self._held: list[FrameType | None] = []
 
     def __enter__(self) -> "Hold":
@@ -40,7 +40,7 @@ class Hold:
             # The default action and a handler outside Python cannot be called from here.
             if callable(before) or before == signal.SIG_IGN:
                 self._before = before
-                install(signal.SIGINT, self._handle)
+                install(signal.SIGINT, self._hold)
                 self.active = True
         return self
 
@@ -69,7 +69,11 @@ class Hold:
         the exception, later interrupts are let through again.
         """
         self.check()
-        self._lending, self._quiet_until = self.active, 0.0
+        if self.active:
+            self._lending = True
+            self._quiet_until = 0.0
+            self._pid = os.getpid()
+            install(signal.SIGINT, self._lent)
         try:
             yield
         finally:
@@ -81,27 +85,33 @@ class Hold:
         An interrupt may keep `released` from being left; its generator then ends whenever it is collected.
         """
         if self._lending:
-            self._lending, now = False, getsignal(signal.SIGINT)
+            now = getsignal(signal.SIGINT)
+            install(signal.SIGINT, self._hold)
             # Each access creates a new bound method: they are equal, not identical.
-            if now != self._handle and callable(now):  # the user's code has set a handler of its own
+            if now != self._lent and callable(now):  # the user's code has set a handler of its own
                 self._before = now
-            install(signal.SIGINT, self._handle)
+            self._lending = False
 
     def _hand_on(self, frame: FrameType | None) -> None:
         """Call the handler that was installed before; by default it raises KeyboardInterrupt."""
         if callable(self._before):
             self._before(signal.SIGINT, frame)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        now, leaves = time.monotonic(), self._leaves(frame)
-        of_worker = os.getpid() != self._pid  # one that the loader has forked
-        if of_worker or (self._lending and now >= self._quiet_until and not leaves):
-            self._quiet_until = now + QUIET
+    def _lent(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a worker that the loader has forked
             self._hand_on(frame)
-            self._quiet_until = 0.0
             return
+        now = time.monotonic()
+        if not self._lending or now < self._quiet_until or self._leaves(frame):
+            self._held.append(frame)
+            return
+        self._quiet_until = now + QUIET
+        self._hand_on(frame)
+        self._quiet_until = 0.0
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
         self._held.append(frame)
-        if not (self._lending or leaves or self.most is None) and len(self._held) >= self.most:
+        if self.most is not None and len(self._held) >= self.most and not self._leaves(frame):
             self.check()
 
     def _leaves(self, frame: FrameType | None) -> bool:
