@@ -188,7 +188,7 @@ class Reader:
             self._check_order(self._order, first // self.micros, batches)
         ended = time.monotonic()
         self._times.read += ended - started
-        self._times.tell(LOOP, "read", first // self.micros, started, ended)
+        self._times.timeline.add(LOOP, "read", first // self.micros, started, ended)
         if len(batches) < self.micros:
             self.state_at_end = self._loader_state()
         return batches
