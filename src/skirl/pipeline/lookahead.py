@@ -169,11 +169,8 @@ class Pass:
         if not self._ahead._in_loop.ends_step:
             self._ahead._in_loop.micro += 1
         else:
-            with uninterrupted() as hold:
-                try:
-                    self._ended = not self._next_step(hold)
-                finally:
-                    self._ahead._watch.rest(hold)
+            with self._ahead._watch.held_back() as hold:
+                self._ended = not self._next_step(hold)
             if self._ended:
                 raise StopIteration
         batch = self._yielded()

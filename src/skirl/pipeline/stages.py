@@ -309,15 +309,10 @@ class Stages:
             if not told and now - began > 2:
                 told = True
                 log.warning("closing: %s", self.what_is_busy())
-            if all(self._is_stuck(name, began) for name in alive):
+            since = [began if (busy := self._busy[name]) is None else busy[1] for name in alive]
+            if now - max(since) > self._timeout:
                 return list(dict.fromkeys(map(_kind, alive)))
         return []
-
-    def _is_stuck(self, name: str, since: float) -> bool:
-        if not self._threads[name].is_alive():
-            return False
-        busy = self._busy[name]
-        return time.monotonic() - (since if busy is None else busy[1]) > self._timeout
 
     def what_is_busy(self) -> str:
         now = time.monotonic()
