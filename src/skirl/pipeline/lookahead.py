@@ -323,15 +323,6 @@ class Lookahead:
         return [collection.engine for collection in self.collections]
 
     @property
-    def engine(self) -> Engine:
-        """The engine of a model with one collection, which holds the rows that the batches use."""
-        if len(self.collections) != 1:
-            raise ValueError(
-                f"the model has {len(self.collections)} skirl collections: use .engines instead of .engine"
-            )
-        return self.collections[0].engine
-
-    @property
     def step(self) -> int:
         """Number of steps begun: 1 while the first batch is in the loop."""
         return self._in_loop.step

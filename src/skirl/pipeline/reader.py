@@ -247,8 +247,7 @@ class Reader:
         except (TypeError, ValueError) as error:
             raise type(error)(f"batch {self._read}: {error}") from None
         ids.hashes = hashes_of(ids)
-        # Ids that `sparse` made from the batch take memory of their own; those that it found there count once.
-        ids.nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
+        ids.nbytes = weigh([batch, sparse])  # what `sparse` found in the batch counts once
         ids.batch, ids.loader_state = batch, self._loader_state()
         return ids
 
