@@ -351,7 +351,10 @@ class SharedRoute(Route):
         for rank, letter in enumerate(letters):
             if letter.kind == ERROR:
                 self.ended = True
-                raise self._named() or FailedElsewhere(f"rank {rank}: {letter.text}")
+                if self.failure is None:
+                    raise FailedElsewhere(f"rank {rank}: {letter.text}")
+                self.failure.args = (f"rank {self.rank}: {self.failure}", *self.failure.args[1:])
+                raise self.failure
         if any(letter.kind == END for letter in letters):
             self.ended = True
             return None
@@ -391,9 +394,3 @@ class SharedRoute(Route):
     def step_planned(self) -> None:
         self.planned += 1
         self.due = max(0, (self.due or 0) - 1)
-
-    def _named(self) -> BaseException | None:
-        """Return why this rank cannot go on, with its rank in the message."""
-        if self.failure is not None and self.failure.args:
-            self.failure.args = (f"rank {self.rank}: {self.failure.args[0]}", *self.failure.args[1:])
-        return self.failure
