@@ -179,7 +179,10 @@ class Run:
     def bits(self) -> dict[str, Any]:
         rows = self.model.rows
         rows.flush()
-        found: dict[str, Any] = {"table_steps": rows.engine.packs[0].steps.tolist(), "lr": rows.optimizer.lr}
+        found: dict[str, Any] = {
+            "table_steps": rows.engine.packs[0].steps.tolist(),
+            "lr": rows.optimizer.settings()[0].lr,
+        }
         found["rows"] = {key: row.tobytes() for key, row in stored_rows(rows.engine).items()}
         for name, value in self.model.state_dict().items():
             if isinstance(value, torch.Tensor):

@@ -258,8 +258,6 @@ def test_each_group_has_its_settings():
     handle.param_groups[1]["lr"] = torch.tensor(0.25)
     handle.param_groups[0]["weight_decay"] = 0.2
     assert handle.settings() == [(0.5, 0.2), (0.25, 0.0)]
-    with pytest.raises(ValueError, match="tables have several learning rates"):
-        _ = handle.lr
 
 
 def test_the_state_of_other_groups_is_refused():

@@ -148,7 +148,6 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
         wanted = [asked(part[bank], owner, placement) for part in batch]
         assert together.keys().tolist() == [key for of in wanted for key in of]
         assert serve.tolist() == np.cumsum([0, *map(len, wanted)]).tolist() and serve.dtype == np.int32
-        assert together.values.dtype == (np.int32 if tables == (0, 2, 3) else np.int64)
 
 
 def test_rows_at_the_edges_of_their_numbers():

@@ -66,6 +66,8 @@ class KeyedJagged:
                     f"KeyedJagged: lengths sum up to {total}, and there are {values.numel()} values: pass how many each "
                     "feature and sample has"
                 )
+            offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
+            torch.cumsum(lengths, 0, out=offsets[1:])
         if (strides is None) != (not inverse):
             raise ValueError(
                 f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "
@@ -73,7 +75,8 @@ class KeyedJagged:
             )
         self._keys = list(keys)
         self._values = values
-        self._offsets = _ends_of(lengths) if offsets is None else offsets
+        assert offsets is not None
+        self._offsets = offsets
         self._weights = weights
         self._strides = None if strides is None else [int(stride) for stride in strides]
         self.groups = {
@@ -285,13 +288,6 @@ class KeyedJagged:
         of = {name: f"{stride} bags" for name, stride in zip(self._keys, self.stride_per_key())}
         shared = "".join(f", {', '.join(names)} in {of[names[0]]}" for names in self.groups)
         return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids{shared})"
-
-
-def _ends_of(lengths: torch.Tensor | None) -> torch.Tensor:
-    assert lengths is not None
-    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return offsets
 
 
 def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:

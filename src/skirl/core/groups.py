@@ -127,12 +127,6 @@ class TorchHandle(torch.optim.Optimizer):
         return self.param_groups[0]["params"][0]
 
     @property
-    def lr(self) -> float:
-        if len(self.param_groups) > 1:
-            raise ValueError("tables have several learning rates: read them from optimizer.param_groups")
-        return float(self.param_groups[0]["lr"])
-
-    @property
     def _step_supports_amp_scaling(self) -> bool:
         """False, as a GradScaler asks before its step; raise if it has not unscaled the rows' gradients."""
         if self.anchor.grad is None:

@@ -256,14 +256,8 @@ class Resolver:
 
     def capture_part(self, sparse: Sparse) -> Ids:
         """Do the same for a batch that has only some of the features; give the others no ids."""
-        check_form(sparse)
-        features = self.schema.features
-        keys = set(sparse.keys())
-        here = [name for name in features if name in keys]
-        ids = capture(sparse, here or features, copy=False)
-        missing = tuple(name for name in features if name not in keys)
-        if not missing:
-            return ids
+        ids = capture(sparse, (), copy=False)
+        missing = tuple(name for name in self.schema.features if name not in ids.keys)
         none = np.full(len(missing) * ids.samples, ids.offsets[-1], ids.offsets.dtype)
         offsets = np.concatenate([ids.offsets, none])
         first = np.concatenate([ids.first, ids.first[-1] + ids.samples * np.arange(1, len(missing) + 1)])

@@ -74,26 +74,22 @@ class Constant:
             raise ValueError(f"Constant: value is {self.value}, set it to a finite number")
 
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _PIECE = 16 << 20
 
 
 class Given:
-    """The initial values of all rows of a table, from an array, copied unless it is mapped read-only from a file."""
+    """The initial values of all rows of a table, from an array, copied unless it is mapped read-only from a file. Half
+    precision becomes float32."""
 
-    def __init__(
-        self, shape: tuple[int, ...], kind: str, raw: NDArray[np.uint8] | None, mapped: np.memmap | None = None,
-        digest: str | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, values: NDArray[Any] | None, shape: tuple[int, ...], digest: str | None = None) -> None:
         self.shape = shape
-        self.kind = kind
-        """The dtype of the values, by its torch name."""
-        self._raw = raw
-        """uint8 [rows, bytes of a row]; None if only their digest is known."""
+        self.kind = "float32" if values is None else values.dtype.name
+        self._values = None if values is None else values.view(np.ndarray)
+        """None if only their digest is known."""
         self._digest = digest
-        self._file = None if mapped is None else Path(str(mapped.filename))
+        self._file = Path(str(values.filename)) if isinstance(values, np.memmap) else None
         self._stamp = None if self._file is None else _stamp(self._file)
-        self.where = "the checkpoint" if raw is None else "the array" if self._file is None else str(self._file)
+        self.where = str(self._file or ("the checkpoint" if values is None else "the array"))
 
     @classmethod
     def of(cls, source: Any, table: str, rows: int, dim: int) -> Self:
@@ -101,8 +97,8 @@ class Given:
             if isinstance(source, cls):  # of another table
                 given = source
             elif isinstance(source, np.ndarray) or hasattr(source, "detach"):
-                values, kind, raw = _rows(source)
-                given = cls(values.shape, kind, raw, values if isinstance(values, np.memmap) else None)
+                values = _values_of(source)
+                given = cls(values, values.shape)
             else:
                 raise TypeError(
                     f"is a {type(source).__name__}, set it to a skirl Uniform, Normal or Constant, or to an array or a "
@@ -119,7 +115,7 @@ class Given:
     @classmethod
     def absent(cls, rows: int, dim: int, digest: str) -> Self:
         """Return a stand-in for values that a checkpoint names by digest but does not hold: it has only used rows."""
-        return cls((rows, dim), "float32", None, digest=digest)
+        return cls(None, (rows, dim), digest)
 
     def __repr__(self) -> str:
         return f"Given({self.where}, {list(self.shape)}, {self.kind})"
@@ -128,36 +124,27 @@ class Given:
     def digest(self) -> str:
         """The first 32 hex digits of the SHA-256 of the values, wherever they are. The first access reads them all."""
         if self._digest is None:
-            raw = self._there()
+            values = self._there()
             found = hashlib.sha256(f"{self.kind} {self.shape[0]} {self.shape[1]}\n".encode())
-            step = max(1, _PIECE // raw.shape[1])
+            step = max(1, _PIECE // values[0].nbytes)
             for start in range(0, self.shape[0], step):
-                found.update(np.ascontiguousarray(raw[start : start + step]).data)
+                found.update(np.ascontiguousarray(values[start : start + step]).data)
             self._digest = found.hexdigest()[:32]
         return self._digest
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        raw = self._there()
-        out = raw.take(rows, axis=0)  # without the GIL: a page may have to come from disk
-        if self.kind == "bfloat16":
-            return (out.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        values = out.view(self.kind)
-        return values.astype(np.float32) if self.kind == "float16" else values
+        return self._there().take(rows, axis=0)  # without the GIL: a page may have to come from disk
 
     def check_dtype(self, table: str, dtype: str) -> None:
-        """Raise if rows of this dtype would round the values; only half precision takes float32, rounded to nearest."""
-        halves = {"float16", "bfloat16"}
-        fit = {"float64": {"float64", "float32", *halves}, "float32": {"float32", *halves}}.get(
-            dtype, {dtype, "float32"}
-        )
-        if self.kind not in fit:
+        """Raise if float32 rows would round the values; half precision rounds them to nearest."""
+        if self.kind == "float64" and dtype != "float64":
             raise TypeError(
                 f"table {table!r}: init is {self.kind} in {self.where} and rows are {dtype}: convert it to {dtype}, or set "
                 f"dtype=torch.{self.kind}"
             )
 
-    def _there(self) -> NDArray[np.uint8]:
-        if self._raw is None:
+    def _there(self) -> NDArray[Any]:
+        if self._values is None:
             raise ValueError(
                 f"the first values of rows that were never used are not in {self.where}, which has only used rows: pass the "
                 "array as init of the table, or leave such rows out"
@@ -167,7 +154,7 @@ class Given:
                 f"{self._file} has changed since rows were initialized from it: restore the file, and resume from a "
                 "checkpoint"
             )
-        return self._raw
+        return self._values
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -178,23 +165,20 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _rows(source: Any) -> tuple[NDArray[Any], str, NDArray[np.uint8]]:
-    """Return the values, copied unless they are mapped read-only from a file, their dtype by its torch name, and bytes."""
-    kind = None
+def _values_of(source: Any) -> NDArray[Any]:
+    """Return the values, copied unless they are mapped read-only from a file."""
     if hasattr(source, "detach"):
-        source, kind = source.detach().cpu(), str(source.dtype).removeprefix("torch.")
-        if kind == "bfloat16":  # NumPy does not have it
-            import torch
-
-            source = source.view(torch.int16)
-        source = source.numpy()
+        source = source.detach().cpu()
+        source = (source.float() if source.is_floating_point() and source.itemsize == 2 else source).numpy()
+    if source.dtype == np.float16:
+        source = source.astype(np.float32)
     mapped = isinstance(source, np.memmap) and source.mode == "r" and source.filename and source.flags.c_contiguous
-    values, kind = source if mapped else np.array(source, order="C"), kind or source.dtype.name
-    if kind not in _FLOATS or not values.dtype.isnative:
-        raise TypeError(f"is an array of {values.dtype if kind in _FLOATS else kind}: convert it to float32")
+    values = source if mapped else np.array(source, order="C")
+    if values.dtype not in (np.float32, np.float64):
+        raise TypeError(f"is an array of {values.dtype}: convert it to float32")
     if values.ndim != 2 or not values.size:
         raise ValueError(f"is an array of shape {list(values.shape)}: give [rows, dim]")
-    return values, kind, values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
+    return values
 
 
 Initial = Uniform | Normal | Constant | Given

@@ -249,7 +249,8 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
             other = table[place]
             if hashes[other] == h:
                 low, high = np.uint64(starts[first[other]]), np.uint64(starts[first[other] + 1])
-                if _same(values, weights, weighted, begin, end, low, high):
+                same = end - begin == high - low and _same(values, begin, low, end - begin)
+                if same and (not weighted or _same(weights, begin, low, end - begin)):
                     bag = other
                     break
             place = (place + 1) & last
@@ -263,14 +264,8 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
 
 
 @kernel
-def _same(values, weights, weighted, begin, end, low, high):
-    if end - begin != high - low:
-        return False
-    for i in range(end - begin):
-        if values[begin + i] != values[low + i]:
+def _same(numbers, one, other, count):
+    for i in range(count):  # noqa: SIM110
+        if numbers[one + i] != numbers[other + i]:
             return False
-    if weighted:
-        for i in range(end - begin):
-            if weights[begin + i] != weights[low + i]:
-                return False
     return True

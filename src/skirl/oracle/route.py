@@ -23,8 +23,6 @@ LOOKED_AT = 4
 """Batches after which trainers that all read the same data are warned."""
 FEWEST = 64
 """Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
-NARROW = 1 << 31
-"""Tables of at most this many rows have 32-bit row numbers."""
 
 
 @dataclass(slots=True)
@@ -42,45 +40,31 @@ class Reads:
     """int32 [owners + 1]: where the rows of each owner begin. Ids and gradients go to the owner, and values come back."""
 
 
-def sent(ids: Sequence[Ids], features: Sequence[str]) -> list[np.ndarray]:
-    """Return the bags of some features in micro-batches, for the trainer that looks them up for all."""
-    heads, parts = [], []
-    for micro in ids:
-        places = [micro.keys.index(name) for name in features]
-        starts, inverse = [micro.starts(p) for p in places], [micro.inverse[p] for p in places]
-        bags = [-1 if own is None else len(start) - 1 for own, start in zip(inverse, starts)]
-        heads.append([micro.samples, micro.weights is not None, *bags])
-        here = [slice(int(start[0]), int(start[-1])) for start in starts]
-        weights = [] if micro.weights is None else [micro.weights[at] for at in here]
-        values = [micro.values[at] for at in here]
-        parts.append(
-            [[np.diff(start) for start in starts], values, weights, [own for own in inverse if own is not None]]
-        )
-    lengths, values, weights, inverse = ([one for of in kind for one in of] for kind in zip(*parts))
-    floats = np.concatenate(weights) if weights else np.empty(0, np.float32)
-    return [np.array(heads, np.int32).reshape(-1), _joined(lengths), _joined(values), floats, _joined(inverse)]
+def sent(ids: Ids, features: Sequence[str]) -> list[np.ndarray]:
+    """Return the bags of some features of a micro-batch in five arrays, for the trainer that looks them up for all."""
+    places = [ids.keys.index(name) for name in features]
+    starts, inverse = [ids.starts(p) for p in places], [ids.inverse[p] for p in places]
+    bags = [-1 if own is None else len(start) - 1 for own, start in zip(inverse, starts)]
+    here = [slice(int(start[0]), int(start[-1])) for start in starts]
+    weights = np.empty(0, np.float32) if ids.weights is None else np.concatenate([ids.weights[at] for at in here])
+    head = np.array([ids.samples, ids.weights is not None, *bags], np.int32)
+    lengths, values = _joined([np.diff(start) for start in starts]), _joined([ids.values[at] for at in here])
+    return [head, lengths, values, weights, _joined([own for own in inverse if own is not None])]
 
 
-def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> list[Ids]:
-    """Return the micro-batches that `sent` took, with the ids of this bank alone, which their trainer has checked."""
-    features, found, at = schema.banks[bank].features, list[Ids](), np.zeros(4, np.int64)
-    heads, rest = arrays[0].reshape(-1, 2 + len(features)), arrays[1:]
-
-    def take(kind: int, count: int) -> np.ndarray:
-        at[kind] += count
-        return rest[kind][at[kind] - count : at[kind]]
-
-    for samples, weighted, *bags in heads.tolist():
-        first = np.cumsum([0, *(samples if n < 0 else n for n in bags)])
-        offsets = np.concatenate([[0], np.cumsum(take(0, int(first[-1])), dtype=np.int64)])
-        count = int(offsets[-1])
-        values, weights = take(1, count), take(2, count) if weighted else None
-        inverse = tuple(None if n < 0 else take(3, samples).astype(np.int32) for n in bags)
-        ids = Ids(tuple(f.name for f in features), values, offsets, samples, first, inverse, weights)
-        ids.banks = [BankIds(ids.values, np.zeros((0, 4), np.int64)) for _ in schema.banks]
-        ids.banks[bank] = positions_of(ids, schema, bank, checked=True)
-        found.append(ids)
-    return found
+def received(arrays: Sequence[np.ndarray], schema: Schema, bank: int) -> Ids:
+    """Return the micro-batch that `sent` took, with the ids of this bank alone, which their trainer has checked."""
+    head, lengths, values, weights, inverse = arrays
+    samples, weighted, *bags = head.tolist()
+    first = np.cumsum([0, *(samples if n < 0 else n for n in bags)])
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    each = iter(inverse.astype(np.int32).reshape(-1, max(1, samples)))
+    of = tuple(None if n < 0 else next(each) for n in bags)
+    names = tuple(feature.name for feature in schema.banks[bank].features)
+    ids = Ids(names, values, offsets, samples, first, of, weights if weighted else None)
+    ids.banks = [BankIds(ids.values, np.zeros((0, 4), np.int64)) for _ in schema.banks]
+    ids.banks[bank] = positions_of(ids, schema, bank, checked=True)
+    return ids
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -111,7 +95,7 @@ def _join(planes, numbers):
 
 
 Requests = tuple[np.ndarray, np.ndarray]
-"""Row numbers, int32 or int64, table after table; and how many each table of the bank has, int32."""
+"""Row numbers, int64, table after table; and how many each table of the bank has, int32."""
 
 
 class Asking:
@@ -119,11 +103,9 @@ class Asking:
         self._finder = Finder(schema, bank)
         self.tables = self._finder.tables
         self._placement = placement
-        narrow = all(schema.tables[t].rows <= NARROW for t in schema.banks[bank].tables)
-        self._type = np.int32 if narrow else np.int64
 
     def nothing(self) -> list[Requests]:
-        return [(np.empty(0, self._type), np.zeros(len(self.tables), np.int32))] * self._placement.sites
+        return [(np.empty(0, np.int64), np.zeros(len(self.tables), np.int32))] * self._placement.sites
 
     def of(self, batch: BankIds) -> tuple[Reads, list[Requests]]:
         """Return what the ids of one batch read, and what is asked of each owner."""
@@ -132,7 +114,7 @@ class Asking:
         total = distinct.total
         whose: Any = self._placement.arrays
         counts, ask = np.zeros((sites, len(tables)), np.int32), np.empty(sites + 1, np.int32)
-        rows, moved = np.empty(total, self._type), np.empty(total, np.int32)
+        rows, moved = np.empty(total, np.int64), np.empty(total, np.int32)
         args: Any = (tables, distinct.found, distinct.low, distinct.first, *whose, counts, ask, rows, moved)
         _by_owner(*args)
         place, pos = np.empty(distinct.positions, np.int32), np.empty(distinct.positions, np.int32)
@@ -354,10 +336,11 @@ class SharedRoute(Route):
                 self._reads.append(reads)
                 for to, requests in zip(arrays, asked, strict=True):
                     to += requests
-            for (schema, bank), owners, ids in zip(self._banks, self._owners, micros):
-                bags = sent(ids, [feature.name for feature in schema.banks[bank].features]) if owners else []
-                for owner in owners:
-                    arrays[owner] += bags
+            for each in zip(*micros):  # a micro-batch of each bank
+                for (schema, bank), owners, ids in zip(self._banks, self._owners, each):
+                    bags = sent(ids, [feature.name for feature in schema.banks[bank].features]) if owners else []
+                    for owner in owners:
+                        arrays[owner] += bags
             letters = [Letter(BATCH, vote, to) for to in arrays]
         self._own, nothing = letters[self.rank], np.empty(0, np.uint8)
         return [nothing if rank == self.rank else letter.packed() for rank, letter in enumerate(letters)]
@@ -368,21 +351,25 @@ class SharedRoute(Route):
         for rank, letter in enumerate(letters):
             if letter.kind == ERROR:
                 self.ended = True
-                raise self._named() or FailedElsewhere(f"rank {rank}: {letter.text}")
+                if self.failure is None:
+                    raise FailedElsewhere(f"rank {rank}: {letter.text}")
+                self.failure.args = (f"rank {self.rank}: {self.failure}", *self.failure.args[1:])
+                raise self.failure
         if any(letter.kind == END for letter in letters):
             self.ended = True
             return None
         self.number += 1
         all_of = Joined([], [], self._reads, [], [letter.vote for letter in letters])
-        bags = 2 * len(self._banks)
+        at, each = 2 * len(self._banks), 5 * sum(self.rank in owners for owners in self._owners)
         for number, ((schema, bank), owners) in enumerate(zip(self._banks, self._owners)):
             asked = [(letter.arrays[2 * number], letter.arrays[2 * number + 1]) for letter in letters]
             batch, serve = joined(self._asking[number].tables, asked)
             micros = list[Ids]()
             if self.rank in owners:
-                micros = [ids for letter in letters for ids in received(letter.arrays[bags : bags + 5], schema, bank)]
+                places = [(letter.arrays, i) for letter in letters for i in range(at, len(letter.arrays), each)]
+                micros = [received(arrays[i : i + 5], schema, bank) for arrays, i in places]
                 batch = BankIds.joined([ids.banks[bank] for ids in micros])
-                bags += 5
+                at += 5
             all_of.banks.append(batch)
             all_of.serve.append(serve)
             all_of.whole.append(micros)
@@ -407,9 +394,3 @@ class SharedRoute(Route):
     def step_planned(self) -> None:
         self.planned += 1
         self.due = max(0, (self.due or 0) - 1)
-
-    def _named(self) -> BaseException | None:
-        """Return why this rank cannot go on, with its rank in the message."""
-        if self.failure is not None and self.failure.args:
-            self.failure.args = (f"rank {self.rank}: {self.failure.args[0]}", *self.failure.args[1:])
-        return self.failure

@@ -21,7 +21,7 @@ class Seen:
         begin = np.concatenate([[0], np.cumsum(words)[:-1]]).astype(np.int64)
         self.base = np.where(small, begin, -1)
         """[tables]: the first word of the table's bits; -1: its rows are in the set."""
-        self.bits = np.zeros(int(words.sum()), np.uint64)  # zero pages are not backed until written
+        self.bits = np.zeros(1 + int(words.sum()), np.uint64)  # zero pages are not backed until written
         self.set = HashIndex()
         self.any_in_set = not small.all()
 
@@ -54,10 +54,9 @@ class Seen:
         self.set.drop(self._in_set(keys))
 
     def has(self, keys: np.ndarray) -> np.ndarray:
-        out = _test(self.bits, self.base, keys)
-        if self.any_in_set:
-            large = self.base[table_of(keys)] < 0
-            out[large] = self.set.get(keys[large]) >= 0
+        words, rows = self.base[table_of(keys)], row_of(keys)
+        out = self.bits[np.where(words < 0, 0, words + (rows >> 6))] >> (rows & 63).astype(np.uint64) & np.uint64(1) > 0
+        out[words < 0] = self.set.get(keys[words < 0]) >= 0
         return out
 
     def _in_set(self, keys: np.ndarray) -> np.ndarray:
@@ -107,14 +106,3 @@ def _set(bits, base, keys, exist):
             row = key & (MAX_ROWS - 1)
             word, bit = words + (row >> 6), np.uint64(1) << np.uint64(row & 63)
             bits[word] = bits[word] | bit if exist else bits[word] & ~bit
-
-
-@kernel
-def _test(bits, base, keys):
-    out = np.zeros(len(keys), np.bool_)
-    for i, key in enumerate(keys):
-        words = base[key >> ROW_BITS]
-        if words >= 0:
-            row = key & (MAX_ROWS - 1)
-            out[i] = (bits[words + (row >> 6)] >> np.uint64(row & 63)) & np.uint64(1) != np.uint64(0)
-    return out

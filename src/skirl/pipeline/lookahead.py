@@ -116,8 +116,6 @@ class InLoop:
     works: Sequence[Work] = ()
     """By collection; none if no step is in the loop."""
     micro: int = 0
-    updates: list[bool] | None = None
-    """By collection: whether the last whole step updated its rows. None before the first."""
     torn: bool = False
     """True if the step ended when it had updated the rows of only some collections: see `tears`."""
 
@@ -135,13 +133,9 @@ class InLoop:
 
     def tears(self, collections: Sequence[Collection]) -> bool:
         """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all
-        that the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not
-        count."""
-        if not self.applied:
-            return False
-        needed = [work.begun for work in self.works] if self.updates is None else self.updates
-        each = zip(needed, self.works, collections, strict=True)
-        return any(need and not work.applied and one.current.trains for need, work, one in each)
+        that are trained."""
+        each = zip(self.works, collections)
+        return self.applied and any(not work.applied and one.current.trains for work, one in each)
 
 
 class Pass:
@@ -175,11 +169,8 @@ class Pass:
         if not self._ahead._in_loop.ends_step:
             self._ahead._in_loop.micro += 1
         else:
-            with uninterrupted() as hold:
-                try:
-                    self._ended = not self._next_step(hold)
-                finally:
-                    self._ahead._watch.rest(hold)
+            with self._ahead._watch.held_back() as hold:
+                self._ended = not self._next_step(hold)
             if self._ended:
                 raise StopIteration
         batch = self._yielded()
@@ -244,9 +235,6 @@ class Pass:
     def _finish(self, apply: bool = True) -> None:
         for collection in self._ahead.collections:
             collection.current.finish(apply)
-        now = self._ahead._in_loop
-        if apply and now.applied:
-            now.updates = [work.applied for work in now.works]
 
     def _yielded(self) -> Any:
         now = self._ahead._in_loop
@@ -256,15 +244,14 @@ class Pass:
             collection.current.expect(work, now.micro)
         if self._ahead._in_shards is not None:
             self._ahead._in_shards.begin(now.step, now.micro)
-        if self._ahead.times.timeline is not None:
-            self._computing = time.monotonic()
+        self._computing = time.monotonic()
         return ids.batch
 
     def _computed(self) -> None:
         since, self._computing = self._computing, None
         works = self._ahead._in_loop.works
         if since is not None and works:
-            self._ahead.times.tell(LOOP, "compute", works[0].number, since, time.monotonic())
+            self._ahead.times.timeline.add(LOOP, "compute", works[0].number, since, time.monotonic())
 
 
 class Lookahead:
@@ -336,15 +323,6 @@ class Lookahead:
         return [collection.engine for collection in self.collections]
 
     @property
-    def engine(self) -> Engine:
-        """The engine of a model with one collection, which holds the rows that the batches use."""
-        if len(self.collections) != 1:
-            raise ValueError(
-                f"the model has {len(self.collections)} skirl collections: use .engines instead of .engine"
-            )
-        return self.collections[0].engine
-
-    @property
     def step(self) -> int:
         """Number of steps begun: 1 while the first batch is in the loop."""
         return self._in_loop.step
@@ -379,8 +357,7 @@ class Lookahead:
             for collection in self.collections:
                 collection.opened(self)
             self._entered = True
-            if self._trace is not None:
-                self.times.timeline = Timeline(self._trace)
+            self.times.timeline = Timeline(self._trace)
         except BaseException:
             self._let_go()  # interrupted, or no file for the timeline: no __exit__ will follow
             raise
@@ -419,9 +396,7 @@ class Lookahead:
             finally:
                 self._watch.close()
                 self._let_go()
-                if self.times.timeline is not None:
-                    self.times.timeline.close()
-                    self.times.timeline = None
+                self.times.timeline.close()
             keep_rows(self.engines, self._in_loop.torn, whole=apply or self._peers.size == 1, hold=hold)
 
     def _let_go(self) -> None:
@@ -458,8 +433,7 @@ class Lookahead:
         if self._plan.depth == "epoch":
             self._epoch = self._reader.spool(now.here, self._route())
             rng_state.restore(start)  # as if the first pass never happened: same draws as with any other depth
-        if self.times.timeline is not None:
-            self.times.timeline.first = now.here.step
+        self.times.timeline.first = now.here.step
         self._reader.begin(now.here)
         with uninterrupted():
             window = Window(self.engines, self._plan, self._epoch, self._shards, self._route(), self._mine)

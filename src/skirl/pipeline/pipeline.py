@@ -114,7 +114,7 @@ class Pipeline:
             engine.rows.gather(engine, work)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
-        self.times.tell(LOOP, "load", number, started, ended)
+        self.times.timeline.add(LOOP, "load", number, started, ended)
         while self._hungry():  # the planner has work while this step computes
             self._pull(hold, reader)
         return works

@@ -43,6 +43,15 @@ class Watch:
         self._watcher: threading.Thread | None = None
 
     @contextmanager
+    def held_back(self) -> Iterator[Hold]:
+        """Hold interrupts back in this block but for `reading`, which one may leave before its end."""
+        with uninterrupted() as hold:
+            try:
+                yield hold
+            finally:
+                self._rest(hold)
+
+    @contextmanager
     def reading(self, hold: Hold, number: int) -> Iterator[None]:
         if self._watcher is None and isfinite(self._timeout):
             self._watcher = threading.Thread(target=self._watch, name="skirl-watch", daemon=True)
@@ -53,15 +62,15 @@ class Watch:
                 yield
             self._check()
         finally:
-            self.rest(hold)
+            self._rest(hold)
 
     def moved(self, number: int) -> None:
         """Note inside `reading` that the loader has reached this batch."""
         self._check()
         self._now = number, time.monotonic()
 
-    def rest(self, hold: Hold) -> None:
-        """Note that nothing is being read now. Call this again after `reading`: an interrupt may have skipped it there."""
+    def _rest(self, hold: Hold) -> None:
+        """Note that nothing is being read now."""
         hold.resume()
         self._now = None
 
@@ -159,12 +168,8 @@ class Reader:
 
     def begin(self, place: DataPosition) -> None:
         self._read = 0
-        with uninterrupted() as hold:
-            try:
-                with self._watch.reading(hold, 0):
-                    self._source = self._open(place)
-            finally:
-                self._watch.rest(hold)
+        with self._watch.held_back() as hold, self._watch.reading(hold, 0):
+            self._source = self._open(place)
 
     def end(self) -> None:
         self._source = None
@@ -188,7 +193,7 @@ class Reader:
             self._check_order(self._order, first // self.micros, batches)
         ended = time.monotonic()
         self._times.read += ended - started
-        self._times.tell(LOOP, "read", first // self.micros, started, ended)
+        self._times.timeline.add(LOOP, "read", first // self.micros, started, ended)
         if len(batches) < self.micros:
             self.state_at_end = self._loader_state()
         return batches
@@ -242,8 +247,7 @@ class Reader:
         except (TypeError, ValueError) as error:
             raise type(error)(f"batch {self._read}: {error}") from None
         ids.hashes = hashes_of(ids)
-        # Ids that `sparse` made from the batch take memory of their own; those that it found there count once.
-        ids.nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
+        ids.nbytes = weigh([batch, sparse])  # what `sparse` found in the batch counts once
         ids.batch, ids.loader_state = batch, self._loader_state()
         return ids
 
@@ -293,20 +297,17 @@ class Reader:
         order, self._order = list[int](), None
         try:
             self.begin(place)
-            with uninterrupted() as hold:
-                try:
-                    while step := self.pull(hold):
-                        checked = self._checked(step, route)
-                        banks = [BankIds.joined(parts) for of in checked for parts in zip(*(ids.banks for ids in of))]
-                        order.append(self._digest(step))
-                        with hold.released():
-                            joined = route.batch(banks, Vote(0, 0), [of for of in checked for _ in of[0].banks])
-                        if joined is not None:  # else another trainer has no more
-                            epoch.add(joined.banks)
-                        if len(step) < self.micros:
-                            break
-                finally:
-                    self._watch.rest(hold)
+            with self._watch.held_back() as hold:
+                while step := self.pull(hold):
+                    checked = self._checked(step, route)
+                    banks = [BankIds.joined(parts) for of in checked for parts in zip(*(ids.banks for ids in of))]
+                    order.append(self._digest(step))
+                    with hold.released():
+                        joined = route.batch(banks, Vote(0, 0), [of for of in checked for _ in of[0].banks])
+                    if joined is not None:  # else another trainer has no more
+                        epoch.add(joined.banks)
+                    if len(step) < self.micros:
+                        break
             route.end(Vote(0, 0))
             epoch.scan()
         except BaseException:

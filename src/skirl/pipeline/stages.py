@@ -28,13 +28,14 @@ class Timeline:
     `compute` in the lane of the training loop, the rest in that of a stage. Arrows join the events of one step. A fetch
     under the compute of earlier steps is hidden; a `wait` shows what was not. Any thread may add an event."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path | None = None) -> None:
+        """None writes nothing."""
+        self._path = path
         self.first = 0
         """Steps before the pass whose events are added: in a pass they count from 0, in the file from 1."""
         self._lock = threading.Lock()
         self._began = time.monotonic()
-        self._file: FileIO | None = self.path.open("wb", buffering=0)
+        self._file: FileIO | None = None if path is None else Path(path).open("wb", buffering=0)  # noqa: SIM115
         """None once it has ended."""
         self._write("[")
         self._put(name="process_name", ph="M", args={"name": "skirl"})
@@ -45,6 +46,9 @@ class Timeline:
     def add(
         self, lane: str, what: str, step: int, began: float, ended: float, facts: Mapping[str, Any] | None = None
     ) -> None:
+        """Add an event. Steps count from 0 in each pass."""
+        if self._file is None:
+            return
         step += self.first + 1
         with self._lock:
             when = {"ts": round(1e6 * (began - self._began), 1), "dur": round(1e6 * (ended - began), 1)}
@@ -72,7 +76,7 @@ class Timeline:
             while rest:
                 rest = rest[file.write(rest) :]
         except OSError as error:
-            log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, why(error))
+            log.warning("the timeline %s ends here: %s. Training goes on without it", self._path, why(error))
             file.close()
             self._file = None
 
@@ -121,14 +125,7 @@ class Times:
     blame: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("plan", "fetch", "write"), 0.0))
     """For each stage: seconds that it worked while the loop waited."""
     read: float = 0.0
-    timeline: Timeline | None = None
-
-    def tell(
-        self, lane: str, what: str, step: int, began: float, ended: float, facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Add an event to the timeline. Steps count from 0 in each pass."""
-        if self.timeline is not None:
-            self.timeline.add(lane, what, step, began, ended, facts)
+    timeline: Timeline = field(default_factory=Timeline)
 
     def restart(self) -> None:
         """Forget the first step, in which kernels are compiled."""
@@ -224,7 +221,7 @@ class Stages:
                 if self._waiting is not None:
                     self.times.blame[_kind(name)] += ended - max(started, self._waiting)
             if note.what is not None:
-                self.times.tell(name, note.what, number, started, ended, note.facts)
+                self.times.timeline.add(name, note.what, number, started, ended, note.facts)
 
     def call_hook(self, name: str, number: int) -> None:
         if self._hook is not None:
@@ -285,7 +282,7 @@ class Stages:
         for name, entry in self._busy.items():
             if entry is not None:
                 self.times.blame[_kind(name)] += now - max(entry[1], began)
-        self.times.tell(LOOP, "wait", step, began, now, {"for": what})
+        self.times.timeline.add(LOOP, "wait", step, began, now, {"for": what})
 
     def close(self) -> None:
         with self.lock:
@@ -312,15 +309,10 @@ class Stages:
             if not told and now - began > 2:
                 told = True
                 log.warning("closing: %s", self.what_is_busy())
-            if all(self._is_stuck(name, began) for name in alive):
+            since = [began if (busy := self._busy[name]) is None else busy[1] for name in alive]
+            if now - max(since) > self._timeout:
                 return list(dict.fromkeys(map(_kind, alive)))
         return []
-
-    def _is_stuck(self, name: str, since: float) -> bool:
-        if not self._threads[name].is_alive():
-            return False
-        busy = self._busy[name]
-        return time.monotonic() - (since if busy is None else busy[1]) > self._timeout
 
     def what_is_busy(self) -> str:
         now = time.monotonic()

@@ -182,7 +182,7 @@ def gathered(batches: Lookahead, meter: Meter, share: TrainerShare) -> dict[str,
     """The result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps."""
     if share.alone:
         return None
-    engine, times, counted = batches.engine, batches.times, share.peers.counted()
+    engine, times, counted = batches.engines[0], batches.times, share.peers.counted()
     lane = {
         "touched": len(engine.seen),
         "cache": sum(len(cache) for cache in engine.caches),
@@ -368,7 +368,7 @@ def movement_of(times: Times) -> dict[str, Any]:
 
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     """What the result says of engines and movement; the movement is this trainer's."""
-    engine, times = batches.engine, batches.times
+    engine, times = batches.engines[0], batches.times
     tables, staging = engine.schema.tables, engine.capacity.split.staging_rows if engine.capacity.split else []
     widths = [rule.width(table.dim) for table, rule in zip(tables, engine.packs[0].optimizers)]
     held = [words(width) if engine.half else width for width in widths]

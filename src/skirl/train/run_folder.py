@@ -252,7 +252,7 @@ class Since:
         }  # fmt: skip
 
     def line(self, batches: "Lookahead", meter: "Meter") -> dict[str, Any]:
-        before, now, engine, times = self._before, _sums(batches, meter), batches.engine, batches.times
+        before, now, engine, times = self._before, _sums(batches, meter), batches.engines[0], batches.times
         since = {name: value - before.get(name, 0.0) for name, value in now.items()}
         busy, blame = ({s: since[f"{kind} {s}"] for s in getattr(times, kind)} for kind in ("busy", "blame"))
         total = sum(busy.values())

@@ -265,7 +265,7 @@ class _Plain(torch.autograd.Function):
         plain = ctx.plain
         plain.grads.append(named)
         if len(plain.grads) == plain.shards:
-            plain.reference.backward(*plain.grads, lr=plain.optimizer.lr, shards=plain.shards)
+            plain.reference.backward(*plain.grads, lr=plain.optimizer.param_groups[0]["lr"], shards=plain.shards)
             plain.grads.clear()
         return None, None, None, None
 
