@@ -128,7 +128,18 @@ def frozen_late(model: Two, batch: skirl.KeyedJagged) -> Iterator[None]:
     model.two.requires_grad_(False)
 
 
-@pytest.mark.parametrize(("body", "step"), [(half_frozen, 1), (frozen_late, 2)])
+def unused(model: Two, batch: skirl.KeyedJagged) -> Iterator[None]:
+    one, _ = model.one(batch)["one"], model.two(batch)["two"]
+    one.sum().backward()
+    yield
+
+
+def detached(model: Two, batch: skirl.KeyedJagged) -> Iterator[None]:
+    (model.one(batch)["one"] * model.two(batch)["two"].detach()).sum().backward()
+    yield
+
+
+@pytest.mark.parametrize(("body", "step"), [(half_frozen, 1), (frozen_late, 2), (unused, 3), (detached, 3)])
 def test_collections_that_are_not_trained_keep_no_others_from_being_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, body: Callable, step: int
 ):

@@ -116,6 +116,8 @@ class InLoop:
     works: Sequence[Work] = ()
     """By collection; none if no step is in the loop."""
     micro: int = 0
+    updates: list[bool] | None = None
+    """By collection: whether the last whole step updated its rows. None before the first."""
     torn: bool = False
     """True if the step ended when it had updated the rows of only some collections: see `tears`."""
 
@@ -133,9 +135,13 @@ class InLoop:
 
     def tears(self, collections: Sequence[Collection]) -> bool:
         """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all
-        that are trained."""
-        each = zip(self.works, collections)
-        return self.applied and any(not work.applied and one.current.trains for work, one in each)
+        that the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not
+        count."""
+        if not self.applied:
+            return False
+        needed = [work.begun for work in self.works] if self.updates is None else self.updates
+        each = zip(needed, self.works, collections, strict=True)
+        return any(need and not work.applied and one.current.trains for need, work, one in each)
 
 
 class Pass:
@@ -235,6 +241,9 @@ class Pass:
     def _finish(self, apply: bool = True) -> None:
         for collection in self._ahead.collections:
             collection.current.finish(apply)
+        now = self._ahead._in_loop
+        if apply and now.applied:
+            now.updates = [work.applied for work in now.works]
 
     def _yielded(self) -> Any:
         now = self._ahead._in_loop
