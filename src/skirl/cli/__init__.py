@@ -37,7 +37,7 @@ COMMANDS = {
     "analyze": ("skirl.cli.files:Analyze", "find out whether it pays to write data by session"),
     "export": ("skirl.cli.files:Export", "write rows as safetensors, a state dict of nn.EmbeddingBag, or Parquet"),
     "import": ("skirl.cli.files:Import", "make a checkpoint of the rows of a trained PyTorch model"),
-    "info": ("skirl.cli.files:Info", "tell what a checkpoint, store, vocabulary, data file, run or sweep is"),
+    "info": ("skirl.cli.files:Info", "tell what a checkpoint, store, vocabulary, Parquet file or predictions are"),
 }
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
