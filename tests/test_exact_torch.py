@@ -1,7 +1,5 @@
 """Exactness against plain PyTorch: sparse EmbeddingBags and torch's own optimizers, up to rounding."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
@@ -116,35 +114,3 @@ def test_agrees_with_embedding_bag(name, dtype, steps, tolerance):
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=tolerance)
     np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance)
     np.testing.assert_allclose(weights[0], weights[1], rtol=0, atol=tolerance)
-
-
-def per_sample(sparse: KeyedJagged, weights: torch.Tensor) -> KeyedJagged:
-    return KeyedJagged(sparse.keys(), sparse.values(), offsets=sparse.offsets(), weights=weights)
-
-
-@pytest.mark.parametrize("device", ["cpu", "interpret"])
-@pytest.mark.parametrize("ahead", [False, True], ids=["alone", "ahead"])
-def test_trained_weights_get_the_gradient_of_per_sample_weights(ahead, device):
-    """Two steps over one batch: the second shows what the first changed in the weights and the rows."""
-    dtype = torch.float64
-    stream = Stream(TABLES, seed=1, sizes=(5, 5))
-    sparse = stream.draw(0).sparse
-    scale = 0.3 + torch.rand(len(sparse.values()), dtype=dtype, generator=torch.Generator().manual_seed(0))
-    embeddings = skirl.EmbeddingBagCollection(
-        TABLES, optimizer=SGD(lr=0.1), cache=200, seed=3, dtype=dtype, device=device
-    )
-    plain = Plain(dtype, 3)
-    rows = torch.optim.SGD(plain.parameters(), lr=0.1)
-    ours, theirs = (nn.Parameter(scale.clone()) for _ in range(2))
-    dense = torch.optim.SGD([ours, theirs], lr=0.5)
-    loader = [sparse, sparse]
-    with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids) if ahead else nullcontext(loader) as batches:
-        for ids in batches:
-            for out in (embeddings(per_sample(ids, ours)), plain(ids, theirs)):
-                sum(values.pow(2).sum() for values in out.values()).backward()
-            np.testing.assert_allclose(ours.grad.numpy(), theirs.grad.numpy(), rtol=0, atol=1e-12)
-            assert ours.grad.abs().max() > 0.01
-            rows.step()
-            dense.step()
-            rows.zero_grad()
-            dense.zero_grad()

@@ -395,7 +395,7 @@ class PlainRules(PlainEmbeddings):
     def __init__(self, reference: Reference) -> None:
         super().__init__(Reference(reference.tables, SGD()))
         self.reference = reference
-        self.optimizer: Any = SimpleNamespace(lr=None)
+        self.optimizer: Any = SimpleNamespace(param_groups=[{"lr": None}])
 
 
 def check(case: Case, *, plain: bool = True, made: Any = make) -> skirl.Sweep:
