@@ -59,6 +59,9 @@ class KeyedJagged:
         if (lengths is None) == (offsets is None):
             given = "neither lengths nor offsets is" if lengths is None else "lengths and offsets are both"
             raise ValueError(f"KeyedJagged: {given} given, pass one of the two")
+        for name, of in (("values", values), ("offsets", offsets)):
+            if of is not None and not isinstance(of, torch.Tensor):
+                raise TypeError(f"KeyedJagged: {name} are a {type(of).__name__}: pass a torch.Tensor")
         if lengths is not None:
             check_array(lengths, "lengths", INTS)
             if lengths.device.type == "cpu" and (total := int(lengths.sum())) != values.numel():
