@@ -21,14 +21,8 @@ class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     defaults: ClassVar[Mapping[str, Any]] = {"threads": 1}  # bits depend on it
-    hidden: ClassVar[tuple[str, ...]] = (
-        "shards",
-        "placement",
-        "patience",
-        "keep_best",
-        "from_",
-        "trace",
-    )  # of single runs
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "placement", "patience", "keep_best", "from_", "trace")
+    """Those of single runs."""
 
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
