@@ -163,9 +163,10 @@ def test_files_of_an_unknown_layout_are_refused(tmp_path: Path) -> None:
 def test_an_empty_list_stays_one(tmp_path: Path) -> None:
     lists = pa.array([[], [], [5], [5], []], pa.list_(pa.int64()))
     new = np.array([True, False, False, False, True])
-    named = FileSchema.parse('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\ntype = "int"\nlist = true\n')
+    named = FileSchema.parse('[[label]]\nname = "run of a"\n[[id]]\nnames = ["a", "b"]\ntype = "int"\nlist = true\n')
     table = pa.table({"a": lists, "b": pa.array([[1, 1], [9], [2], [2], [2]], lists.type)})
     of = with_runs(named)
+    assert [column.run for column in of.ids] == ["run of a_", "run of b"], "a name that is taken is not taken again"
     out = once(table, of, new)
     assert out.column("a").to_pylist() == [[], None, [5], None, []]
     assert out.column("b").to_pylist() == [[1, 1], [9], [2], None, [2]] and runs_of(new).tolist() == [0, 1, 2, 3, 0]

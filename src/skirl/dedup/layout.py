@@ -94,7 +94,13 @@ def _compare(offsets, values, out):
 
 def with_runs(schema: FileSchema) -> FileSchema:
     """Return the schema of a file that leaves lists out: with a column of runs for each column of lists."""
-    ids = [replace(column, run=f"run of {column.name}" * column.list) for column in schema.ids]
+    taken = {column.name for column in (*schema.labels, *schema.dense, *schema.ids)} | {schema.session, schema.time}
+    ids = []
+    for column in schema.ids:
+        run = f"run of {column.name}"
+        while run in taken:
+            run += "_"
+        ids.append(replace(column, run=run) if column.list else column)
     return replace(schema, ids=tuple(ids))
 
 
