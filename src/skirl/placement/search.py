@@ -48,7 +48,7 @@ def _over(used, cap):
 
 
 @kernel
-def move_and_swap(compute, exchange, nbytes, slow, caps, at, load, used, base, most):
+def move_and_swap(compute, exchange, nbytes, slow, caps, at, load, used, most):
     """Move or swap items while that reduces the bytes over the caps or the busiest rank's time. Return how often.
 
     Each change, of at most `most`, is the best one for a single rank: the one most over its cap, or else the busiest.
@@ -70,10 +70,6 @@ def move_and_swap(compute, exchange, nbytes, slow, caps, at, load, used, base, m
         if not changed:
             break
         done += 1
-    # The sums have drifted over many steps: add them up again, from what each rank has besides.
-    load[:] = base
-    for i in range(len(at)):
-        load[at[i]] += compute[i] * slow[at[i]] + exchange[i]
     return done
 
 
@@ -248,11 +244,10 @@ class Problem:
 
     def _moved(self, placed: Placed, clock: Callable[[], bool]) -> Placed:
         at, load, used = placed.at.copy(), placed.load.copy(), placed.used.copy()
-        base = self._ms * placed.slow + self._exchange
         done = _CHANGES
         while done == _CHANGES and not clock():
             of = (*self.arrays(placed.items)[:3], placed.slow, self.bytes_of)
-            args: Any = (*of, at, load, used, base, _CHANGES)
+            args: Any = (*of, at, load, used, _CHANGES)
             done = move_and_swap(*args)
         return self._together(placed.items, at, used)
 
