@@ -26,14 +26,6 @@ def keyed(fingerprints: np.ndarray) -> np.ndarray:
     return (np.asarray(fingerprints) - np.uint64(1)).view(np.int64)
 
 
-def look_up(rows: HashIndex, fingerprints: np.ndarray) -> np.ndarray:
-    """Return the row of each fingerprint: 0 for a missing value, 1 for one without a row of its own (int32)."""
-    out = rows.get(keyed(fingerprints))
-    out[out < 0] = 1
-    out[fingerprints == 0] = 0
-    return out
-
-
 VERSION = 1
 FIRST = 2
 """Row of the most frequent id. Row 0 is for missing values, row 1 for all other ids."""
@@ -76,7 +68,11 @@ class Vocabulary:
             raise _bad(self.path, "it was changed since the run opened it: put it back as it was")
 
     def __call__(self, table: str, fingerprints: np.ndarray) -> np.ndarray:
-        return look_up(self.tables[table], fingerprints)
+        """Return the row of each fingerprint: 0 for a missing value, 1 for one without a row of its own (int32)."""
+        out = self.tables[table].get(keyed(fingerprints))
+        out[out < 0] = 1
+        out[fingerprints == 0] = 0
+        return out
 
     def check(self, schema: FileSchema) -> None:
         for table, kind in schema.kinds.items():
