@@ -160,7 +160,7 @@ class Convert(SessionFlags):
                     raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
             check_out(self.out, self.force, ".parquet")
             return
-        check_out(self.out, force=True)  # a folder that is there is refused once nobody else writes it
+        check_out(self.out, force=True, folder=True)  # a folder that is there is refused once nobody else writes it
         if self.engine != "spark" and self.master is not None:
             raise ValueError(f"master is {self.master!r}, and engine is not spark: set engine to spark")
         if self.engine == "local" and find_spec("duckdb") is None:
