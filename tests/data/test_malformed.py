@@ -76,7 +76,7 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
     for workers in (0, 3):
         with pytest.raises(BadRow, match=r"line 801: column C7 is 'zz'") as caught:
             list(DataFlags(f"criteo:{tmp_path / 'file'}", workers=workers).files(10_000))
-        assert caught.value.where == "line 801"
+        assert caught.value.args[1] == "line 801"
 
 
 SMALL = "--model dlrm-tiny --dim 4 --batch 64 --rows 500 --cache 3000 --threads 1 --quiet".split()  # noqa: SIM905

@@ -18,7 +18,7 @@ from skirl.data import DataFlags
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import BUILT_IN
-from skirl.data.vocabulary.vocabulary import BadVocabulary, Counts, Facts, load, save
+from skirl.data.vocabulary.vocabulary import BadVocabulary, Counts, load, save
 from tests.cases import cases
 from tests.data import logs
 
@@ -67,9 +67,9 @@ def test_malformed_vocabularies_are_refused(tsv: Path, tmp_path: Path) -> None:
     good = {"C1": np.array([5], np.uint64)}
     cases_ = {
         "does not say what it is": lambda: save_file({"C1.keys": good["C1"]}, path),
-        "of version 9": lambda: save(path, Facts({"C1": "hex"}, 1, 1, version=9), good),
-        "has no table 'C2'": lambda: save(path, Facts({"C1": "hex"}, 1, 1), good),
-        "its ids of 'C1' are texts, not hex": lambda: save(path, Facts({"C1": "texts"}, 1, 1), good),
+        "of version 9": lambda: save_file({}, path, metadata={"skirl": json.dumps(FACTS | {"version": 9})}),
+        "has no table 'C2'": lambda: save(path, {"C1": "hex"}, 1, 1, good),
+        "its ids of 'C1' are texts, not hex": lambda: save(path, {"C1": "texts"}, 1, 1, good),
         "C1.keys is not a list of uint64": lambda: save_file(
             {"C1.keys": np.zeros((2, 2), np.uint64)}, path, metadata={"skirl": json.dumps(FACTS)}
         ),
@@ -132,7 +132,7 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
         DataFlags(f"parquet:{out}", vocab=texts)
     again = str(tmp_path / "again")  # and a vocabulary of the converted file fits the original
     Vocab(f"parquet:{out}", again, min_count=1, quiet=True).run()
-    assert load(again).facts.types == load(hexes).facts.types and load(again).checksum == load(hexes).checksum
+    assert load(again).types == load(hexes).types and load(again).checksum == load(hexes).checksum
     list(DataFlags(f"criteo:{tsv}", vocab=again).stream())
     # A file that does not say so, as earlier ones do not, could hold any of them.
     (tmp_path / "old.toml").write_text((embedded_schema(out) or "").replace('of = "hex"\n', ""))
@@ -146,7 +146,7 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
     mixed = embedded_schema(rows) or ""
     some = '[[id]]\nname = "C1"\ncolumn = ""\ntype = "int"\nof = ""\nencode = '
     (tmp_path / "mixed.toml").write_text(mixed.replace(f'{some}"row"', f'{some}"hash"'))
-    save(texts, Facts({"C1": "numbers", "C2": "hex"}, 1, 1), {t: np.array([5], np.uint64) for t in ("C1", "C2")})
+    save(texts, {"C1": "numbers", "C2": "hex"}, 1, 1, {t: np.array([5], np.uint64) for t in ("C1", "C2")})
     with pytest.raises(BadVocabulary, match="it has ids of 'C2', which is a row in this data already: make it again"):
         DataFlags(f"parquet:{rows}", vocab=texts, schema=str(tmp_path / "mixed.toml"))
 

@@ -271,7 +271,7 @@ def test_check_compares_what_was_written(
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ) -> None:
-    data, by, out = write(tmp_path / "in.parquet", made(300, 20)), schema(tmp_path), str(tmp_path / "out")
+    data, by, out = write(tmp_path / "in.parquet", made(300, 20)), schema(tmp_path), str(tmp_path / "out.parquet")
     command = ["convert", "--data", data, "--out", out, "--schema", by, "--check", "--quiet", *CHECKED[way]]
     assert cli.main(command) == 0
     said = capsys.readouterr().out

@@ -96,9 +96,9 @@ class Vocabulary(Target):
 
     def prepare(self, folder: Path) -> None:
         rng = np.random.default_rng(0)
-        facts = vocabularies.Facts({"a": "texts", "b": "hex", "c": "numbers"}, 3, 1000)
+        types = {"a": "texts", "b": "hex", "c": "numbers"}
         made = {name: rng.integers(1, 1 << 63, n, np.uint64) for name, n in [("a", 40), ("b", 0), ("c", 3)]}
-        vocabularies.save(str(folder / "file"), facts, made)
+        vocabularies.save(str(folder / "file"), types, 3, 1000, made)
         self._seed = (folder / "file").read_bytes()
 
     def draw(self, draw: Draw, folder: Path) -> None:
@@ -122,7 +122,7 @@ class Vocabulary(Target):
             return clean(error, folder, BadVocabulary)
         metadata, tensors = safetensors_of((folder / "file").read_bytes())
         facts = json.loads(metadata["skirl"])
-        assert found.facts.types == facts["types"]
+        assert found.types == facts["types"]
         for table in facts["types"]:
             keys = tensors[f"{table}.keys"]
             assert found.rows[table] == len(keys) + 2

@@ -126,7 +126,7 @@ def test_a_step_on_a_gpu_is_counted_with_the_one_after_it():
         meter.add(OnGpu(loss, asked), logits, labels)
         assert len(asked) - before == (1 if loss != LOSSES[0] else 0)
     assert asked == LOSSES[:3]
-    assert meter.losses == sum(LOSSES) and asked == LOSSES
+    assert meter.so_far["sum"] == sum(LOSSES) and asked == LOSSES
 
 
 def test_who_asks_is_told_of_every_step():
@@ -146,13 +146,13 @@ def test_a_checkpoint_takes_the_place_of_what_was_not_counted_yet():
     saved.add(torch.tensor(0.5), LOGITS[0], LABELS[0])
     meter.add(OnGpu(9.0, []), LOGITS[1], LABELS[1])
     meter.load_state_dict(saved.state_dict())
-    assert (meter.steps, meter.losses) == (1, 0.5)
+    assert (meter.steps, meter.so_far["sum"]) == (1, 0.5)
 
 
 def test_predictions_of_another_trainer_that_are_not_finite():
     """This trainer has no logits, and as many samples as the step."""
     none, meter = torch.empty(0), Meter()
     meter.add(torch.tensor(0.5), none, none, samples=8)
-    assert meter.samples == 8 and not meter.diverged(last=True) and meter.result()["auc"] is None
+    assert meter.so_far["samples"] == 8 and not meter.diverged(last=True) and meter.result()["auc"] is None
     meter.add(torch.tensor(0.5), none, none, samples=8, finite=False)
     assert meter.diverged(last=True) and meter.not_finite == (2, "predictions are not finite")

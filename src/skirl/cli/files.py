@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from skirl.cli.show import ShowFlags, facts
 from skirl.core import OptimizerName
-from skirl.data.flags import DataFlags, check_in_and_out
-from skirl.tools.flags import WrongFlags, check_new, flat_of, parsed
+from skirl.data.flags import DataFlags, check_files
+from skirl.tools.flags import WrongFlags, check_out, flat_of, parsed
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import put_whole
@@ -80,7 +80,8 @@ class Schema(ShowFlags):
     """Replace the file if it exists."""
 
     def __post_init__(self) -> None:
-        check_new(self.out, self.force)
+        if self.out is not None:
+            check_out(self.out, self.force)
 
     def run(self) -> dict[str, Any]:
         from skirl.data.files.draft import draft
@@ -109,8 +110,8 @@ class Vocab(FileFlags):
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
-        check_in_and_out(self.data, str(self.out))
-        check_new(self.out, self.force, ", and runs may need it")
+        check_files(self.data)
+        check_out(self.out, self.force, why=", and runs may need it")
 
     @timed
     def run(self) -> dict[str, Any]:
@@ -152,16 +153,14 @@ class Convert(SessionFlags):
     """Read the data and what was written once more, and compare all rows by their hashes, in any order."""
 
     def __post_init__(self) -> None:
+        check_files(self.data)
         if self.by is None:
             for name in _BY_SESSION:
                 if getattr(self, name) != getattr(Convert, name):
                     raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
-            check_in_and_out(self.data, str(self.out))
-            if Path(self.out).suffix not in ("", ".parquet", ".pq"):
-                raise ValueError(f"out is {self.out}: name a file that ends with .parquet")
-            check_new(self.out, self.force)
+            check_out(self.out, self.force, ".parquet")
             return
-        check_in_and_out(self.data, str(self.out), folder=True)
+        check_out(self.out, force=True, folder=True)  # a folder that is there is refused once nobody else writes it
         if self.engine != "spark" and self.master is not None:
             raise ValueError(f"master is {self.master!r}, and engine is not spark: set engine to spark")
         if self.engine == "local" and find_spec("duckdb") is None:
@@ -225,7 +224,7 @@ class Analyze(SessionFlags):
     def __post_init__(self) -> None:
         from skirl.dedup.sessions import Sessions
 
-        check_in_and_out(self.data, ".", folder=True)
+        check_files(self.data)
         Sessions(self.session, self.user, self.gap)
         if parsed("memory", self.memory, parse_bytes, "a size such as 64MiB") < 1 << 20:
             raise ValueError(f"memory is {self.memory!r}: set it to 1MiB or more")
@@ -265,13 +264,11 @@ class Export(ShowFlags):
     """Replace the file if it exists."""
 
     def __post_init__(self) -> None:
-        if self.out.suffix not in (".safetensors", ".pt", ".parquet"):
-            raise ValueError(f"out is {self.out}: name a file that ends with .safetensors, .pt or .parquet")
+        check_out(self.out, self.force, ".safetensors, .pt or .parquet")
         if self.out.suffix == ".parquet" and (self.state_dict or self.dense):
             raise ValueError("Parquet holds rows with their numbers: leave state-dict and dense out")
         if self.dense and not (self.state_dict or self.out.suffix == ".pt"):
             raise ValueError("dense parameters go with a state dict: add --state-dict")
-        check_new(self.out, self.force)
 
     def run(self) -> dict[str, Any]:
         from skirl.checkpoint.export import write_rows

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from skirl.cli.show import ShowFlags, columns, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
-from skirl.tools.flags import Composed, check_new, flags_of, parsed
+from skirl.tools.flags import Composed, check_out, flags_of, parsed
 from skirl.tools.progress import progress_of
 from skirl.tools.units import Link, parse_bytes, size
 from skirl.train.flags import MovementFlags, OptimizerFlags
@@ -91,7 +91,7 @@ class Place(Composed):
     """Minutes to measure costs once everything is prepared."""
     no_measure: bool = False
     """Measure nothing here: take --costs, or costs that come with skirl, and the plan that is predicted to be best."""
-    out: Path | None = Path("plan.json")
+    out: Path = Path("plan.json")
     """The file to write the plan to."""
     force: bool = False
     """Replace the file if it exists."""
@@ -111,9 +111,8 @@ class Place(Composed):
         for name in ("seconds", "minutes"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: set it above 0")
-        for name in ("out", "costs"):
-            if (path := getattr(self, name)) is not None and path.suffix != ".json":
-                raise ValueError(f"{name} is {str(path)!r}: name a file that ends in .json")
+        if self.costs is not None and self.costs.suffix != ".json":
+            raise ValueError(f"costs is {str(self.costs)!r}: name a file that ends in .json")
         if self.tables is not None:
             usual, own = flags_of(type(self)), self.flat()
             given = [name for name in _OF_TABLES if own[name] != usual[name].default]
@@ -121,7 +120,7 @@ class Place(Composed):
                 raise ValueError(
                     f"tables and {given[0]} ({own[given[0]]}) both say what is placed: leave one of them out"
                 )
-        check_new(self.out, self.force)
+        check_out(self.out, self.force, ".json")
         self.caps()
         self.rate()
 
@@ -179,8 +178,7 @@ class Place(Composed):
                 checked = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
             placed = checked.placed
             plan = plan_of(specs, placed)
-        if self.out is not None:
-            plan.save(self.out)
+        plan.save(self.out)
         found_at = {table.name: table for table in plan.tables}
         ways = sent and {
             spec.name: {
@@ -208,7 +206,7 @@ class Place(Composed):
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
             "balance": float(load.max() / load.mean()),
             "seconds": found.seconds, "check": check, "ways": ways,
-            "out": None if self.out is None else str(self.out),
+            "out": str(self.out),
         }  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -239,9 +237,6 @@ class Place(Composed):
             number, noise = checked["chosen"] + 1, checked["noise"]
             lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
         lines["kernel"] = self.kernel + f", with costs {self.costs or 'as shipped'}" * self.no_measure
-        if (out := result["out"]) is not None:
-            trains = f"skirl launch -n {self.trainers} -- train --placement {out} takes it"
-            lines["out"] = (
-                f"{out}; {trains}" if self.trainers else f"{out}; skirl.torchrec.plan({out!r}, model) takes it"
-            )
-        return lines
+        takes = f"skirl.torchrec.plan({result['out']!r}, model)"
+        takes = f"skirl launch -n {self.trainers} -- train --placement {self.out}" if self.trainers else takes
+        return lines | {"out": f"{self.out}; {takes} takes it"}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from skirl.cli.report import run_lines
 from skirl.cli.show import ShowFlags, facts, scores
 from skirl.peers.processes import launch
-from skirl.tools.flags import Composed, check_new
+from skirl.tools.flags import Composed, check_out
 from skirl.tools.machine import machine
 from skirl.train.flags import EvaluationFlags, LogFlags, SavedFlags, SaveFlags, check_evaluated
 from skirl.train.recipe import Recipe
@@ -144,11 +144,7 @@ class Predict(Evaluate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.out.suffix not in (".parquet", ".pq"):
-            raise ValueError(f"out is {self.out}: name a file that ends with .parquet")
-        if not self.out.absolute().parent.is_dir():
-            raise ValueError(f"out is {self.out}: its folder does not exist, make it first")
-        check_new(self.out, self.force)
+        check_out(self.out, self.force, ".parquet")
 
 
 @dataclass

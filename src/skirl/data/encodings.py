@@ -135,7 +135,7 @@ class InVocabulary(Encoding):
         if table not in vocabulary.rows:
             there = ", ".join(map(repr, vocabulary.rows))
             raise ValueError(f"vocabulary {path}: it has no table {table!r}: there are {there}")
-        known = _TYPES.get(vocabulary.facts.types[table])
+        known = _TYPES.get(vocabulary.types[table])
         if type is None and known is None:
             raise ValueError(f"vocabulary {path}: it does not say what the values of {table!r} were: set type")
         rows = vocabulary.rows[table]

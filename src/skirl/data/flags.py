@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from skirl.tools.flags import check_types
@@ -179,10 +178,6 @@ class Unlabelled(DataFlags):
     labelled: ClassVar[bool] = False
 
 
-def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:
+def check_files(data: str) -> None:
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
-    if not Path(out).absolute().parent.is_dir():
-        raise ValueError(f"out is {out!r}: its folder does not exist: make it first, or set out to another")
-    if not folder and Path(out).is_dir():
-        raise ValueError(f"out is {out!r}, a folder: name a file in it")

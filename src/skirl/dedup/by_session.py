@@ -13,7 +13,7 @@ import pyarrow as pa
 from skirl.data.files.stream import Files
 from skirl.dedup import spark
 from skirl.dedup.layout import row_groups, write_files
-from skirl.dedup.sessions import KEYS, Columns, Sessions, keyed, physical, restored, shaped
+from skirl.dedup.sessions import KEYS, CannotSort, Columns, Sessions, keyed, physical, restored, shaped
 from skirl.store.disk.os_files import NAME, Lock
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import writing
@@ -23,10 +23,6 @@ from skirl.tools.units import size
 
 OF_A_THREAD = 128 << 20
 """Bytes of memory that a thread of DuckDB needs: with less, it fails where fewer threads would not."""
-
-
-class CannotSort(RuntimeError):
-    """Raised if DuckDB cannot sort the rows; the message says why, and what to do."""
 
 
 def convert_by_session(

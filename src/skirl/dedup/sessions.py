@@ -25,6 +25,10 @@ ROWS = 4096
 """Rows to decode, and to write out in full, at once: lists may be long, and a file may store each once for many rows."""
 
 
+class CannotSort(RuntimeError):
+    """DuckDB or Spark cannot sort the rows; the message says why, and what to do."""
+
+
 @dataclass(frozen=True)
 class Sessions:
     """A request for files by session. Each field is the flag of `skirl convert`, but `as_rows`: with --rows or --vocab."""

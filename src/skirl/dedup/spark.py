@@ -21,7 +21,7 @@ import pyarrow as pa
 from skirl.data.files.dataset import RowPosition
 from skirl.data.files.stream import Files
 from skirl.dedup.layout import row_groups, write_files
-from skirl.dedup.sessions import KEYS, Columns, keyed, physical, restored
+from skirl.dedup.sessions import KEYS, CannotSort, Columns, keyed, physical, restored
 from skirl.tools.flags import WrongFlags
 
 SHARE = 128 << 20
@@ -37,10 +37,6 @@ TYPES = {
     pa.bool_(): "boolean", pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint",
     pa.float32(): "float", pa.float64(): "double",
 }  # fmt: skip
-
-
-class SparkFailed(RuntimeError):
-    """Raised if Spark fails; the message says why."""
 
 
 def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> dict[str, Any]:
@@ -85,7 +81,7 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
         os.rename(work / "drafts" / name, work / "parts" / f"part-{number:05}.parquet")
     read_rows, written_rows = sum(each["rows"] for each in done), sum(rows for *_, rows in written)
     if read_rows != written_rows:
-        raise SparkFailed(f"Spark was given {read_rows:,} rows and returned {written_rows:,}: please report it")
+        raise CannotSort(f"Spark was given {read_rows:,} rows and returned {written_rows:,}: please report it")
     return {
         "samples": read_rows, "sessions": sum(task["sessions"] for task in tasks),
         "bad_rows_skipped": sum(each["bad"] for each in done),
@@ -107,7 +103,7 @@ def session_at(master: str | None) -> Iterator[Any]:
         session = builder.getOrCreate()
     except Exception as error:
         then = "install Java 17 or later, or set master to a Spark that works"
-        raise SparkFailed(f"cannot start a Spark session ({_why(error)}): {then}") from None
+        raise CannotSort(f"cannot start a Spark session ({_why(error)}): {then}") from None
     try:
         yield session
     finally:
@@ -138,7 +134,7 @@ def _collected(frame: Any) -> list[Any]:
         why = _why(error)
         if (refused := re.match(r"(?:skirl\.\S+|ValueError): (.*)", why)) is not None:
             raise ValueError(refused[1]) from None
-        raise SparkFailed(f"Spark has failed ({why[:300]}): fix that, and run the command again") from None
+        raise CannotSort(f"Spark has failed ({why[:300]}): fix that, and run the command again") from None
 
 
 def _why(error: BaseException) -> str:

@@ -26,8 +26,7 @@ class Embeddings(Protocol):
     def __call__(self, sparse: Any, /) -> Any:
         """Look up a batch's ids. The result has `stacked()`, a vector per sample and feature: [batch, features, dim].
 
-        DIN and DCAT with lists index the result by feature instead, for one row per id: [ids, dim]. If it has
-        `distinct(feature)`, as skirl's results have, they process each bag once.
+        DIN and DCAT with lists ask the result for `distinct(feature)` instead, each bag once.
         """
         ...
 

@@ -1,13 +1,13 @@
 """Histories of a user: sums, and samples that share one."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skirl.core.batch import Batch, KeyedJagged, Sparse, moved
+from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.once import Distinct
 from skirl.core.tables import Table
 from skirl.models.base import Embeddings, Model
@@ -116,8 +116,8 @@ class OfHistory(Model):
         """Return a vector per sample, [B, dim], of each feature that is not a history, and the lists of each history."""
         if sparse.weights_or_none() is not None:
             raise ValueError(f"{self.name} weighs the ids of a list itself: pass a batch without weights")
-        rows, lengths = self.embeddings(sparse), KeyedJagged.of(sparse).lengths_by_sample()
-        bags = {name: _once(rows, name, lengths[name]) for name in self.features}
+        rows = self.embeddings(sparse)
+        bags = {name: rows.distinct(name) for name in self.features}
         vectors = {name: self._pooled(name, of) for name, of in bags.items() if name not in self.history}
         return vectors, {name: bags[name] for name in self.history}
 
@@ -134,12 +134,3 @@ class OfHistory(Model):
         if name in self.means:
             pooled = pooled / moved(lengths.clamp(min=1)[:, None], pooled.device)
         return bags.for_samples(pooled)
-
-
-def _once(rows: Any, name: str, lengths: Tensor) -> Distinct:
-    """Return the distinct lists of a feature, or a list for each sample if the embeddings do not say which are shared."""
-    if hasattr(rows, "distinct"):
-        return rows.distinct(name)
-    ends = lengths.cumsum(0)
-    offsets = torch.cat([ends.new_zeros(1), ends])
-    return Distinct(rows[name], offsets, torch.arange(len(ends), device=ends.device))

@@ -13,7 +13,7 @@ from skirl.checkpoint import folder
 from skirl.core.keys import table_of
 from skirl.data.files.columnar import DAMAGED, KEY, KEY_OF_PREDICTIONS, short
 from skirl.data.files.schema import FileSchema
-from skirl.data.vocabulary.vocabulary import load
+from skirl.data.vocabulary.vocabulary import VERSION, load
 from skirl.store.disk.frozen import check_files, check_rows, keys_of
 from skirl.store.disk.manifest import FORMAT_VERSION, NAME, Manifest, check_sizes, read_keys
 from skirl.store.disk.os_files import Unusable
@@ -91,12 +91,11 @@ def _vocabulary(path: Path) -> dict[str, Any]:
     vocabulary = load(str(path))
     return {
         "kind": "vocabulary",
-        "format_version": vocabulary.facts.version,
-        "min_count": vocabulary.facts.min_count,
-        "samples": vocabulary.facts.samples,
+        "format_version": VERSION,
+        "min_count": vocabulary.min_count,
+        "samples": vocabulary.samples,
         "tables": [
-            {"name": table, "rows": vocabulary.rows[table], "of": kind}
-            for table, kind in vocabulary.facts.types.items()
+            {"name": table, "rows": vocabulary.rows[table], "of": kind} for table, kind in vocabulary.types.items()
         ],
         "bytes": path.stat().st_size,
     }

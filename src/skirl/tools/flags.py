@@ -141,11 +141,19 @@ def _values(whole: Any) -> dict[str, Any]:
     return found | own
 
 
-def check_new(out: Path | str | None, force: bool, why: str = "") -> None:
-    """Raise if --out names a kind, as data is named, or a file that exists and that --force does not replace."""
-    if out is not None and re.match(r"(parquet|csv|criteo|avazu|mind|disk):", str(out)):
+def check_out(out: Path | str, force: bool, endings: str = "", why: str = "", folder: bool = False) -> None:
+    """Raise if --out names a kind, as data is named, has another ending than these, is in a folder that does not exist, or
+    exists and is not replaced by --force. folder: it is one, else it must not be."""
+    if re.match(r"(parquet|csv|criteo|avazu|mind|disk):", str(out)):
         raise ValueError(f"out is {out}: name the path alone, {str(out).partition(':')[2]}")
-    if out is not None and Path(out).exists() and not force:
+    out = Path(out)
+    if endings and out.suffix not in re.findall(r"\.\w+", endings):
+        raise ValueError(f"out is {out}: name a file that ends with {endings}")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"out is {str(out)!r}: its folder does not exist: make it first, or set out to another")
+    if out.is_dir() and not folder:
+        raise ValueError(f"out is {str(out)!r}, a folder: name a file in it")
+    if out.exists() and not force:
         raise ValueError(f"out is {out}, which already exists{why}: name another file, or add --force to replace it")
 
 

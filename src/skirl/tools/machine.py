@@ -14,13 +14,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def default_threads() -> int:
-    """Return torch's threads if the environment sets them, else one for each core but that of the planner."""
-    import torch
-
-    return torch.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else max(1, cores() - 1)
-
-
 def machine() -> dict[str, Any]:
     """Return the processor, its cores, threads and versions; nothing that names the machine or its user."""
     import torch  # takes 1.4 s, which help and wrong flags do without

@@ -209,13 +209,6 @@ def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, A
     )
 
 
-def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:
-    found = kept["best"]
-    if found is None:
-        return None
-    return {**found, "test_logloss": judge.best if judge.best_step == found["step"] else None}
-
-
 def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | None:
     """Why a promised checkpoint, that of the run's end or the best, is not there; None if all are."""
     if saving.save is None:
@@ -316,7 +309,7 @@ def train(
     recipe = share.recipe(recipe)
     log = log if share.first else replace(log, run="none", trace=None)
     flags = {**flags, "shards": recipe.step.shards, "threads": threads}
-    origin = agreed_start(share, saving, flags)
+    from_other = agreed_start(share, saving, flags)
     where = {"every": log.log_every, "resume": saving.resume, "trainers": share.size}
     folder = RunFolder(log.folder(), name=f"{recipe.model.model}-{recipe.data.kind}", flags=flags, **where)
     run = _Run(recipe, share, folder, evaluation, saving.resume)
@@ -329,10 +322,10 @@ def train(
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):
             logger.warning("%s", line)
-        if origin is None and saving.resume and share.first and keeper.found_none:
+        if not from_other and saving.resume and share.first and keeper.found_none:
             logger.warning("%s holds no checkpoint: the run begins, at step 0", saving.save)
-        if origin is not None:
-            begun_from = begin_from(origin, run.model, run.stream, share)
+        if from_other and saving.from_ is not None:
+            begun_from = begin_from(saving.from_, run.model, run.stream, share)
         elif saving.resume and not keeper.found_none:
             with progress_of("resumed at step", run.stream.steps) as shown:
                 shown(batches.step, lambda: {"saved in": str(saving.save)})
@@ -345,13 +338,14 @@ def train(
         if broken and run.meter.steps % folder.every:
             folder.after_step(batches, run.meter, run.rates.now, last=True, evaluation=run.judge)
         result = run.result(batches, flags)
-        kept = keeper.facts()
+        kept, judge = keeper.facts(), run.judge
+        best = kept["best"]
         begins_again = kept["stopped_by"] is not None and launchers_elsewhere()
         result |= {
             "checkpoints": kept,
             "stopped_by": kept["stopped_by"],
             "begins_again": begins_again,
-            "best": best_of(kept, run.judge),
+            "best": best and {**best, "test_logloss": judge.best if judge.best_step == best["step"] else None},
             "from": begun_from,
         }
         diverged = why_diverged(*broken, saving.save, kept) if broken else None

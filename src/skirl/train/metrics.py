@@ -235,11 +235,11 @@ class Meter:
     @property
     def metrics(self) -> Metrics:
         """Metrics of all predictions, each made before its batch was trained on."""
-        _ = self._so_far
+        _ = self.so_far
         return self._metrics
 
     @property
-    def _so_far(self) -> dict[str, Any]:
+    def so_far(self) -> dict[str, Any]:
         """The counts over all steps, including those whose loss was still on its way."""
         while self._late:
             self._count(*self._late.popleft())
@@ -269,32 +269,24 @@ class Meter:
 
     @property
     def steps(self) -> int:
-        return self._so_far["steps"]
-
-    @property
-    def samples(self) -> int:
-        return self._so_far["samples"]
-
-    @property
-    def losses(self) -> float:
-        return self._so_far["sum"]
+        return self.so_far["steps"]
 
     def diverged(self, *, last: bool) -> bool:
         """Whether a loss or prediction was not finite. A GPU's step is known one step later. last: wait for all."""
         if last:
-            _ = self._so_far
+            _ = self.so_far
         return self.not_finite is not None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"metrics": self.metrics.state_dict(), "so_far": dict(self._so_far)}
+        return {"metrics": self.metrics.state_dict(), "so_far": dict(self.so_far)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._late.clear()
         self._metrics.load_state_dict(state["metrics"])
-        self._so_far.update(state["so_far"])
+        self.so_far.update(state["so_far"])
 
     def result(self) -> dict[str, Any]:
-        here = self._so_far
+        here = self.so_far
         return {
             "samples": here["samples"], "seconds": self.speed.seconds,
             "samples_per_second": self.speed.rate(here["samples"]),

@@ -151,7 +151,6 @@ class Plan:
 
     def save(self, path: Path) -> None:
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             put_whole(path, self.text().encode(), secrets.token_hex(8))
 
     @classmethod

@@ -56,6 +56,10 @@ class SavedRun:
     """Gives ids their rows, with an open vocabulary."""
     threads: int
 
+    def close(self) -> None:
+        for collection in collections_of(self.model).values():
+            collection.engine.store.close()
+
     def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
         if isinstance(self.source, Files):
             for batch, numbers in self.source.numbered():
@@ -67,18 +71,8 @@ class SavedRun:
             done += len(batch.labels)
 
 
-@contextmanager
-def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
-    """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
-    _, run = take_newest(chosen.checkpoint, Alone(), lambda header, _: _opened(header, chosen, labelled))
-    try:
-        yield run
-    finally:
-        for collection in collections_of(run.model).values():
-            collection.engine.store.close()
-
-
 def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
+    """Open a checkpoint of a run. labelled: refuse data without labels."""
     body, known = folder.read(header), flags_of(Recipe)
     if (run := run_of(body)) is None:
         raise ValueError(f"{header} was saved by another loop than skirl train's: load it there, with skirl.load")
@@ -173,7 +167,8 @@ GROUP = 1 << 17  # rows in a Parquet row group
 def predict(chosen: SavedFlags, out: Path | None = None) -> dict[str, Any]:
     """The metrics of a saved run, if there are labels. out: write its predictions to this Parquet file."""
     started, command = time.monotonic(), "evaluate" if out is None else "predict"
-    with saved_run(chosen, labelled=out is None) as run:
+    _, run = take_newest(chosen.checkpoint, Alone(), lambda header, _: _opened(header, chosen, labelled=out is None))
+    with closing(run):
         data, labelled = run.recipe.data, bool(run.source.labels)
         paths = find(data.path) if data.kind in FILE_KINDS else []
         if out is not None and out.exists() and any(out.samefile(path) for path in paths):

@@ -1,22 +1,20 @@
 """The model, embeddings and data of a run, made from the flags that `skirl train` and `skirl verify` share."""
 
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skirl.data.flags import DataFlags
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import Composed, check_types
-from skirl.tools.machine import default_threads
+from skirl.tools.machine import cores
 from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, RateFlags, StepFlags
 
 if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do without
     import torch
     from torch import nn
 
-    from skirl.core.batch import Batch
     from skirl.core.optim import RowOptimizer
     from skirl.core.tables import Table
     from skirl.data.source import Source
@@ -77,10 +75,6 @@ class Recipe(Composed):
     def in_shards(self) -> "Source":
         """Of one trainer: all shards of each batch, one after the other."""
         return self.data.stream().sharded(0, self.step.shards, self.step.shards)
-
-    def in_steps(self) -> "Iterator[list[Batch]]":
-        shards = iter(self.in_shards())
-        return iter(lambda: list(islice(shards, self.step.shards)), [])
 
     def tables(self) -> "list[Table]":
         return self.data.stream().tables(self.model.row_dim)
@@ -161,5 +155,7 @@ class Recipe(Composed):
         """Set the number of torch's threads: that of the flag, else of the saved run, else by the cores. Return it."""
         import torch
 
-        torch.set_num_threads(self.device.threads or saved or default_threads())
+        # By default those that the environment sets, else one for each core but that of the planner.
+        usual = torch.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else max(1, cores() - 1)
+        torch.set_num_threads(self.device.threads or saved or usual)
         return torch.get_num_threads()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from skirl.checkpoint import folder
 from skirl.models.flags import LayerFlags, ModelFlags
@@ -23,33 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("skirl")
 # torch and the readers take a second to import, which reports and help do without: they are imported where they are used.
-
-
-class Origin(NamedTuple):
-    given: str
-    """As --from gave it."""
-    header: Path
-
-
-def _origin_of(saving: SaveFlags) -> Origin | None:
-    """The checkpoint that the run takes rows and weights from; None if it goes on with its own, or takes none."""
-    save, from_ = saving.save, saving.from_
-    if save is not None and not saving.resume:
-        folder.refuse_checkpoints(save)
-    elif save is not None:
-        folder.refuse_sweep(save)
-        if save.exists() and not save.is_dir():
-            raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
-        if folder.numbers(save):
-            if from_ is not None:
-                log.warning("%s holds a checkpoint: the run goes on with it, and takes nothing from %s", save, from_)
-            return None
-    if from_ is None:
-        return None
-    headers = folder.headers(from_)
-    header, _ = next(folder.readable(from_), (headers[0], None))  # other damage shows when it is opened
-    folder.read(header)
-    return Origin(str(from_), header)
 
 
 Change = dict[str, Any]
@@ -131,44 +104,53 @@ def _of_files(flags: Mapping[str, Any]) -> bool:
 OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field in fields(part))
 
 
-def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
-    """Raise if the flags do not fit the checkpoint that the run begins from; return it if it is another run's."""
-    origin = _origin_of(saving)
-    if origin is not None:
-        then = f"its weights fit no other model, so set what {origin.given} has"
-        check_flags(saved_flags(origin.header), flags, may=frozenset(flags) - OF_MODEL, then=then)
-    elif saving.resume and saving.save is not None:
-        then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
-        may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are computed from their state and lr
-        check_flags(saved_flags(saving.save), flags, may=may, then=then)
-    return origin
+def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> bool:
+    """Raise if the flags do not fit the checkpoint that the run begins from. Return whether that is another run's."""
+    save, from_ = saving.save, saving.from_
+    if save is not None and not saving.resume:
+        folder.refuse_checkpoints(save)
+    elif save is not None:
+        folder.refuse_sweep(save)
+        if save.exists() and not save.is_dir():
+            raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
+        if folder.numbers(save):
+            if from_ is not None:
+                log.warning("%s holds a checkpoint: the run goes on with it, and takes nothing from %s", save, from_)
+            then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
+            may = (
+                FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE
+            )  # its rows are computed from their state and lr
+            check_flags(saved_flags(save), flags, may=may, then=then)
+            return False
+    if from_ is None:
+        return False
+    headers = folder.headers(from_)
+    header, _ = next(folder.readable(from_), (headers[0], None))  # other damage shows when it is opened
+    folder.read(header)
+    then = f"its weights fit no other model, so set what {from_} has"
+    check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
+    return True
 
 
-def agreed_start(share: "TrainerShare", saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
+def agreed_start(share: "TrainerShare", saving: SaveFlags, flags: Mapping[str, Any]) -> bool:
     """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins."""
 
     from skirl.checkpoint.votes import agreed, told
 
-    def found() -> list[str] | None:
-        origin = check_start(saving, flags)
-        return None if origin is None else [origin.given, str(origin.header)]
-
     tag = "where the run begins"
-    first = told(share.peers, agreed(share.peers, lambda: found() if share.first else None, tag), tag)[0]
-    return None if first is None else Origin(first[0], Path(first[1]))
+    return told(share.peers, agreed(share.peers, lambda: share.first and check_start(saving, flags), tag), tag)[0]
 
 
 # Another run's rows and weights, at step 0 of other data
 
 
-def begin_from(origin: Origin, model: "nn.Module", stream: "Source", share: "TrainerShare") -> dict[str, Any]:
+def begin_from(path: Path, model: "nn.Module", stream: "Source", share: "TrainerShare") -> dict[str, Any]:
     """Copy rows and dense weights from a checkpoint. Check everything before changing anything."""
     import torch
 
     from skirl.checkpoint.import_rows import copy_rows, opened
     from skirl.nn.collection import collections_of, tables_of
 
-    path = Path(origin.given)
     with opened(path, share.peers) as (rows, dense, data, _):
         here, theirs = tables_of(model), tables_of(rows)
         _check_tables(here, theirs, path)

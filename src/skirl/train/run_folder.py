@@ -241,7 +241,8 @@ class Since:
         self._before = _sums(batches, meter)
 
     def facts(self, batches: "Lookahead", meter: "Meter") -> Facts:
-        line, rate = self.line(batches, meter), meter.speed.rate(meter.samples)
+        line = self.line(batches, meter)
+        rate = meter.speed.rate(line["samples"])
         auc, ne = ("none yet" if line[name] is None else figure(line[name]) for name in ("auc", "ne"))
         return {
             **({"samples/s": f"{rate:,.0f}"} if rate else {}), "loss": figure(line["loss"]), "AUC": auc, "NE": ne,
@@ -258,7 +259,7 @@ class Since:
         total = sum(busy.values())
         self._before = now
         return {
-            "kind": "train", "step": batches.step, "samples": meter.samples, "seconds": since["seconds"],
+            "kind": "train", "step": batches.step, "samples": meter.so_far["samples"], "seconds": since["seconds"],
             "samples_per_second": since["samples"] / max(since["seconds"], 1e-9),
             "loss": since["losses"] / max(1, since["steps"]),
             **{name: value for name, value in asdict(meter.metrics.scores()).items() if name != "samples"},
@@ -271,8 +272,8 @@ class Since:
 
 
 def _sums(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
-    times = batches.times
-    counts = {"steps": meter.steps, "samples": meter.samples, "losses": meter.losses}
+    times, so_far = batches.times, meter.so_far
+    counts = {"steps": so_far["steps"], "samples": so_far["samples"], "losses": so_far["sum"]}
     stages = {f"{kind} {stage}": s for kind in ("busy", "blame") for stage, s in getattr(times, kind).items()}
     return counts | {"seconds": meter.speed.seconds, "stall": times.stall, "read": times.read} | stages
 

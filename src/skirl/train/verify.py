@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -77,10 +77,6 @@ def compare(one: Trace, other: Trace, schema: Schema) -> str | None:
     return None
 
 
-def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
-    return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))
-
-
 class Delays:
     """Slows the stages of a lookahead in turns, write-backs in every second one, the others in an order drawn by seed. What
     is slow goes on when all else waits for it, whatever the clock says; at the latest after so many seconds."""
@@ -108,7 +104,7 @@ def cache_of(recipe: Recipe, touched: int) -> CacheSize:
     if recipe.cache.cache != "auto":
         return recipe.cache_size(touched)
     schema = Schema.of(recipe.tables())
-    largest = max(len(rows_of(step, schema)) for step in recipe.in_steps())
+    largest = max(len(np.unique(keys_of(batch.sparse, schema))) for batch in recipe.stream())
     return largest + largest // 5
 
 

@@ -95,7 +95,7 @@ def test_the_first_malformed_row_is_the_error(rows: list[tuple[str, ...]]) -> No
         return
     with pytest.raises(BadRow) as caught:
         encoder()(piece(rows))
-    assert caught.value.where == f"row {bad[0]}"
+    assert caught.value.args[1] == f"row {bad[0]}"
 
 
 @given(rows=st.lists(ROW, max_size=20), low=st.integers(0, 20), size=st.integers(0, 20))

@@ -13,11 +13,7 @@ LONGEST = 60  # characters of a found value that an error shows
 
 
 class BadFile(ValueError):
-    """A file cannot be read in the format that it should have. Worker processes send it."""
-
-    def __init__(self, file: str, found: str, then: str) -> None:
-        super().__init__(file, found, then)
-        self.found = found
+    """A file cannot be read in the format that it should have: file, what was found, what to do. Workers send it."""
 
     def __str__(self) -> str:
         file, found, then = self.args
@@ -25,11 +21,7 @@ class BadFile(ValueError):
 
 
 class BadRow(ValueError):
-    """A value in a row is not what its column should hold."""
-
-    def __init__(self, file: str, where: str, found: str, expected: str) -> None:
-        super().__init__(file, where, found, expected)
-        self.where = where
+    """A value in a row is not what its column should hold: file, where in it, what was found, what was expected."""
 
     def __str__(self) -> str:
         file, where, found, expected = self.args

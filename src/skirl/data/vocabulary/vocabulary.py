@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,14 +26,6 @@ def keyed(fingerprints: np.ndarray) -> np.ndarray:
     return (np.asarray(fingerprints) - np.uint64(1)).view(np.int64)
 
 
-def look_up(rows: HashIndex, fingerprints: np.ndarray) -> np.ndarray:
-    """Return the row of each fingerprint: 0 for a missing value, 1 for one without a row of its own (int32)."""
-    out = rows.get(keyed(fingerprints))
-    out[out < 0] = 1
-    out[fingerprints == 0] = 0
-    return out
-
-
 VERSION = 1
 FIRST = 2
 """Row of the most frequent id. Row 0 is for missing values, row 1 for all other ids."""
@@ -49,20 +41,14 @@ def _bad(path: str, what: str) -> BadVocabulary:
 
 
 @dataclass
-class Facts:
-    types: dict[str, str]
-    """How the values of each table were read, which decides their fingerprints; "" if a converted file did not say."""
-    min_count: int
-    samples: int
-    version: int = VERSION
-
-
-@dataclass
 class Vocabulary:
     """Maps fingerprints to rows; made by `load`."""
 
     path: str
-    facts: Facts
+    types: dict[str, str]
+    """How the values of each table were read, which decides their fingerprints; "" if a converted file did not say."""
+    min_count: int
+    samples: int
     tables: dict[str, HashIndex] = field(repr=False)
     """The rows of each table."""
     rows: dict[str, int]
@@ -82,13 +68,17 @@ class Vocabulary:
             raise _bad(self.path, "it was changed since the run opened it: put it back as it was")
 
     def __call__(self, table: str, fingerprints: np.ndarray) -> np.ndarray:
-        return look_up(self.tables[table], fingerprints)
+        """Return the row of each fingerprint: 0 for a missing value, 1 for one without a row of its own (int32)."""
+        out = self.tables[table].get(keyed(fingerprints))
+        out[out < 0] = 1
+        out[fingerprints == 0] = 0
+        return out
 
     def check(self, schema: FileSchema) -> None:
         for table, kind in schema.kinds.items():
             if table not in self.rows:
                 raise _bad(self.path, f"it has no table {table!r}: make it again with this schema")
-            stored = self.facts.types[table]
+            stored = self.types[table]
             if stored and kind and stored != kind:  # a converted file records how its values were read
                 raise _bad(self.path, f"its ids of {table!r} are {stored}, not {kind}: make it again with this data")
         for column in schema.ids:
@@ -97,22 +87,23 @@ class Vocabulary:
                 raise _bad(self.path, f"{found}: make it again with this data")
 
 
-def save(path: str, facts: Facts, tables: Mapping[str, np.ndarray]) -> None:
+def save(path: str, types: Mapping[str, str], min_count: int, samples: int, tables: Mapping[str, np.ndarray]) -> None:
+    facts = {"types": dict(types), "min_count": min_count, "samples": samples, "version": VERSION}
     arrays = {f"{table}.keys": np.ascontiguousarray(keys, np.uint64) for table, keys in tables.items()}
     with replacing(path) as draft, writing(path):
-        save_file(arrays, draft, metadata={"skirl": json.dumps(asdict(facts))})
+        save_file(arrays, draft, metadata={"skirl": json.dumps(facts)})
 
 
 def load(path: str) -> Vocabulary:
     try:
         with safe_open(path, "numpy") as file:
-            facts = facts_of(path, (file.metadata() or {}).get("skirl"))
-            for table in facts.types:
+            types, min_count, samples = facts_of(path, (file.metadata() or {}).get("skirl"))
+            for table in types:
                 part = file.get_slice(f"{table}.keys")
                 shape = part.get_shape()
                 if part.get_dtype() != "U64" or len(shape) != 1 or shape[0] > MOST:
                     raise _bad(path, f"{table}.keys is not a list of uint64: make it again")
-            keys = {table: file.get_tensor(f"{table}.keys") for table in facts.types}
+            keys = {table: file.get_tensor(f"{table}.keys") for table in types}
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
         missing = isinstance(error, FileNotFoundError)
         problem = "there is no such file" if missing else f" is not a vocabulary, or is damaged ({error})"
@@ -127,13 +118,14 @@ def load(path: str) -> Vocabulary:
         checksum.update(f"{table} {len(array)}".encode())
         checksum.update(np.ascontiguousarray(array).data)
     rows = {table: len(array) + FIRST for table, array in keys.items()}
-    return Vocabulary(path, facts, tables, rows, checksum.hexdigest()[:16])
+    return Vocabulary(path, types, min_count, samples, tables, rows, checksum.hexdigest()[:16])
 
 
 _FORM = {"types": {...: TEXT}, "min_count": COUNT, "samples": COUNT}
 
 
-def facts_of(path: str, text: str | None) -> Facts:
+def facts_of(path: str, text: str | None) -> tuple[dict[str, str], int, int]:
+    """Return `types`, `min_count` and `samples`."""
     try:
         read = json.loads(text or "")
         wrong = misfit(read, {"version": ANY})
@@ -143,7 +135,7 @@ def facts_of(path: str, text: str | None) -> Facts:
         raise _bad(path, f" is of version {read['version']!r}, this skirl reads {VERSION}: make it again")
     if wrong := wrong or misfit(read, _FORM):
         raise _bad(path, f"it does not say what it is ({wrong}): make it with `skirl vocab`")
-    return Facts(read["types"], read["min_count"], read["samples"])
+    return read["types"], read["min_count"], read["samples"]
 
 
 Counted = tuple[np.ndarray, np.ndarray]
@@ -166,7 +158,7 @@ def count(files: "Files", out: str, min_count: int) -> dict[str, Any]:
             progress(number, lambda facts=facts: facts)
     distinct = {table: len(of.counted()[0]) for table, of in counts.items()}
     kept = {table: _kept(table, of.counted(), min_count) for table, of in counts.items()}
-    save(out, Facts(types, min_count, samples), kept)
+    save(out, types, min_count, samples, kept)
     return {
         "samples": samples, "bad_rows_skipped": files.bad_rows, "distinct": distinct,
         "rows": {table: len(keys) + FIRST for table, keys in kept.items()},
