@@ -117,9 +117,8 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> bool:
             if from_ is not None:
                 log.warning("%s holds a checkpoint: the run goes on with it, and takes nothing from %s", save, from_)
             then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
-            may = (
-                FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE
-            )  # its rows are computed from their state and lr
+            # FTRL's rows are computed from their state and lr.
+            may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE
             check_flags(saved_flags(save), flags, may=may, then=then)
             return False
     if from_ is None:
