@@ -124,9 +124,6 @@ class HostRows(BankRows):
         arrival = self._staging.take(len(work.steps[self.facts.number].fetch_keys), self.facts.width)
         return arrival, arrival.numpy()
 
-    def shipped(self, arrival: torch.Tensor, work: Work) -> None:
-        pass
-
     def load(self, work: Work, arrival: torch.Tensor) -> torch.Tensor:
         step, pending = work.steps[self.facts.number], self._pending
         for number in [n for n in pending if n < step.hold_from]:
@@ -145,9 +142,6 @@ class HostRows(BankRows):
 
     def landed(self, leaving: torch.Tensor) -> np.ndarray:
         return leaving.numpy()
-
-    def written(self, leaving: torch.Tensor) -> None:
-        pass
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
