@@ -79,10 +79,9 @@ class Engine:
         if isinstance(store, str):
             several = launched_here() or not self.rows.local
             store = own_part(store, self.rows.peers.rank, among_others=several, cut=self.rows.cut)
-        peers = self.rows.peers
-        self.capacity = Capacity.of(
-            cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near
-        )
+        peers, free = self.rows.peers, self.device.free_bytes
+        rows = [sum(own.tables[t].rows for t in bank.tables) for bank in self.schema.banks]
+        self.capacity = Capacity(cache, rows, self.record_bytes, lambda: free() // peers.near, peers.size)
         self._opening: Opening = (
             store if callable(store) else lambda records, rows: open_store(store, records, rows=rows)
         )
