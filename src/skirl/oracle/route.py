@@ -14,7 +14,7 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.placement import Owner, Placement, site_in, sites_of
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
-from skirl.oracle.planner import Plan, Vote, due
+from skirl.oracle.planner import Vote
 from skirl.tools.jit import kernel, read_only
 from skirl.tools.message import pack, unpack
 
@@ -194,38 +194,29 @@ def _group(parts, first_part, first, row_of, moved, place, start, pos):
         pos[n] = p
 
 
-BATCH, END, ERROR = 0, 1, 2
-
-
 @dataclass(slots=True)
 class Letter:
-    kind: int
-    """`BATCH`; `END`: there are no more; or `ERROR`: the sender cannot go on."""
     vote: Vote
     arrays: Sequence[np.ndarray] = ()
     """What its receiver is asked for: the two of `Requests` for each bank, and bags of tables that it looks up for all, as
-    `sent` returns them."""
+    `sent` returns them. None if there are no more batches."""
     text: str = ""
+    """Why the sender cannot go on, if it cannot."""
 
     def packed(self) -> np.ndarray:
         """Numbers of 64 bits are row numbers, ids and counts, none below 0: they travel in as few bytes as hold them."""
-        head = np.array([self.kind, *self.vote], np.int64)
         narrow = (_narrow(array) if array.dtype == np.int64 else array for array in self.arrays)
-        return pack(head, np.frombuffer(self.text.encode(), np.uint8), *narrow)
+        return pack(np.array(self.vote, np.int64), np.frombuffer(self.text.encode(), np.uint8), *narrow)
 
     @classmethod
     def unpacked(cls, message: np.ndarray) -> "Letter":
-        head, text, *narrow = unpack(message)
-        kind, *vote = head.tolist()
+        vote, text, *narrow = unpack(message)
         arrays = [_wide(array) if array.dtype == np.uint8 else array for array in narrow]
-        return cls(kind, Vote(*vote), arrays, text.tobytes().decode())
+        return cls(Vote(*vote.tolist()), arrays, text.tobytes().decode())
 
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 """Gives each rank one message, by rank, and returns what each rank gave. Their sizes are sent along."""
-
-
-class FailedElsewhere(RuntimeError): ...
 
 
 @dataclass(slots=True)
@@ -239,7 +230,7 @@ class Joined:
     whole: list[list[Ids]]
     """By bank: the micro-batches of all ranks, if this one looks it up for all; else none."""
     votes: list[Vote]
-    """By rank: votes on the window without this batch."""
+    """By rank: votes on the window without this batch. None of a lone trainer, whose planner decides for itself."""
 
 
 class Route:
@@ -248,9 +239,6 @@ class Route:
     rank = 0
 
     def __init__(self) -> None:
-        self.due: int | None = None
-        """Number of steps that all owners plan before the last batch to come enters, as `decide` has found. None: each
-        planner decides for itself."""
         self.ended = False
         """True once the pass is over and no rank exchanges any more."""
         self.failure: BaseException | None = None
@@ -272,12 +260,6 @@ class Route:
         """Let the next exchange tell all ranks of an error, and raise it then. Raise it now if there is none."""
         raise error
 
-    def decide(self, plan: Plan, batch: Joined) -> None:
-        """Decide how many steps all owners plan before this last batch enters. `plan` is the same on all ranks."""
-
-    def step_planned(self) -> None:
-        """Count one more step as planned, and one less as due."""
-
 
 class SharedRoute(Route):
     """The exchanges of one rank in one pass: each owner plans what all ask of it."""
@@ -291,7 +273,7 @@ class SharedRoute(Route):
         self._banks = [(schema, bank) for schema, _ in schemas for bank in range(len(schema.banks))]
         owners = [whole.get(bank.tables[0]) for schema, whole in schemas for bank in schema.banks]
         self._owners = [() if owner is None else sites_of(owner) for owner in owners]
-        self.number = self.planned = self.due = 0
+        self.number = 0
         self._alike, self._requests = placement.sites > 1, 0
         """Whether all ranks have asked this one for the same rows in the same order, in every batch so far; how many."""
         self._size = placement.sites
@@ -326,9 +308,9 @@ class SharedRoute(Route):
         """Return what to give each rank, the first half of an exchange. If `banks` is None, there is no batch."""
         self._reads = []
         if self.failure is not None:
-            letters = [Letter(ERROR, vote, text=str(self.failure))] * self._size
+            letters = [Letter(vote, text=str(self.failure) or repr(self.failure))] * self._size
         elif banks is None:
-            letters = [Letter(END, vote)] * self._size
+            letters = [Letter(vote)] * self._size
         else:
             arrays: list[list[np.ndarray]] = [[] for _ in range(self._size)]
             for asking, part, owners in zip(self._asking, banks, self._owners, strict=True):
@@ -341,7 +323,7 @@ class SharedRoute(Route):
                     bags = sent(ids, [feature.name for feature in schema.banks[bank].features]) if owners else []
                     for owner in owners:
                         arrays[owner] += bags
-            letters = [Letter(BATCH, vote, to) for to in arrays]
+            letters = [Letter(vote, to) for to in arrays]
         self._own, nothing = letters[self.rank], np.empty(0, np.uint8)
         return [nothing if rank == self.rank else letter.packed() for rank, letter in enumerate(letters)]
 
@@ -349,13 +331,13 @@ class SharedRoute(Route):
         """Take what each rank gave this one, the second half of an exchange. Return None if the pass is over."""
         letters = [self._own if rank == self.rank else Letter.unpacked(message) for rank, message in enumerate(given)]
         for rank, letter in enumerate(letters):
-            if letter.kind == ERROR:
+            if letter.text:
                 self.ended = True
                 if self.failure is None:
-                    raise FailedElsewhere(f"rank {rank}: {letter.text}")
+                    raise RuntimeError(f"rank {rank}: {letter.text}")
                 self.failure.args = (f"rank {self.rank}: {self.failure}", *self.failure.args[1:])
                 raise self.failure
-        if any(letter.kind == END for letter in letters):
+        if not all(letter.arrays for letter in letters):
             self.ended = True
             return None
         self.number += 1
@@ -387,10 +369,3 @@ class SharedRoute(Route):
                 "skirl.ShardSampler or stream.sharded",
                 LOOKED_AT,
             )
-
-    def decide(self, plan: Plan, batch: Joined) -> None:
-        self.due = due(plan, self.number - 1 - self.planned, self.planned, batch.votes)
-
-    def step_planned(self) -> None:
-        self.planned += 1
-        self.due = max(0, (self.due or 0) - 1)
