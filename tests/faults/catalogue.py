@@ -338,8 +338,8 @@ SWEEP = [
           "not math.isfinite(self.loss)", "False"),
     Fault("those that stay take the columns of who left", "engine.engine:Engine._narrow",
           "pack.own(bank)", ":pack.held[bank]"),
-    Fault("rows of an array begin in all variants", "engine.first_values:FirstValues.give",
-          "p == pack and ", ""),
+    Fault("rows of an array begin in all variants", "engine.engine:Engine.begin",
+          "give(pack, bank", "give(self.packs[0], bank"),
 ]  # fmt: skip
 
 AREAS = {

@@ -47,8 +47,7 @@ def records_of(engine: Engine, keys: np.ndarray, bank: int, pack: int | None = N
             records[known[there]] = held[there, own]
         found[known[there]] = True
     if len(fresh := keys[~found]):
-        if engine.first_values.of:
-            engine.check_new(fresh[np.isin(table_of(fresh), engine.first_values.tables)])
+        engine.check_new(fresh[np.isin(table_of(fresh), engine.first_values.tables)])
         records[~found] = engine.begin(bank, fresh)[:, own]
     return records
 

@@ -294,7 +294,7 @@ class Engine:
             rows = np.empty((len(keys), pack.widths[bank]), self.dtype)
             own = pack.columns[bank]
             run(fill, len(keys), keys, places, rows, own.first, *own.filling, threads=torch.get_num_threads())
-            self.first_values.give(pack.name, keys, rows)
+            self.first_values.give(pack, bank, keys, rows)
             records[:, pack.own(bank)] = packed(rows, self.half) if self.half else rows
         return records
 
