@@ -28,7 +28,7 @@ OPTIMIZERS: list[RowOptimizer] = [
     RowwiseAdagrad(lr=0.1, weight_decay=0.1, clip=0.5),
     Adam(lr=0.1, clip=0.5, weight_decay=0.1),
     SGD(lr=0.1, momentum=0.9, weight_decay=0.1),
-    SGD(lr=0.1, momentum=0.5, nesterov=True, clip=0.5),
+    SGD(lr=0.1, momentum=0.5, clip=0.5),
     FTRL(lr=0.1, l1=0.3, l2=0.1, clip=0.5),
     FTRL(lr=0.1, beta=0.5, weight_decay=0.1),
 ]
@@ -110,7 +110,8 @@ class World:
         start = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=len(distinct)))]).astype(np.int32)
         positions = np.argsort(group, kind="stable").astype(np.int32)
         rows = np.array([self.slot[k] for k in distinct.tolist()], np.int32)
-        scalars = self.optimizer.scalars(self.optimizer.lr, self.steps, self.dtype)
+        rule = self.optimizer
+        scalars = np.array([rule.numbers(rule.lr, rule.weight_decay, step) for step in self.steps.tolist()], self.dtype)
         counts = [sum(len(batch[f.name][0]) for f in features) for batch in micro_batches]
         parts = Parts(np.cumsum(counts), np.array(leaves(len(micro_batches), shards)), 1 / shards)
         self.run(

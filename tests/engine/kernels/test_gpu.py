@@ -125,7 +125,7 @@ class Grouped:
         self.live = rng.random(features) < 0.6 if dead else np.ones(features, np.bool_)
         self.grads = numbers(rng, (5 * features, dim), dtype)
         self.grads[~self.live[np.arange(5 * features) % features]] = np.nan
-        self.scalars = optimizer.scalars(0.1, np.array([1, 2, 30]), dtype)
+        self.scalars = np.array([optimizer.numbers(0.1, optimizer.weight_decay, step) for step in (1, 2, 30)], dtype)
 
     def on_cpu(self, cache):
         step = self.dim, self.rows, self.keys, self.given, ONE, self.scalars
