@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.placement import Placement
+from skirl.oracle import route
+from skirl.oracle.distinct import Finder
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.planner import Plan, Planner, Vote, bank_planners
-from skirl.oracle.route import Asking, Letter, joined
+from skirl.oracle.route import Letter, joined
 from skirl.oracle.seen import Seen
 from tests.cases import cases
 from tests.oracle import brute
@@ -139,7 +141,7 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
     placement = Placement.even(3)
     received = []
     for part in batch:
-        halves = [Asking(SCHEMA, bank, placement).of(positions(part[bank])) for bank in range(len(BANKS))]
+        halves = [route.asked(Finder(SCHEMA, bank), positions(part[bank]), placement) for bank in range(len(BANKS))]
         sent = Letter(Vote(3, 1 << 40), [array for _, to in halves for array in to[owner]])
         received.append(Letter.unpacked(sent.packed()))
         assert received[-1].vote == (3, 1 << 40) and not received[-1].text

@@ -98,41 +98,30 @@ Requests = tuple[np.ndarray, np.ndarray]
 """Row numbers, int64, table after table; and how many each table of the bank has, int32."""
 
 
-class Asking:
-    def __init__(self, schema: Schema, bank: int, placement: Placement) -> None:
-        self._finder = Finder(schema, bank)
-        self.tables = self._finder.tables
-        self._placement = placement
-
-    def nothing(self) -> list[Requests]:
-        return [(np.empty(0, np.int64), np.zeros(len(self.tables), np.int32))] * self._placement.sites
-
-    def of(self, batch: BankIds) -> tuple[Reads, list[Requests]]:
-        """Return what the ids of one batch read, and what is asked of each owner."""
-        tables, sites = self.tables, self._placement.sites
-        distinct = self._finder.find(batch)
-        total = distinct.total
-        whose: Any = self._placement.arrays
-        counts, ask = np.zeros((sites, len(tables)), np.int32), np.empty(sites + 1, np.int32)
-        rows, moved = np.empty(total, np.int64), np.empty(total, np.int32)
-        args: Any = (tables, distinct.found, distinct.low, distinct.first, *whose, counts, ask, rows, moved)
-        _by_owner(*args)
-        place, pos = np.empty(distinct.positions, np.int32), np.empty(distinct.positions, np.int32)
-        start = np.zeros(total + 1, np.int32)
-        _group(distinct.parts, distinct.part_at, distinct.first, distinct.row_of, moved, place, start, pos)
-        asked = [(rows[begin:end], of) for (begin, end), of in zip(pairwise(ask.tolist()), counts, strict=True)]
-        return Reads(place, start, pos, ask), asked
+def asked(finder: Finder, batch: BankIds, placement: Placement) -> tuple[Reads, list[Requests]]:
+    """Return what the ids of one batch read, and what is asked of each owner."""
+    tables, sites, distinct = finder.tables, placement.sites, finder.find(batch)
+    total = distinct.total
+    counts, ask = np.zeros((sites, len(tables)), np.int32), np.empty(sites + 1, np.int32)
+    rows, moved = np.empty(total, np.int64), np.empty(total, np.int32)
+    args: Any = (tables, distinct.found, distinct.low, distinct.first, *placement.arrays, counts, ask, rows, moved)
+    _by_owner(*args)
+    place, pos = np.empty(distinct.positions, np.int32), np.empty(distinct.positions, np.int32)
+    start = np.zeros(total + 1, np.int32)
+    _group(distinct.parts, distinct.part_at, distinct.first, distinct.row_of, moved, place, start, pos)
+    each = zip(pairwise(ask.tolist()), counts, strict=True)
+    return Reads(place, start, pos, ask), [(rows[begin:end], of) for (begin, end), of in each]
 
 
-def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[BankIds, np.ndarray]:
+def joined(tables: np.ndarray, requests: Sequence[Requests]) -> tuple[BankIds, np.ndarray]:
     """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's
     begins, int32 [trainers + 1]. `Step.slots` has one slot for each request."""
-    counts = np.concatenate([counts for _, counts in asked])
-    parts, serve = np.zeros((len(counts), 4), np.int64), np.zeros(len(asked) + 1, np.int32)
-    parts[:, 0], parts[:, 2] = np.tile(tables, len(asked)), np.cumsum(counts)
+    counts = np.concatenate([counts for _, counts in requests])
+    parts, serve = np.zeros((len(counts), 4), np.int64), np.zeros(len(requests) + 1, np.int32)
+    parts[:, 0], parts[:, 2] = np.tile(tables, len(requests)), np.cumsum(counts)
     parts[:, 1] = parts[:, 2] - counts
     serve[1:] = parts[len(tables) - 1 :: len(tables), 2]
-    return BankIds(np.concatenate([rows for rows, _ in asked]), parts), serve
+    return BankIds(np.concatenate([rows for rows, _ in requests]), parts), serve
 
 
 @kernel
@@ -276,9 +265,9 @@ class SharedRoute(Route):
         self.number = 0
         self._alike, self._requests = placement.sites > 1, 0
         """Whether all ranks have asked this one for the same rows in the same order, in every batch so far; how many."""
-        self._size = placement.sites
+        self._placement, self._size = placement, placement.sites
         self._exchange = exchange
-        self._asking = [Asking(schema, bank, placement) for schema, bank in self._banks]
+        self._finders = [Finder(schema, bank) for schema, bank in self._banks]
         self._reads: list[Reads | None] = []
         self._own: Letter
         """What this rank asks of itself, which takes no message."""
@@ -313,10 +302,11 @@ class SharedRoute(Route):
             letters = [Letter(vote)] * self._size
         else:
             arrays: list[list[np.ndarray]] = [[] for _ in range(self._size)]
-            for asking, part, owners in zip(self._asking, banks, self._owners, strict=True):
-                reads, asked = (None, asking.nothing()) if owners else asking.of(part)
+            for finder, part, owners in zip(self._finders, banks, self._owners, strict=True):
+                nothing = [(np.empty(0, np.int64), np.zeros(len(finder.tables), np.int32))] * self._size
+                reads, each = (None, nothing) if owners else asked(finder, part, self._placement)
                 self._reads.append(reads)
-                for to, requests in zip(arrays, asked, strict=True):
+                for to, requests in zip(arrays, each, strict=True):
                     to += requests
             for each in zip(*micros):  # a micro-batch of each bank
                 for (schema, bank), owners, ids in zip(self._banks, self._owners, each):
@@ -344,8 +334,8 @@ class SharedRoute(Route):
         all_of = Joined([], [], self._reads, [], [letter.vote for letter in letters])
         at, each = 2 * len(self._banks), 5 * sum(self.rank in owners for owners in self._owners)
         for number, ((schema, bank), owners) in enumerate(zip(self._banks, self._owners)):
-            asked = [(letter.arrays[2 * number], letter.arrays[2 * number + 1]) for letter in letters]
-            batch, serve = joined(self._asking[number].tables, asked)
+            requests = [(letter.arrays[2 * number], letter.arrays[2 * number + 1]) for letter in letters]
+            batch, serve = joined(self._finders[number].tables, requests)
             micros = list[Ids]()
             if self.rank in owners:
                 places = [(letter.arrays, i) for letter in letters for i in range(at, len(letter.arrays), each)]
