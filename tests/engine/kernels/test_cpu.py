@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, target
 from hypothesis import strategies as st
 
-from skirl.core.initial import Constant, InitialTable, Normal, Uniform, fill
+from skirl.core.initial import Constant, Normal, Uniform, as_arrays, fill
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.core.tables import Schema, Table
@@ -53,11 +53,10 @@ class World:
         self.slot = dict(zip(self.keys.tolist(), self.slots.tolist()))
         self.cache = np.full((len(self.keys) + 3, self.optimizer.width(self.bank.dim)), np.nan, self.dtype)
         self.steps = np.zeros(len(self.tables), np.int64)
-        init = InitialTable.of([t.initial for t in self.tables], self.dtype)
-        state = self.optimizer.initial_state
+        init = as_arrays([t.initial for t in self.tables], self.dtype)
         self.run(
-            fill, len(self.keys), self.keys, self.slots, self.cache, 0, self.bank.dim, self.cache.shape[1], 5, init.kind,
-            init.scale, init.quantiles, state,
+            fill, len(self.keys), self.keys, self.slots, self.cache, 0, self.bank.dim, self.cache.shape[1], 5, *init,
+            self.optimizer.initial_state,
         )  # fmt: skip
 
     def run(self, kernel, n, *args, work=None):

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from skirl.core.ids import BankIds
-from skirl.core.initial import InitialTable
 from skirl.core.optim import Rule
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
@@ -27,23 +26,16 @@ class Columns:
     dim: int
     width: int
     rule: Rule
-    initial_state: float
-    """The first value of every number of a row's state."""
     clips: bool
-    initial: InitialTable
     seed: int
+    filling: tuple[Any, ...]
+    """What `fill` takes after the records, and after `first`, which GPUs do not take."""
     first: int = 0
     """The first of a table's columns that are here, if trainers have cut it."""
 
     @property
     def of_table(self) -> slice:
         return slice(self.first, self.first + self.dim)
-
-    @property
-    def filling(self) -> tuple[Any, ...]:
-        """What `fill` takes after the records, and after `first`, which GPUs do not take."""
-        initial = self.initial.kind, self.initial.scale, self.initial.quantiles
-        return self.dim, self.width, self.seed, *initial, self.initial_state
 
 
 @dataclass(frozen=True)
