@@ -10,7 +10,7 @@ from skirl.core.placement import sites_of
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
-from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
+from skirl.oracle.bank import BankPlanner, Resident
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.planner import Plan, Planner, bank_planners, due
 from skirl.oracle.route import Route
@@ -212,11 +212,11 @@ class Window:
             number=self.next_number,
         )
 
-    def _check_fits(self, error: BatchTooLarge) -> None:
+    def _check_fits(self, bank: int, number: int) -> None:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
-        i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
+        i = next(i for i, banks in enumerate(self._banks) if bank < banks.stop)
         needs = [[len(distinct(part.keys())[0]) for part in works[i].asked] for works in self._planner.rest]
-        self._engines[i].capacity.decide(needs, needs[0], in_flight=2 * self._plan.hold, number=error.number)
+        self._engines[i].capacity.decide(needs, needs[0], in_flight=2 * self._plan.hold, number=number)
 
     def _residents(self, i: int) -> list[Resident]:
         """Return the rows in an engine's caches, with the first batch that uses each, if the epoch is known."""
