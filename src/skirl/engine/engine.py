@@ -116,19 +116,11 @@ class Engine:
         self._pid = os.getpid()
 
     def _open_banks(self) -> list[BankRows]:
-        held = self.held
-        facts = [
-            BankFacts(
-                number=i,
-                width=held[i],
-                packs=tuple(pack.columns[i] for pack in self.packs),
-                features=len(bank.features) if self.pooled else 1,
-                dtype=self.dtype,
-                half=self.half,
-            )
-            for i, bank in enumerate(self.schema.banks)
-        ]
-        return self.device.banks(facts)
+        banks = []
+        for i, (width, bank) in enumerate(zip(self.held, self.schema.banks, strict=True)):
+            packs, features = tuple(pack.columns[i] for pack in self.packs), len(bank.features) if self.pooled else 1
+            banks.append(self.device.bank(BankFacts(i, width, packs, features, self.dtype, self.half)))
+        return banks
 
     @property
     def held(self) -> list[int]:

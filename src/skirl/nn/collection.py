@@ -248,8 +248,7 @@ class Collection(nn.Module):
 
     def restore(self, rows: Any, files: Path, *, table_steps: Sequence[int], counters: Counters) -> None:
         """Replace all rows with those of a checkpoint, an `OwnRows`."""
-        thaw = lambda: rows.thaw(self.engine, files)  # noqa: E731
-        self.engine.restore(thaw, table_steps=table_steps, counters=counters)
+        self.engine.restore(lambda: rows.thaw(self.engine, files), table_steps=table_steps, counters=counters)
 
     def forget(self) -> None:
         """Drop the current step and the plan, since rows have been replaced."""

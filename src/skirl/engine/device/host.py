@@ -2,7 +2,7 @@
 reused: a buffer comes back with its last user."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -86,8 +86,8 @@ class Host(Device):
     def __init__(self, dtype: np.dtype) -> None:
         self._buffers = Reused(dtype)
 
-    def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
-        return [HostRows(each, self._buffers) for each in facts]
+    def bank(self, facts: BankFacts) -> BankRows:
+        return HostRows(facts, self._buffers)
 
     def free_bytes(self) -> int:
         return free_bytes()
