@@ -100,7 +100,7 @@ class _Shared:
 
         dim, m = self.flags.dim, len(self.stretches)
         cache = torch.zeros(self.flags.cache, optimizer.width(dim), device=self.at)
-        scalars = torch.from_numpy(optimizer.scalars(0.1, np.array([1]))).to(self.at)
+        scalars = torch.tensor([optimizer.numbers(0.1, 0.0, 1)], device=self.at)
         partial = torch.empty(m, dim, device=self.at)
         marks = torch.empty(m + self.distinct, dtype=torch.int32, device=self.at)
         gradients = Gradients(self.start, self.pos, self.bag_of, self.no_scale, self.grads, self.empty)

@@ -17,7 +17,7 @@ ROWS, DIM = 12, 5
 
 DECAYING = {"lr": 0.3, "lr_decay": 0.2, "eps": 1e-3, "initial_accumulator_value": 0.5}
 QUICK = {"lr": 0.3, "betas": (0.5, 0.7), "eps": 1e-2}
-AHEAD = {"lr": 0.3, "momentum": 0.5, "nesterov": True, "weight_decay": 0.1}
+AHEAD = {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1}
 TORCH = [
     (SGD(lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3)),
     (Adagrad(lr=0.3), lambda p: torch.optim.Adagrad(p, lr=0.3)),
@@ -32,7 +32,7 @@ def update(optimizer: RowOptimizer, cache, rows, positions, grads, step):
     start = np.concatenate([[0], np.cumsum([len(p) for p in positions])]).astype(np.int32)
     flat = np.concatenate(positions).astype(np.int32)
     bag_of = np.arange(len(grads), dtype=np.int32)
-    scalars = optimizer.scalars(optimizer.lr, np.array([step]), cache.dtype)
+    scalars = np.array([optimizer.numbers(optimizer.lr, optimizer.weight_decay, step)], cache.dtype)
     cpu.update_kernel(optimizer.rule)(
         cache, DIM, rows.astype(np.int32), rows.astype(np.int64),
         Gradients(start, flat, bag_of, np.empty(0, cache.dtype), grads, np.array([True])), ONE, scalars, 0, len(rows),
@@ -196,7 +196,7 @@ def test_rowwise_adagrad_agrees_with_fbgemm():
         start = np.concatenate([[0], np.cumsum(np.bincount(group))]).astype(np.int32)
         positions = np.argsort(group, kind="stable").astype(np.int32)
         bag_of = np.repeat(np.arange(4), np.diff(offsets)).astype(np.int32)
-        scalars = optimizer.scalars(optimizer.lr, np.array([step]))
+        scalars = np.array([optimizer.numbers(optimizer.lr, optimizer.weight_decay, step)], np.float32)
         cpu.update_kernel(optimizer.rule)(
             cache, dim, rows.astype(np.int32), rows,
             Gradients(start, positions, bag_of, none, grads, np.array([True])), ONE, scalars, 0, len(rows),
@@ -232,8 +232,13 @@ def test_scalars_are_those_of_each_tables_rule_and_settings():
     groups = Groups(TABLES, {"item": Adam(clip=2.0), "user_*": Adam(weight_decay=0.5), "*": Adagrad()})
     settings, steps = [Setting(0.1, 0.0), Setting(0.2, 0.25), Setting(0.3, 0.0)], np.array([1, 2, 3, 4])
     found = groups.scalars([0, 1, 2], settings, steps, np.float64)
-    expected = [Adam().numbers(0.2, 0.25, 1), Adam(clip=2.0).numbers(0.1, 0.0, 2), Adam().numbers(0.2, 0.25, 3), ()]
-    assert found.tolist() == [[*own, *[0.0] * (COLUMNS - len(own))] for own in expected]
+    expected = [
+        Adam().numbers(0.2, 0.25, 1),
+        Adam(clip=2.0).numbers(0.1, 0.0, 2),
+        Adam().numbers(0.2, 0.25, 3),
+        [0.0] * COLUMNS,
+    ]
+    assert found.tolist() == [list(own) for own in expected]
     kinds = [(optimizer.rule, optimizer.initial_state) for optimizer in groups]
     assert kinds[0] == kinds[1] != kinds[3]
 

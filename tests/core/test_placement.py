@@ -60,7 +60,7 @@ def site_by_hand(placement: Placement, key: int) -> int:
 @given(placement=placements, some=st.lists(keys, max_size=12))
 def test_the_range_that_the_hash_is_in(placement, some):
     assert placement.site_of(np.array(some, np.int64)).tolist() == [site_by_hand(placement, key) for key in some]
-    assert Placement.of(placement.facts) == placement
+    assert Placement(**placement.facts) == placement
 
 
 @cases(40)

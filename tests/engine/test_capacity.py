@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skirl
-from skirl.core.tables import Schema
 from skirl.engine.capacity import Capacity, DoesNotFit, parse_cache
 from skirl.peers.job import using
 from skirl.tools.units import parse_bytes
@@ -120,7 +119,7 @@ WIDTH = 20
     ],
 )
 def test_of_one_trainer_among_several(cache: Any, sites: int, near: int, rows: int) -> None:
-    capacity = Capacity.of(cache, Schema.of(TWO), [WIDTH], lambda: 2000 * WIDTH, sites, near)
+    capacity = Capacity(cache, [8000], [WIDTH], lambda: 2000 * WIDTH // near, sites)
     split = capacity.decide([[1]], [1], in_flight=10)
     assert split.slots == [rows] and split.staging_rows == [10]
 
@@ -148,7 +147,7 @@ def runs(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 
 def capacity(cache: int | str, banks: int) -> Capacity:
-    return Capacity.of(cache, Schema.of(TABLES[:banks]), WIDTHS[:banks], lambda: 0)
+    return Capacity(cache, [500] * banks, WIDTHS[:banks], lambda: 0)
 
 
 def refused(cache: int | str, banks: int, batches: list[list[int]]) -> int | str:

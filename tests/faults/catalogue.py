@@ -279,7 +279,7 @@ TRAINERS = [
     Fault("a request for one row of a table is dropped", "oracle.route:joined",
           "parts[:, 2] - counts", "parts[:, 2] - counts + (counts == 1)"),
     Fault("requests are taken for those of another rank", "oracle.route:joined",
-          "[rows for rows, _ in asked]", "[rows for rows, _ in asked[::-1]]"),
+          "[rows for rows, _ in requests]", "[rows for rows, _ in requests[::-1]]"),
     Fault("one owner writes nothing back", "engine.window:Window.next",
           "works, steps = planned",
           "works, steps = planned\n"
@@ -338,8 +338,8 @@ SWEEP = [
           "not math.isfinite(self.loss)", "False"),
     Fault("those that stay take the columns of who left", "engine.engine:Engine._narrow",
           "pack.own(bank)", ":pack.held[bank]"),
-    Fault("rows of an array begin in all variants", "engine.first_values:FirstValues.give",
-          "p == pack and ", ""),
+    Fault("rows of an array begin in all variants", "engine.engine:Engine.begin",
+          "self.first_values.give(pack, bank, keys, rows)", "self.first_values.give(self.packs[0], bank, keys, rows)"),
 ]  # fmt: skip
 
 AREAS = {

@@ -180,8 +180,7 @@ def test_a_batch_too_large_is_named_when_it_enters():
     with pytest.raises(BatchTooLarge) as raised:
         planner.enter(np.array([4, 5, 6, 7, 4]))
     assert str(raised.value) == (
-        "batch 1 needs 4 rows of dim 16 together, the cache holds 3: set cache to 4 rows or more for this dim, "
-        "or use smaller batches"
+        "batch 1 needs 4 rows together, the cache holds 3: set cache to 4 rows or more, or use smaller batches"
     )
 
 

@@ -261,7 +261,7 @@ def test_an_owner_says_for_how_many_steps_its_window_stays_full(trace, other, de
 
 def test_an_owner_that_has_no_room_lets_all_others_plan_what_it_has():
     plan = Plan(9)
-    planner = Planner(bank_planners(TWO, [2, 2], plan, Seen(TWO)), plan, check_fits=lambda error: None)
+    planner = Planner(bank_planners(TWO, [2, 2], plan, Seen(TWO)), plan, check_fits=lambda *_: None)
     planner.due = 0
     for rows in ([1], [2], [1, 2, 3]):
         planner.add(None, [np.array(rows), np.empty(0, np.int64)], 0)

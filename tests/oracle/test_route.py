@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.placement import Placement
+from skirl.oracle import route
+from skirl.oracle.distinct import Finder
 from skirl.oracle.epoch import Epoch
 from skirl.oracle.planner import Plan, Planner, Vote, bank_planners
-from skirl.oracle.route import BATCH, Asking, Letter, joined
+from skirl.oracle.route import Letter, joined
 from skirl.oracle.seen import Seen
 from tests.cases import cases
 from tests.oracle import brute
@@ -139,10 +141,10 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
     placement = Placement.even(3)
     received = []
     for part in batch:
-        halves = [Asking(SCHEMA, bank, placement).of(positions(part[bank])) for bank in range(len(BANKS))]
-        sent = Letter(BATCH, Vote(3, 1 << 40), [array for _, to in halves for array in to[owner]])
+        halves = [route.asked(Finder(SCHEMA, bank), positions(part[bank]), placement) for bank in range(len(BANKS))]
+        sent = Letter(Vote(3, 1 << 40), [array for _, to in halves for array in to[owner]])
         received.append(Letter.unpacked(sent.packed()))
-        assert (received[-1].kind, received[-1].vote) == (BATCH, (3, 1 << 40))
+        assert received[-1].vote == (3, 1 << 40) and not received[-1].text
     for bank, tables in enumerate(BANKS):
         together, serve = joined(np.array(tables), [letter.arrays[2 * bank : 2 * bank + 2] for letter in received])
         wanted = [asked(part[bank], owner, placement) for part in batch]
@@ -152,5 +154,5 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
 
 def test_rows_at_the_edges_of_their_numbers():
     rows = np.array([0, 2**31, 2**32 - 1, 2**32, 2**48 - 1, 2**31 - 1, 2**31, 2**31 - 1])
-    found = Letter.unpacked(Letter(BATCH, Vote(0, 0), [rows, np.array([5, 1, 2])]).packed()).arrays
+    found = Letter.unpacked(Letter(Vote(0, 0), [rows, np.array([5, 1, 2])]).packed()).arrays
     assert [array.tolist() for array in found] == [rows.tolist(), [5, 1, 2]]

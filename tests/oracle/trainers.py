@@ -11,7 +11,7 @@ from skirl import Table
 from skirl.core.ids import BankIds
 from skirl.core.placement import Placement
 from skirl.core.tables import ROW_BITS, Schema
-from skirl.oracle.planner import Plan, Planner, bank_planners
+from skirl.oracle.planner import Plan, Planner, bank_planners, due
 from skirl.oracle.route import Joined, SharedRoute
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
@@ -48,8 +48,7 @@ class Owner(Generic[Item]):
 
     def add(self, item: Item, batch: Joined, nbytes: int) -> None:
         """Add a batch after its exchange."""
-        self.together.decide(self.plan, batch)
-        self.planner.due = self.together.due
+        self.planner.due = due(self.plan, self.planner.window, self.planner._planned, batch.votes)
         self.planner.add((item, batch), batch.banks, nbytes)
 
     def next(self) -> tuple[Item, Joined, list[Step]] | None:
@@ -57,7 +56,6 @@ class Owner(Generic[Item]):
         planned = self.planner.next()
         if planned is None:
             return None
-        self.together.step_planned()
         (item, batch), steps = planned
         return item, batch, steps
 

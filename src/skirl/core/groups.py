@@ -81,8 +81,7 @@ class Groups(Sequence[RowOptimizer]):
         for t, step in zip(tables, steps[list(tables)].tolist(), strict=True):
             alike.setdefault((self.of[t], step), []).append(t)
         for (group, step), members in alike.items():
-            own = self.all[group].optimizer.numbers(*settings[group], step)
-            numbers[members, : len(own)] = np.array(own, dtype)
+            numbers[members] = np.array(self.all[group].optimizer.numbers(*settings[group], step), dtype)
         return numbers
 
 

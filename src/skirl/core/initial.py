@@ -184,22 +184,15 @@ def _values_of(source: Any) -> NDArray[Any]:
 Initial = Uniform | Normal | Constant | Given
 
 
-@dataclass(frozen=True)
-class InitialTable:
-    """The initialisers of all tables as arrays, for `fill`; entry t is that of table t."""
-
-    kind: NDArray[np.int32]
-    scale: NDArray[Any]
-    """In the dtype of the rows, so that the kernel's single multiplication rounds once."""
-    quantiles: NDArray[np.float32]
-    """A single zero, never read, if no table is Normal."""
-
-    @classmethod
-    def of(cls, initials: Sequence[Initial], dtype: DTypeLike = np.float32) -> "InitialTable":
-        kinds, scales = zip(*map(_kind_and_scale, initials))
-        quantiles = normal_quantiles() if NORMAL in kinds else np.zeros(1, np.float32)
-        quantiles.flags.writeable = False  # one compiled kernel for both
-        return cls(np.array(kinds, np.int32), np.array(scales, dtype), quantiles)
+def as_arrays(
+    initials: Sequence[Initial], dtype: DTypeLike = np.float32
+) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[np.float32]]:
+    """Return the initialisers of all tables for `fill`: kinds; scales in the dtype of the rows, so that the kernel's single
+    multiplication rounds once; and quantiles, a single zero, never read, if no table is Normal."""
+    kinds, scales = zip(*map(_kind_and_scale, initials))
+    quantiles = normal_quantiles() if NORMAL in kinds else np.zeros(1, np.float32)
+    quantiles.flags.writeable = False  # one compiled kernel for both
+    return np.array(kinds, np.int32), np.array(scales, dtype), quantiles
 
 
 def _kind_and_scale(initial: Initial) -> tuple[int, float]:
@@ -217,20 +210,15 @@ def _kind_and_scale(initial: Initial) -> tuple[int, float]:
 @remember
 def normal_quantiles() -> NDArray[np.float32]:
     inverse = NormalDist().inv_cdf
-    values = np.array([inverse((i + 0.5) / QUANTILES) for i in range(QUANTILES)], np.float32)
-    values.flags.writeable = False  # shared by all callers
-    return values
+    return np.array([inverse((i + 0.5) / QUANTILES) for i in range(QUANTILES)], np.float32)
 
 
 def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
     """For tests and examples: the initial weights of some keys, all with one initialiser."""
     keys = np.asarray(keys, np.int64)
-    table = InitialTable.of([initial], dtype)
-    tables = int(table_of(keys.max(initial=0))) + 1
-    kind, scale = np.repeat(table.kind, tables), np.repeat(table.scale, tables)
+    made = as_arrays([initial] * (int(table_of(keys.max(initial=0))) + 1), dtype)
     out = np.empty((keys.size, dim), dtype)
-    slots = np.arange(keys.size, dtype=np.int32)
-    fill(keys, slots, out, 0, dim, dim, seed, kind, scale, table.quantiles, 0.0, 0, keys.size)
+    fill(keys, np.arange(keys.size, dtype=np.int32), out, 0, dim, dim, seed, *made, 0.0, 0, keys.size)
     return out
 
 

@@ -124,9 +124,6 @@ def given_inverse(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | No
             "sample has: pass inverse_indices as well, or a KeyedJaggedTensor of one stride"
         )
     names, matrix = pair
-    if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2 or len(matrix) != len(names):
-        shape = list(matrix.shape) if isinstance(matrix, torch.Tensor) else type(matrix).__name__
-        raise BadIds(f"inverse_indices are {shape} for {len(names)} features: pass [features, samples]")
     return list(sparse.stride_per_key()), dict(zip(names, matrix, strict=True))
 
 

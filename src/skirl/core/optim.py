@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from skirl.core import OptimizerName
 
@@ -46,7 +46,7 @@ def sgd(w, g, n):
 
 def momentum(w, g, b, n):
     b = n[1] * b + g
-    return w - n[0] * above(n[2], zero(n[2]), g + n[1] * b, b), b
+    return w - n[0] * b, b
 
 
 def adagrad(w, g, s, n):
@@ -141,21 +141,11 @@ class RowOptimizer:
         return np.concatenate([np.arange(part.start, part.stop)[columns] for part in self.unpack(dim).values()])
 
     def numbers(self, lr: float, weight_decay: float, step: int) -> tuple[float, ...]:
-        """Return what the kernels need for one update of one table: clip, weight decay, and the rule's own numbers."""
+        """Return what the kernels need for one update of one table, COLUMNS numbers: clip, weight decay, the rule's own."""
         # A table without a gradient may still be at step 0. Its numbers are never read, but must not divide by zero.
-        return (
-            inf if self.clip is None else float(self.clip),
-            float(weight_decay),
-            *self.own_numbers(float(lr), max(step, 1)),
-        )
-
-    def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return the `numbers` of several tables, [tables, COLUMNS], zeros where a rule has none."""
-        numbers = np.zeros((len(table_steps), COLUMNS), dtype)
-        for row, step in zip(numbers, table_steps.tolist(), strict=True):
-            own = self.numbers(lr, self.weight_decay, step)
-            row[: len(own)] = own
-        return numbers
+        own = self.own_numbers(float(lr), max(step, 1))
+        clip = inf if self.clip is None else float(self.clip)
+        return clip, float(weight_decay), *own, *[0.0] * (COLUMNS - 2 - len(own))
 
     def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         """Return the rule's numbers `n` for a table's update number `step`: up to six, the learning rate by default."""
@@ -175,7 +165,7 @@ class RowOptimizer:
 class SGD(RowOptimizer):
     """w = w - lr * g, as in torch.optim.SGD. Without momentum there is no state: a record is the weight alone.
 
-    With momentum m: b = m * b + g; w = w - lr * b, or w - lr * (g + m * b) with nesterov. A record is twice the weight.
+    With momentum m: b = m * b + g; w = w - lr * b. A record is twice the weight.
     b and w change only if the row is in the batch. (With a sparse gradient, torch's own moves every row that ever had one.)
 
     **Arguments**
@@ -184,21 +174,17 @@ class SGD(RowOptimizer):
     - `clip`: a row's summed gradient is scaled down to this norm, that of one row and never of the model; None for none.
     - `weight_decay`: L2 as in torch: `weight_decay * w` is added to the gradient after `clip`. Only rows of the batch decay.
     - `momentum`: m above, 0 or more and below 1.
-    - `nesterov`: look one step of momentum ahead.
     """
 
     update = staticmethod(sgd)
     lr: float = 0.01
     _: KW_ONLY
     momentum: float = 0.0
-    nesterov: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.momentum < 1:
             raise ValueError(f"{self.name}: momentum is {self.momentum}, set it to 0 or more and below 1")
-        if self.nesterov and not self.momentum:
-            raise ValueError("SGD: nesterov looks ahead along the momentum, and momentum is 0: set it above 0")
 
     @property
     def name(self) -> str:
@@ -213,7 +199,7 @@ class SGD(RowOptimizer):
         return ("momentum_buffer",) if self.momentum else ()
 
     def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
-        return (lr, self.momentum, float(self.nesterov)) if self.momentum else (lr,)
+        return (lr, self.momentum) if self.momentum else (lr,)
 
 
 @dataclass(frozen=True)

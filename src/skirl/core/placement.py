@@ -45,19 +45,17 @@ class Placement:
         if not weights or any(type(weight) is not int or weight < 1 for weight in weights) or sum(weights) > _MOST:
             raise ValueError(f"weights are {list(weights)}: set each to 1 or more, and all together to 2**32 at most")
         object.__setattr__(self, "weights", tuple(weight // gcd(*weights) for weight in weights))
+        whole = sorted((table, tuple(map(tuple, owner))) for table, owner in self.whole)
+        object.__setattr__(self, "whole", tuple(whole))
 
     @classmethod
-    def even(cls, sites: int, use: Use = "ranks", whole: Iterable[Sequence[Any]] = ()) -> "Placement":
-        """With twice as many sites, each range is split in two. `whole`: tables and owners, also as JSON has them."""
-        return cls((1,) * sites, use, tuple(sorted((table, tuple(map(tuple, owner))) for table, owner in whole)))
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "Placement":
-        whole = cls.even(1, whole=facts.get("whole", ())).whole
-        return cls(tuple(facts["weights"]), facts["use"], whole)
+    def even(cls, sites: int, use: Use = "ranks", whole: Iterable[Any] = ()) -> "Placement":
+        """With twice as many sites, each range is split in two."""
+        return cls((1,) * sites, use, tuple(whole))
 
     @property
     def facts(self) -> dict[str, Any]:
+        """What it is made of, which may have been JSON meanwhile."""
         return {"use": self.use, "weights": list(self.weights)} | ({"whole": self.whole} if self.whole else {})
 
     @property
@@ -120,7 +118,7 @@ class Shard:
     @classmethod
     def of(cls, facts: Sequence[tuple[Mapping[str, Any], int]]) -> "Shard | None":
         """Build from what `facts` returns. None, which means all keys, if that is empty."""
-        return cls(tuple((Placement.of(placement), site) for placement, site in facts)) if facts else None
+        return cls(tuple((Placement(**placement), site) for placement, site in facts)) if facts else None
 
     @property
     def facts(self) -> list[tuple[dict[str, Any], int]]:

@@ -219,10 +219,10 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
     if optimizer.weight_decay:
         g = g + number(optimizer.weight_decay) * w
     match optimizer:
-        case SGD(lr=lr, momentum=momentum, nesterov=nesterov):
+        case SGD(lr=lr, momentum=momentum):
             if momentum:
                 state[:] = number(momentum) * state + g
-                g = g + number(momentum) * state if nesterov else state
+                g = state
             w[:] = w - number(optimizer.numbers(lr, 0.0, t)[2]) * g
         case Adagrad(lr=lr, lr_decay=decay, eps=eps):
             state[:] = state + g * g

@@ -47,8 +47,7 @@ def records_of(engine: Engine, keys: np.ndarray, bank: int, pack: int | None = N
             records[known[there]] = held[there, own]
         found[known[there]] = True
     if len(fresh := keys[~found]):
-        if engine.first_values.of:
-            engine.check_new(fresh[np.isin(table_of(fresh), engine.first_values.tables)])
+        engine.check_new(fresh[np.isin(table_of(fresh), engine.first_values.tables)])
         records[~found] = engine.begin(bank, fresh)[:, own]
     return records
 
@@ -109,38 +108,26 @@ def weights_of(engine: Engine, table: str, ids: RowIds, pack: int = 0) -> Tensor
     number, here = _table(engine, table, pack)
     rows, bank = _rows(here, ids), bank_of(engine, number)
     out = np.empty((len(rows), here.dim), engine.dtype)
-    for start in range(0, _most(engine, table, len(rows)), PIECE):  # all trainers make the same number of calls
+    most = _most(engine, f"reads rows of table {table!r}", len(rows))  # all trainers make the same number of calls
+    for start in range(0, most, PIECE):
         keys, place = distinct(key_of(number, rows[start : start + PIECE]))
         out[start : start + PIECE] = weights_of_all(engine, keys, bank, pack)[place, : here.dim]
     return torch.from_numpy(out).to(engine.device.at)
 
 
-def _most(engine: Engine, table: str, asked: int) -> int:
-    """Return the most rows that any trainer asks for now. Raise unless all ask about one table after one step."""
+def _most(engine: Engine, does: str, count: int) -> int:
+    """Return the most rows that any trainer names now. Raise unless all do the same, after one step."""
     if engine.rows.local:
-        return asked
-    mine = {"rows": asked, "where": f"table {table!r} after {engine.counters.steps} steps"}
+        return count
+    mine = {"rows": count, "does": f"{does} after {engine.counters.steps} steps"}
     told = engine.rows.peers.channel("lookups").told(mine, "rows by id")
     for rank, their in enumerate(told):
-        if their["where"] != told[0]["where"]:
+        if their["does"] != told[0]["does"]:
             raise ValueError(
-                f"rank 0 asks for rows of {told[0]['where']}, and rank {rank} for rows of {their['where']}: call rows() on "
-                "all trainers at once, for the same table after the same step"
+                f"rank 0 {told[0]['does']}, and rank {rank} {their['does']}: call rows() or set_rows() on all trainers at "
+                "once, for the same table after the same step, and set_rows() with the same ids and values"
             )
     return max(their["rows"] for their in told)
-
-
-def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state: str) -> None:
-    if engine.rows.local:
-        return
-    digest = sha256(f"{table} {state} ".encode() + b" ".join(array.tobytes() for array in arrays)).hexdigest()
-    told = engine.rows.peers.channel("lookups").told(digest, "rows that are set")
-    for rank, their in enumerate(told):
-        if their != told[0]:
-            raise ValueError(
-                f"set_rows of table {table!r} got other ids or values on rank {rank} than on rank 0: call it with the same "
-                "on all trainers, each takes those of its own rows"
-            )
 
 
 def replacement(
@@ -168,7 +155,9 @@ def replacement(
     if (twice := np.flatnonzero(rows[1:] == rows[:-1])).size:
         raise ValueError(f"ids of table {table!r} have {rows[twice[0]]} twice: give each row once, with one value")
     bank = bank_of(engine, number)
-    _check_same(engine, table, (rows, weights), state)
+    if not engine.rows.local:
+        digest = sha256(rows.tobytes() + weights.tobytes() + state.encode()).hexdigest()[:16]
+        _most(engine, f"sets rows of table {table!r} (digest {digest} of ids, values and state)", len(rows))
     owned = engine.rows.owns(key_of(number, rows))
     rows, weights, columns = rows[owned], weights[owned], engine.packs[pack].columns[bank]
 

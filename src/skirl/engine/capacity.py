@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS
-from skirl.core.tables import Schema
 from skirl.tools.machine import free_bytes
 from skirl.tools.units import parse_bytes
 
@@ -76,6 +75,8 @@ class Capacity:
     rows: Sequence[int]
     record_bytes: Sequence[int]
     free: Callable[[], int] = free_bytes
+    sites: int = 1
+    """Trainers that own rows: a share is one of those that each owns."""
     split: CacheSplit | None = None
     """None until the first batches have decided it."""
     by_one: bool = False
@@ -85,23 +86,6 @@ class Capacity:
         self._kind, self._amount = parse_cache(self.cache)
         self._largest = np.zeros(len(self.rows), np.int64)
         """Rows of each bank in the largest batch that a split was made for."""
-
-    @classmethod
-    def of(
-        cls,
-        cache: CacheSize,
-        schema: Schema,
-        record_bytes: Sequence[int],
-        free: Callable[[], int],
-        sites: int = 1,
-        near: int = 1,
-    ) -> "Capacity":
-        """`sites`: trainers that own rows. `near`: those that share this machine's memory."""
-        kind, share = parse_cache(cache)
-        rows = [sum(schema.tables[t].rows for t in bank.tables) for bank in schema.banks]
-        if sites > 1 and kind == "share":  # of the rows that this trainer owns
-            cache = max(1, int(share * sum(rows) / sites))
-        return cls(cache, rows, record_bytes, lambda: free() // near)
 
     @property
     def in_bytes(self) -> bool:
@@ -131,7 +115,8 @@ class Capacity:
         """Return the units for rows in slots, and each bank's staging rows, for batches of at most `largest` rows."""
         amount, staging = self._amount, [max(1, in_flight * n) for n in largest]
         if not self.in_bytes:
-            return (int(amount) if self._kind == "rows" else max(1, int(amount * sum(self.rows)))), staging
+            rows = amount if self._kind == "rows" else amount * sum(self.rows) / self.sites
+            return max(1, int(rows)), staging
         # Staging is part of the bytes, but at most half of them, so that a small cache still holds rows.
         amount, wish = int(amount * self.free() if self._kind == "auto" else amount), self._bytes_of(staging)
         if 2 * wish > amount:

@@ -79,10 +79,9 @@ class Engine:
         if isinstance(store, str):
             several = launched_here() or not self.rows.local
             store = own_part(store, self.rows.peers.rank, among_others=several, cut=self.rows.cut)
-        peers = self.rows.peers
-        self.capacity = Capacity.of(
-            cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near
-        )
+        peers, free = self.rows.peers, self.device.free_bytes
+        rows = [sum(own.tables[t].rows for t in bank.tables) for bank in self.schema.banks]
+        self.capacity = Capacity(cache, rows, self.record_bytes, lambda: free() // peers.near, peers.size)
         self._opening: Opening = (
             store if callable(store) else lambda records, rows: open_store(store, records, rows=rows)
         )
@@ -117,19 +116,11 @@ class Engine:
         self._pid = os.getpid()
 
     def _open_banks(self) -> list[BankRows]:
-        held = self.held
-        facts = [
-            BankFacts(
-                number=i,
-                width=held[i],
-                packs=tuple(pack.columns[i] for pack in self.packs),
-                features=len(bank.features) if self.pooled else 1,
-                dtype=self.dtype,
-                half=self.half,
-            )
-            for i, bank in enumerate(self.schema.banks)
-        ]
-        return self.device.banks(facts)
+        banks = []
+        for i, (width, bank) in enumerate(zip(self.held, self.schema.banks, strict=True)):
+            packs, features = tuple(pack.columns[i] for pack in self.packs), len(bank.features) if self.pooled else 1
+            banks.append(self.device.bank(BankFacts(i, width, packs, features, self.dtype, self.half)))
+        return banks
 
     @property
     def held(self) -> list[int]:
@@ -295,7 +286,7 @@ class Engine:
             rows = np.empty((len(keys), pack.widths[bank]), self.dtype)
             own = pack.columns[bank]
             run(fill, len(keys), keys, places, rows, own.first, *own.filling, threads=torch.get_num_threads())
-            self.first_values.give(pack.name, keys, rows)
+            self.first_values.give(pack, bank, keys, rows)
             records[:, pack.own(bank)] = packed(rows, self.half) if self.half else rows
         return records
 

@@ -19,28 +19,20 @@ class FirstValues:
     """The tables of one engine that begin from an array and, if that matters, the rows that its store has had."""
 
     def __init__(self, schema: Schema, packs: Sequence[Pack], dtype: str) -> None:
-        self.of: dict[tuple[str, int], Given] = {
-            (pack.name, t): table.initial
-            for pack in packs
-            for t, table in enumerate(pack.tables)
-            if isinstance(table.initial, Given)
-        }
-        """By pack and table number."""
-        self.tables = sorted({t for _, t in self.of})
-        self._columns = {
-            (pack.name, t): pack.columns[b].of_table
-            for pack in packs
-            for b, bank in enumerate(schema.banks)
-            for t in bank.tables
-        }
-        self._written = Seen(schema) if self.of else None
+        tables = set[int]()
+        for pack in packs:
+            for t, table in enumerate(pack.tables):
+                if isinstance(table.initial, Given):
+                    table.initial.check_dtype(table.name, dtype)
+                    if table.rows > MOST_IN_BITS:
+                        raise ValueError(f"table {table.name!r} has more than 2**33 rows: its init cannot be an array")
+                    tables.add(t)
+        self.tables = sorted(tables)
+        """Numbers of those that begin from an array in any pack."""
+        self._banks = schema.banks
+        self._written = Seen(schema) if self.tables else None
         """Rows that the store took. If one of them is missing later, that is damage and not a first use."""
         self._lock = threading.Lock()
-        for (_, t), given in self.of.items():
-            table = schema.tables[t]
-            given.check_dtype(table.name, dtype)
-            if table.rows > MOST_IN_BITS:
-                raise ValueError(f"table {table.name!r} has more than 2**33 rows: its init cannot be an array")
 
     def begin(self, seen: Seen, held: Iterable[np.ndarray]) -> None:
         """Start from a store that holds the rows `held`. Mark them in `seen`, and all rows of these tables."""
@@ -66,23 +58,26 @@ class FirstValues:
             new = ~self._written.has(keys)
         return new & np.isin(table_of(keys), self.tables)
 
-    def give(self, pack: str, keys: np.ndarray, into: np.ndarray) -> None:
-        """Write a pack's weights of those rows that begin from an array to into[i, :dim]."""
-        table = table_of(keys)
-        for (p, t), given in self.of.items():
-            if p == pack and len(places := np.flatnonzero(table == t)):
-                columns = self._columns[p, t]
-                into[places, : columns.stop - columns.start] = given.take(row_of(keys[places]))[:, columns]
+    def give(self, pack: Pack, bank: int, keys: np.ndarray, into: np.ndarray) -> None:
+        """Write a pack's weights of those rows of a bank that begin from an array to into[i, :dim]."""
+        table, here = table_of(keys), pack.columns[bank]
+        for t in self.tables:
+            given = pack.tables[t].initial
+            if isinstance(given, Given) and len(places := np.flatnonzero(table == t)):
+                into[places, : here.dim] = given.take(row_of(keys[places]))[:, here.of_table]
 
     def check_store(self, store: Store, packs: Sequence[Pack]) -> None:
         """Tell an empty store what its rows begin from. Raise if a store's rows began from something else."""
         here: dict[str, Any] = {}
         for pack in packs:
-            for t, table in enumerate(pack.tables):
-                at, begin = self._columns[pack.name, t], self.of.get((pack.name, t)) or _drawn(table.initial, pack.seed)
-                if at.stop - at.start < table.dim:  # other columns would fit as well
-                    begin = f"{_text(begin)}, columns {at.start} to {at.stop}"
-                here[pack.name + table.name] = begin
+            for bank, columns in zip(self._banks, pack.columns, strict=True):
+                for table in [pack.tables[t] for t in bank.tables]:
+                    begin, at = table.initial, columns.of_table
+                    if not isinstance(begin, Given):
+                        begin = repr(begin) if isinstance(begin, Constant) else f"{begin!r}, seed {pack.seed}"
+                    if columns.dim < table.dim:  # other columns would fit as well
+                        begin = f"{_text(begin)}, columns {at.start} to {at.stop}"
+                    here[pack.name + table.name] = begin
         if not len(store):
             store.describe(here)
             return
@@ -99,10 +94,6 @@ class FirstValues:
 
 def _text(of: Any) -> str | None:
     return of if of is None or isinstance(of, str) else of.digest
-
-
-def _drawn(initial: Any, seed: int) -> str:
-    return repr(initial) if isinstance(initial, Constant) else f"{initial!r}, seed {seed}"
 
 
 def _is_drawn(of: str | None) -> bool:

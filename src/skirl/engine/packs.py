@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from skirl.core.groups import Groups, RowOptimizers, Setting
-from skirl.core.initial import InitialTable
+from skirl.core.initial import as_arrays
 from skirl.core.placement import Owner, cuts_of
 from skirl.core.tables import Schema, Table
 from skirl.engine.device import HALVES, Columns, words
@@ -50,17 +50,16 @@ class Pack:
         """By bank: numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
         """By bank: numbers of these in a record, as the store has it."""
-        self.initial = InitialTable.of([table.initial for table in self.tables], self.dtype)
+        initial = as_arrays([table.initial for table in self.tables], self.dtype)
         self.columns = [
             Columns(
                 at=2 * begin if self.half else begin,
                 dim=at.stop - at.start,
                 width=width,
                 rule=rule.rule,
-                initial_state=rule.initial_state,
                 clips=any(self.optimizers[t].clip is not None for t in bank.tables),
-                initial=self.initial,
                 seed=self.seed,
+                filling=(at.stop - at.start, width, self.seed, *initial, rule.initial_state),
                 first=at.start,
             )
             for begin, width, at, (rule, bank) in zip(begins, self.widths, here, firsts, strict=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from hashlib import blake2b
 from operator import index
 from typing import TYPE_CHECKING
@@ -149,24 +148,25 @@ class SharedRows(Rows):
         said = np.concatenate([raised, [not finite], *(of.reshape(-1) for of in live)]).astype(np.uint8)
         flags = torch.from_numpy(np.tile(said, (self.peers.size, 1)))
         telling = self._host.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
-        sums = {bank: self._sums(engine, work, bank) for bank in pack.banks_of(raised) if bank not in whole}
+        trees = self._trees(work)
+        own = trees[self.peers.rank]
+        sums = {bank: self._sums(engine, work, bank, own) for bank in pack.banks_of(raised) if bank not in whole}
         heard = np.any([part.numpy() for part in telling.wait()], axis=0)
         told, bad, *each = np.split(heard, np.cumsum([len(raised), 1, *(of.size for of in live)])[:-1])
         if bad.any():
             return False
         pack.steps += told
-        trees, coming = self._trees(work), []
-        banks = pack.banks_of(told)
+        banks, coming = pack.banks_of(told), []
         bags = {bank: self._send_gradients(engine, work, bank) for bank in banks if bank in whole}
         for bank in banks:  # other trainers may have gradients where this one has none
             if bank in whole:
                 continue
-            own = sums.get(bank) or self._sums(engine, work, bank)
+            parts = sums.get(bank) or self._sums(engine, work, bank, own)
             engine.caches[bank].changing(work.steps[bank].rows)
             ask, serve = work.reads[bank].ask, work.serve[bank]
             counts = [n * len(tree) for n, tree in zip(np.diff(serve).tolist(), trees)]
-            sent = (np.diff(ask) * len(own)).tolist()
-            swap = self._rows.begin_swap(by_owner(own, ask), sent, counts, tag="gradients of rows")
+            sent = (np.diff(ask) * len(parts)).tolist()
+            swap = self._rows.begin_swap(by_owner(parts, ask), sent, counts, tag="gradients of rows")
             coming.append((bank, swap))
         for bank, swap in coming:
             apply(engine.banks[bank], work, trees, swap.wait(), pack.scalars(bank, settings), engine.counters.steps)
@@ -230,15 +230,17 @@ class SharedRows(Rows):
                     outs[rank] = out
         return self._rows.begin_swap_parts(parts, outs, tag="gradients of bags")
 
-    def _sums(self, engine: "Engine", work: Work, bank: int) -> list[torch.Tensor]:
-        blocks = self._trees(work)[self.peers.rank]
+    def _sums(self, engine: "Engine", work: Work, bank: int, blocks: list[range]) -> list[torch.Tensor]:
         if not any(of == bank for of, _ in work.grads):  # others have gradients for it
             none = engine.device.empty(len(work.groups(bank)[0]) - 1, engine.schema.banks[bank].dim).fill_(-0.0)
             return [none for _ in blocks]
         return [marked(*engine.banks[bank].sums(work, block)) for block in blocks]
 
     def _trees(self, work: Work) -> list[list[range]]:
-        return trees_of(self.peers.size, work.shards, len(work.micros) // len(work.mine))
+        """Return the subtrees of each trainer's leaves."""
+        size, micros = self.peers.size, len(work.micros) // len(work.mine)
+        blocks = [leaves_of(block_of(rank, size, work.shards), micros) for rank in range(size)]
+        return [subtrees(block.start, block.stop) for block in blocks]
 
     def look_up(self, keys: np.ndarray, table: int, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the weights of some rows as their owners have them now. All trainers call this together."""
@@ -299,12 +301,6 @@ def _spread(step: Step, serve: np.ndarray, trees: list[list[range]]) -> Step:
     pos = first + which * np.repeat(counts[rank], copies)
     ends = np.concatenate([[0], np.cumsum(copies)])[step.group_start]
     return replace(step, group_start=ends.astype(np.int32), group_pos=pos.astype(np.int32))
-
-
-@lru_cache(maxsize=8)
-def trees_of(size: int, shards: int, micros: int) -> list[list[range]]:
-    blocks = [leaves_of(block_of(rank, size, shards), micros) for rank in range(size)]
-    return [subtrees(block.start, block.stop) for block in blocks]
 
 
 def open_rows(

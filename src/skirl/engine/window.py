@@ -10,9 +10,9 @@ from skirl.core.placement import sites_of
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
-from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
+from skirl.oracle.bank import BankPlanner, Resident
 from skirl.oracle.epoch import Epoch
-from skirl.oracle.planner import Plan, Planner, bank_planners
+from skirl.oracle.planner import Plan, Planner, bank_planners, due
 from skirl.oracle.route import Route
 from skirl.tools.hash_index import distinct
 
@@ -47,6 +47,8 @@ class Window:
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """For each engine, which of all banks are its own."""
         self._route = route or Route()
+        self._due: int | None = None
+        """Steps that all trainers plan before the last batch to come enters. None: the planner decides for itself."""
         self._planner = self._new_planner()
 
     def _new_planner(self) -> Planner[list[Work]]:
@@ -74,7 +76,8 @@ class Window:
         if joined is None:
             self._over()
             return
-        self._route.decide(self._plan, joined)
+        if joined.votes:
+            self._due = due(self._plan, self.entered - self.next_number, self.next_number, joined.votes)
         for work, part in zip(works, self._banks, strict=True):
             work.asked, work.reads, work.serve = joined.banks[part], joined.reads[part], joined.serve[part]
             for bank, of_all in enumerate(joined.whole[part]):
@@ -87,7 +90,7 @@ class Window:
     def _take(self, works: list[Work]) -> None:
         """Give a batch to the planner, and let that begin once it has enough of them."""
         planner = self._planner
-        if self._route.due and not planner.banks:
+        if self._due and not planner.banks:
             self._begin()
         self._add(works)
         if not planner.banks and (
@@ -136,12 +139,13 @@ class Window:
         planned."""
         if self._route.failure is not None:
             return None
-        self._planner.due, planned = self._route.due, None
+        self._planner.due, planned = self._due, None
         with self._told():
             planned = self._planner.next()
         if planned is None:
             return None
-        self._route.step_planned()
+        if self._due:
+            self._due -= 1
         works, steps = planned
         for engine, work, part in zip(self._engines, works, self._banks, strict=True):
             for micro in work.micros:  # only now: in the window, bags would take more memory than the user's ids
@@ -193,7 +197,7 @@ class Window:
         owners = [(e.rows, e.rows.whole.get(bank.tables[0])) for e in self._engines for bank in e.schema.banks]
         elsewhere = {i for i, (rows, of) in enumerate(owners) if of is not None and rows.peers.rank not in sites_of(of)}
         self._planner.begin(banks, elsewhere)
-        if self._route.due:  # the batches so far were in the window before: they enter before any is planned
+        if self._due:  # the batches so far were in the window before: they enter before any is planned
             self._planner.due = 0
             self._planner.next()
 
@@ -208,11 +212,11 @@ class Window:
             number=self.next_number,
         )
 
-    def _check_fits(self, error: BatchTooLarge) -> None:
+    def _check_fits(self, bank: int, number: int) -> None:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
-        i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
+        i = next(i for i, banks in enumerate(self._banks) if bank < banks.stop)
         needs = [[len(distinct(part.keys())[0]) for part in works[i].asked] for works in self._planner.rest]
-        self._engines[i].capacity.decide(needs, needs[0], in_flight=2 * self._plan.hold, number=error.number)
+        self._engines[i].capacity.decide(needs, needs[0], in_flight=2 * self._plan.hold, number=number)
 
     def _residents(self, i: int) -> list[Resident]:
         """Return the rows in an engine's caches, with the first batch that uses each, if the epoch is known."""

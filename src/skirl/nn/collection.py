@@ -226,15 +226,10 @@ class Collection(nn.Module):
         self.forget()
 
     def extra_repr(self) -> str:
-        engine, pack, lines, rules = self.engine, self.pack, [], self.pack.optimizers
-        for number, table in enumerate(pack.tables):
-            features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
-            pooling = f", {table.pooling}" if engine.pooled else ""
-            rule = f", {rules[number]}" if len(rules.all) > 1 else ""
-            frozen = ", frozen" if pack.frozen[number] else ""
-            lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
+        engine, each = self.engine, zip(self.tables, self.pack.optimizers, strict=True)
+        lines = [f"({table.name}): {table.rows:,} x {table.dim}, {rule}" for table, rule in each]
         last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
-        return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={rules[0]}, {last}"])
+        return "\n".join([*lines, last])
 
     def flush(self) -> None:
         self.engine.check()
@@ -253,8 +248,7 @@ class Collection(nn.Module):
 
     def restore(self, rows: Any, files: Path, *, table_steps: Sequence[int], counters: Counters) -> None:
         """Replace all rows with those of a checkpoint, an `OwnRows`."""
-        thaw = lambda: rows.thaw(self.engine, files)  # noqa: E731
-        self.engine.restore(thaw, table_steps=table_steps, counters=counters)
+        self.engine.restore(lambda: rows.thaw(self.engine, files), table_steps=table_steps, counters=counters)
 
     def forget(self) -> None:
         """Drop the current step and the plan, since rows have been replaced."""

@@ -29,15 +29,7 @@ class Resident:
 _NONE, _NO_ROWS = np.empty(0, np.bool_), np.empty(0, np.int64)
 
 
-class BatchTooLarge(ValueError):
-    def __init__(self, number: int, needs: int, has: int, dim: int) -> None:
-        self.number = number
-        self.bank = 0
-        """Index of the bank, if there are several."""
-        super().__init__(
-            f"batch {number} needs {needs} rows of dim {dim} together, the cache holds {has}: "
-            f"set cache to {needs} rows or more for this dim, or use smaller batches"
-        )
+class BatchTooLarge(ValueError): ...
 
 
 class BankPlanner:
@@ -62,7 +54,6 @@ class BankPlanner:
         self.capacity = capacity
         self.entered = self.planned = first
         self.window_rows = 0
-        self.dim = schema.banks[bank].dim
         self._schema = schema
         self._seen = seen
         self._depth = depth
@@ -106,7 +97,10 @@ class BankPlanner:
         distinct = self._finder.find(batch)
         first, total = distinct.first, distinct.total
         if total > self.capacity:
-            raise BatchTooLarge(self.entered, total, self.capacity, self.dim)
+            raise BatchTooLarge(
+                f"batch {self.entered} needs {total} rows together, the cache holds {self.capacity}: set cache to {total} "
+                "rows or more, or use smaller batches"
+            )
         if self._resident is not None:
             self._begin(distinct.positions, self._resident)
         rows, uses = self._rows, self._uses

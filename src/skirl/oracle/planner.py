@@ -143,11 +143,11 @@ class Planner(Generic[Item]):
         plan: Plan,
         *,
         next_uses: Callable[[int], list[np.ndarray]] | None = None,
-        check_fits: Callable[[BatchTooLarge], None] | None = None,
+        check_fits: Callable[[int, int], None] | None = None,
     ) -> None:
         """Without `banks`, batches wait until `begin`. `next_uses`: for a batch's number, its next uses by bank, if the
-        whole future is known. `check_fits` gets the error for a batch that a bank cannot hold: it raises, or the planner
-        stops at this batch."""
+        whole future is known. `check_fits` gets a bank and the number of a batch that it cannot hold: it raises, or the
+        planner stops at this batch."""
         self.banks = list(banks)
         self.stopped = False
         self.due: int | None = None
@@ -213,11 +213,10 @@ class Planner(Generic[Item]):
         for i, bank in enumerate(self.banks):
             try:
                 nbytes += bank.enter(batch[i], None if known is None else known[i])
-            except BatchTooLarge as error:
+            except BatchTooLarge:
                 if self._check_fits is None:
                     raise
-                error.bank = i
-                self._check_fits(error)
+                self._check_fits(i, bank.entered)
                 self.stopped = True
                 return
         self._inbox.popleft()

@@ -14,7 +14,7 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.placement import Owner, Placement, site_in, sites_of
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
-from skirl.oracle.planner import Plan, Vote, due
+from skirl.oracle.planner import Vote
 from skirl.tools.jit import kernel, read_only
 from skirl.tools.message import pack, unpack
 
@@ -98,41 +98,30 @@ Requests = tuple[np.ndarray, np.ndarray]
 """Row numbers, int64, table after table; and how many each table of the bank has, int32."""
 
 
-class Asking:
-    def __init__(self, schema: Schema, bank: int, placement: Placement) -> None:
-        self._finder = Finder(schema, bank)
-        self.tables = self._finder.tables
-        self._placement = placement
-
-    def nothing(self) -> list[Requests]:
-        return [(np.empty(0, np.int64), np.zeros(len(self.tables), np.int32))] * self._placement.sites
-
-    def of(self, batch: BankIds) -> tuple[Reads, list[Requests]]:
-        """Return what the ids of one batch read, and what is asked of each owner."""
-        tables, sites = self.tables, self._placement.sites
-        distinct = self._finder.find(batch)
-        total = distinct.total
-        whose: Any = self._placement.arrays
-        counts, ask = np.zeros((sites, len(tables)), np.int32), np.empty(sites + 1, np.int32)
-        rows, moved = np.empty(total, np.int64), np.empty(total, np.int32)
-        args: Any = (tables, distinct.found, distinct.low, distinct.first, *whose, counts, ask, rows, moved)
-        _by_owner(*args)
-        place, pos = np.empty(distinct.positions, np.int32), np.empty(distinct.positions, np.int32)
-        start = np.zeros(total + 1, np.int32)
-        _group(distinct.parts, distinct.part_at, distinct.first, distinct.row_of, moved, place, start, pos)
-        asked = [(rows[begin:end], of) for (begin, end), of in zip(pairwise(ask.tolist()), counts, strict=True)]
-        return Reads(place, start, pos, ask), asked
+def asked(finder: Finder, batch: BankIds, placement: Placement) -> tuple[Reads, list[Requests]]:
+    """Return what the ids of one batch read, and what is asked of each owner."""
+    tables, sites, distinct = finder.tables, placement.sites, finder.find(batch)
+    total = distinct.total
+    counts, ask = np.zeros((sites, len(tables)), np.int32), np.empty(sites + 1, np.int32)
+    rows, moved = np.empty(total, np.int64), np.empty(total, np.int32)
+    args: Any = (tables, distinct.found, distinct.low, distinct.first, *placement.arrays, counts, ask, rows, moved)
+    _by_owner(*args)
+    place, pos = np.empty(distinct.positions, np.int32), np.empty(distinct.positions, np.int32)
+    start = np.zeros(total + 1, np.int32)
+    _group(distinct.parts, distinct.part_at, distinct.first, distinct.row_of, moved, place, start, pos)
+    each = zip(pairwise(ask.tolist()), counts, strict=True)
+    return Reads(place, start, pos, ask), [(rows[begin:end], of) for (begin, end), of in each]
 
 
-def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[BankIds, np.ndarray]:
+def joined(tables: np.ndarray, requests: Sequence[Requests]) -> tuple[BankIds, np.ndarray]:
     """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's
     begins, int32 [trainers + 1]. `Step.slots` has one slot for each request."""
-    counts = np.concatenate([counts for _, counts in asked])
-    parts, serve = np.zeros((len(counts), 4), np.int64), np.zeros(len(asked) + 1, np.int32)
-    parts[:, 0], parts[:, 2] = np.tile(tables, len(asked)), np.cumsum(counts)
+    counts = np.concatenate([counts for _, counts in requests])
+    parts, serve = np.zeros((len(counts), 4), np.int64), np.zeros(len(requests) + 1, np.int32)
+    parts[:, 0], parts[:, 2] = np.tile(tables, len(requests)), np.cumsum(counts)
     parts[:, 1] = parts[:, 2] - counts
     serve[1:] = parts[len(tables) - 1 :: len(tables), 2]
-    return BankIds(np.concatenate([rows for rows, _ in asked]), parts), serve
+    return BankIds(np.concatenate([rows for rows, _ in requests]), parts), serve
 
 
 @kernel
@@ -194,38 +183,29 @@ def _group(parts, first_part, first, row_of, moved, place, start, pos):
         pos[n] = p
 
 
-BATCH, END, ERROR = 0, 1, 2
-
-
 @dataclass(slots=True)
 class Letter:
-    kind: int
-    """`BATCH`; `END`: there are no more; or `ERROR`: the sender cannot go on."""
     vote: Vote
     arrays: Sequence[np.ndarray] = ()
     """What its receiver is asked for: the two of `Requests` for each bank, and bags of tables that it looks up for all, as
-    `sent` returns them."""
+    `sent` returns them. None if there are no more batches."""
     text: str = ""
+    """Why the sender cannot go on, if it cannot."""
 
     def packed(self) -> np.ndarray:
         """Numbers of 64 bits are row numbers, ids and counts, none below 0: they travel in as few bytes as hold them."""
-        head = np.array([self.kind, *self.vote], np.int64)
         narrow = (_narrow(array) if array.dtype == np.int64 else array for array in self.arrays)
-        return pack(head, np.frombuffer(self.text.encode(), np.uint8), *narrow)
+        return pack(np.array(self.vote, np.int64), np.frombuffer(self.text.encode(), np.uint8), *narrow)
 
     @classmethod
     def unpacked(cls, message: np.ndarray) -> "Letter":
-        head, text, *narrow = unpack(message)
-        kind, *vote = head.tolist()
+        vote, text, *narrow = unpack(message)
         arrays = [_wide(array) if array.dtype == np.uint8 else array for array in narrow]
-        return cls(kind, Vote(*vote), arrays, text.tobytes().decode())
+        return cls(Vote(*vote.tolist()), arrays, text.tobytes().decode())
 
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 """Gives each rank one message, by rank, and returns what each rank gave. Their sizes are sent along."""
-
-
-class FailedElsewhere(RuntimeError): ...
 
 
 @dataclass(slots=True)
@@ -239,7 +219,7 @@ class Joined:
     whole: list[list[Ids]]
     """By bank: the micro-batches of all ranks, if this one looks it up for all; else none."""
     votes: list[Vote]
-    """By rank: votes on the window without this batch."""
+    """By rank: votes on the window without this batch. None of a lone trainer, whose planner decides for itself."""
 
 
 class Route:
@@ -248,9 +228,6 @@ class Route:
     rank = 0
 
     def __init__(self) -> None:
-        self.due: int | None = None
-        """Number of steps that all owners plan before the last batch to come enters, as `decide` has found. None: each
-        planner decides for itself."""
         self.ended = False
         """True once the pass is over and no rank exchanges any more."""
         self.failure: BaseException | None = None
@@ -272,12 +249,6 @@ class Route:
         """Let the next exchange tell all ranks of an error, and raise it then. Raise it now if there is none."""
         raise error
 
-    def decide(self, plan: Plan, batch: Joined) -> None:
-        """Decide how many steps all owners plan before this last batch enters. `plan` is the same on all ranks."""
-
-    def step_planned(self) -> None:
-        """Count one more step as planned, and one less as due."""
-
 
 class SharedRoute(Route):
     """The exchanges of one rank in one pass: each owner plans what all ask of it."""
@@ -291,12 +262,12 @@ class SharedRoute(Route):
         self._banks = [(schema, bank) for schema, _ in schemas for bank in range(len(schema.banks))]
         owners = [whole.get(bank.tables[0]) for schema, whole in schemas for bank in schema.banks]
         self._owners = [() if owner is None else sites_of(owner) for owner in owners]
-        self.number = self.planned = self.due = 0
+        self.number = 0
         self._alike, self._requests = placement.sites > 1, 0
         """Whether all ranks have asked this one for the same rows in the same order, in every batch so far; how many."""
-        self._size = placement.sites
+        self._placement, self._size = placement, placement.sites
         self._exchange = exchange
-        self._asking = [Asking(schema, bank, placement) for schema, bank in self._banks]
+        self._finders = [Finder(schema, bank) for schema, bank in self._banks]
         self._reads: list[Reads | None] = []
         self._own: Letter
         """What this rank asks of itself, which takes no message."""
@@ -326,22 +297,23 @@ class SharedRoute(Route):
         """Return what to give each rank, the first half of an exchange. If `banks` is None, there is no batch."""
         self._reads = []
         if self.failure is not None:
-            letters = [Letter(ERROR, vote, text=str(self.failure))] * self._size
+            letters = [Letter(vote, text=str(self.failure) or repr(self.failure))] * self._size
         elif banks is None:
-            letters = [Letter(END, vote)] * self._size
+            letters = [Letter(vote)] * self._size
         else:
             arrays: list[list[np.ndarray]] = [[] for _ in range(self._size)]
-            for asking, part, owners in zip(self._asking, banks, self._owners, strict=True):
-                reads, asked = (None, asking.nothing()) if owners else asking.of(part)
+            for finder, part, owners in zip(self._finders, banks, self._owners, strict=True):
+                nothing = [(np.empty(0, np.int64), np.zeros(len(finder.tables), np.int32))] * self._size
+                reads, each = (None, nothing) if owners else asked(finder, part, self._placement)
                 self._reads.append(reads)
-                for to, requests in zip(arrays, asked, strict=True):
+                for to, requests in zip(arrays, each, strict=True):
                     to += requests
             for each in zip(*micros):  # a micro-batch of each bank
                 for (schema, bank), owners, ids in zip(self._banks, self._owners, each):
                     bags = sent(ids, [feature.name for feature in schema.banks[bank].features]) if owners else []
                     for owner in owners:
                         arrays[owner] += bags
-            letters = [Letter(BATCH, vote, to) for to in arrays]
+            letters = [Letter(vote, to) for to in arrays]
         self._own, nothing = letters[self.rank], np.empty(0, np.uint8)
         return [nothing if rank == self.rank else letter.packed() for rank, letter in enumerate(letters)]
 
@@ -349,21 +321,21 @@ class SharedRoute(Route):
         """Take what each rank gave this one, the second half of an exchange. Return None if the pass is over."""
         letters = [self._own if rank == self.rank else Letter.unpacked(message) for rank, message in enumerate(given)]
         for rank, letter in enumerate(letters):
-            if letter.kind == ERROR:
+            if letter.text:
                 self.ended = True
                 if self.failure is None:
-                    raise FailedElsewhere(f"rank {rank}: {letter.text}")
+                    raise RuntimeError(f"rank {rank}: {letter.text}")
                 self.failure.args = (f"rank {self.rank}: {self.failure}", *self.failure.args[1:])
                 raise self.failure
-        if any(letter.kind == END for letter in letters):
+        if not all(letter.arrays for letter in letters):
             self.ended = True
             return None
         self.number += 1
         all_of = Joined([], [], self._reads, [], [letter.vote for letter in letters])
         at, each = 2 * len(self._banks), 5 * sum(self.rank in owners for owners in self._owners)
         for number, ((schema, bank), owners) in enumerate(zip(self._banks, self._owners)):
-            asked = [(letter.arrays[2 * number], letter.arrays[2 * number + 1]) for letter in letters]
-            batch, serve = joined(self._asking[number].tables, asked)
+            requests = [(letter.arrays[2 * number], letter.arrays[2 * number + 1]) for letter in letters]
+            batch, serve = joined(self._finders[number].tables, requests)
             micros = list[Ids]()
             if self.rank in owners:
                 places = [(letter.arrays, i) for letter in letters for i in range(at, len(letter.arrays), each)]
@@ -387,10 +359,3 @@ class SharedRoute(Route):
                 "skirl.ShardSampler or stream.sharded",
                 LOOKED_AT,
             )
-
-    def decide(self, plan: Plan, batch: Joined) -> None:
-        self.due = due(plan, self.number - 1 - self.planned, self.planned, batch.votes)
-
-    def step_planned(self) -> None:
-        self.planned += 1
-        self.due = max(0, (self.due or 0) - 1)

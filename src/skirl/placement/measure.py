@@ -183,7 +183,7 @@ class Ready:
         self.offsets = np.searchsorted(bags, np.arange(spec.batch + 1)).astype(np.int32)
         self.rows, inverse, counts = np.unique(self.slots, return_inverse=True, return_counts=True)
         self.keys = np.zeros(len(self.rows), np.int64)
-        self.scalars = optimizer.scalars(_LR, np.array([1]))
+        self.scalars = np.array([optimizer.numbers(_LR, 0.0, 1)], np.float32)
         self.cache = arena.rows[: len(arena.rows) // width * width].reshape(-1, width)
         self.out, grads = arena.output(spec.batch, piece.dim), arena.output(spec.batch, piece.dim)
         self.none = np.empty(0, np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, target
 from hypothesis import strategies as st
 
-from skirl.core.initial import Constant, InitialTable, Normal, Uniform, fill
+from skirl.core.initial import Constant, Normal, Uniform, as_arrays, fill
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.core.tables import Schema, Table
@@ -28,7 +28,7 @@ OPTIMIZERS: list[RowOptimizer] = [
     RowwiseAdagrad(lr=0.1, weight_decay=0.1, clip=0.5),
     Adam(lr=0.1, clip=0.5, weight_decay=0.1),
     SGD(lr=0.1, momentum=0.9, weight_decay=0.1),
-    SGD(lr=0.1, momentum=0.5, nesterov=True, clip=0.5),
+    SGD(lr=0.1, momentum=0.5, clip=0.5),
     FTRL(lr=0.1, l1=0.3, l2=0.1, clip=0.5),
     FTRL(lr=0.1, beta=0.5, weight_decay=0.1),
 ]
@@ -53,11 +53,10 @@ class World:
         self.slot = dict(zip(self.keys.tolist(), self.slots.tolist()))
         self.cache = np.full((len(self.keys) + 3, self.optimizer.width(self.bank.dim)), np.nan, self.dtype)
         self.steps = np.zeros(len(self.tables), np.int64)
-        init = InitialTable.of([t.initial for t in self.tables], self.dtype)
-        state = self.optimizer.initial_state
+        init = as_arrays([t.initial for t in self.tables], self.dtype)
         self.run(
-            fill, len(self.keys), self.keys, self.slots, self.cache, 0, self.bank.dim, self.cache.shape[1], 5, init.kind,
-            init.scale, init.quantiles, state,
+            fill, len(self.keys), self.keys, self.slots, self.cache, 0, self.bank.dim, self.cache.shape[1], 5, *init,
+            self.optimizer.initial_state,
         )  # fmt: skip
 
     def run(self, kernel, n, *args, work=None):
@@ -110,7 +109,8 @@ class World:
         start = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=len(distinct)))]).astype(np.int32)
         positions = np.argsort(group, kind="stable").astype(np.int32)
         rows = np.array([self.slot[k] for k in distinct.tolist()], np.int32)
-        scalars = self.optimizer.scalars(self.optimizer.lr, self.steps, self.dtype)
+        rule = self.optimizer
+        scalars = np.array([rule.numbers(rule.lr, rule.weight_decay, step) for step in self.steps.tolist()], self.dtype)
         counts = [sum(len(batch[f.name][0]) for f in features) for batch in micro_batches]
         parts = Parts(np.cumsum(counts), np.array(leaves(len(micro_batches), shards)), 1 / shards)
         self.run(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from skirl.core.initial import Constant, InitialTable, Normal, Uniform
+from skirl.core.initial import Constant, Normal, Uniform, as_arrays
 from skirl.core.initial import fill as cpu_fill
 from skirl.core.optim import SGD, Adam, RowwiseAdagrad
 from skirl.engine.kernels import cpu, gpu
@@ -125,7 +125,7 @@ class Grouped:
         self.live = rng.random(features) < 0.6 if dead else np.ones(features, np.bool_)
         self.grads = numbers(rng, (5 * features, dim), dtype)
         self.grads[~self.live[np.arange(5 * features) % features]] = np.nan
-        self.scalars = optimizer.scalars(0.1, np.array([1, 2, 30]), dtype)
+        self.scalars = np.array([optimizer.numbers(0.1, optimizer.weight_decay, step) for step in (1, 2, 30)], dtype)
 
     def on_cpu(self, cache):
         step = self.dim, self.rows, self.keys, self.given, ONE, self.scalars
@@ -216,15 +216,15 @@ def test_moves(device, seed, width, n, dtype):
 def test_fill(device, seed, dim, state, n, dtype, normal):
     rng, arena = np.random.default_rng(seed), Arena(device)
     inits = [Uniform(0.5), Constant(-0.0), Normal(0.1) if normal else Uniform(3.0)]
-    init = InitialTable.of(inits, dtype)
+    init = as_arrays(inits, dtype)
     keys = (rng.integers(0, 3, n) << 48 | rng.integers(0, 2**48, n)).astype(np.int64)
     slots = rng.permutation(12)[:n].astype(np.int32)
     expected = np.full((12, dim + state), np.nan, dtype)
     cache = arena.put(expected)
-    cpu_fill(keys, slots, expected, 0, dim, dim + state, seed, init.kind, init.scale, init.quantiles, 0.1, 0, n)
+    cpu_fill(keys, slots, expected, 0, dim, dim + state, seed, *init, 0.1, 0, n)
     gpu.fill(
-        arena.put(keys), arena.put(slots), cache, dim, dim + state, seed, arena.put(init.kind),
-        arena.put(init.scale), torch.tensor(init.quantiles, device=device), 0.1,
+        arena.put(keys), arena.put(slots), cache, dim, dim + state, seed, arena.put(init[0]), arena.put(init[1]),
+        torch.tensor(init[2], device=device), 0.1,
     )  # fmt: skip
     same_bits(cache, expected)
     arena.check()
@@ -250,7 +250,7 @@ def test_slots_whose_first_number_is_past_two_to_the_31(device):
     at_first, at_last = np.zeros(1, np.int32), np.full(1, last, np.int32)
     results = []
     for array, at in ((torch.from_numpy(small.copy()).to(device), at_first), (cache, at_last)):
-        arena, init = Arena(device), InitialTable.of([Uniform(0.5)] * 3)
+        arena, init = Arena(device), as_arrays([Uniform(0.5)] * 3)
         slot, drawn.rows = arena.put(at), at
         pooled, taken = (arena.put(np.full(shape, np.nan, np.float32)) for shape in ((2, dim), (1, width)))
         empty, first = arena.put(np.empty(0, np.float32)), arena.put(np.zeros(1, np.int32))
@@ -260,8 +260,7 @@ def test_slots_whose_first_number_is_past_two_to_the_31(device):
         gpu.move(array, slot, taken, None)
         results.append([x.cpu().clone() for x in (pooled, taken)])
         gpu.fill(
-            arena.put(drawn.keys), slot, array, dim, array.shape[1], 5, arena.put(init.kind),
-            arena.put(init.scale), arena.put(init.quantiles), 0.1,
+            arena.put(drawn.keys), slot, array, dim, array.shape[1], 5, *map(arena.put, init), 0.1,
         )  # fmt: skip
         results[-1].append(array[at[0]].cpu().clone())
     for got, expected in zip(*results):

@@ -26,7 +26,7 @@ OPTIMIZERS: list[RowOptimizer] = [
     RowwiseAdagrad(lr=0.1),
     RowwiseAdagrad(lr=0.1, weight_decay=0.01, clip=0.5),
     Adam(lr=0.1),
-    SGD(lr=0.1, momentum=0.9, nesterov=True),
+    SGD(lr=0.1, momentum=0.9),
     FTRL(lr=0.1, l1=0.3, l2=0.1),
 ]
 BOOLS = [False, True]
@@ -92,7 +92,7 @@ def test_updated_bits_are_those_of_the_plain_loop(data, how):
     bag_of = np.repeat(columns, drawn.lengths).astype(np.int32)
     grads = drawn.rng.standard_normal((drawn.bags, dim)).astype(np.float32)
     live = drawn.rng.random(drawn.features) < data.draw(st.sampled_from([0.5, 1.1]))
-    scalars = optimizer.scalars(0.1, np.array([3]))
+    scalars = np.array([optimizer.numbers(0.1, optimizer.weight_decay, 3)], np.float32)
     lo = data.draw(st.integers(0, len(distinct)))
     caches = []
     rule = optimizer.rule

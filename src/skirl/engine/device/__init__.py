@@ -1,17 +1,15 @@
 """Devices that hold the cache and compute on it: host memory (`host.py`) or a GPU (`gpu.py`)."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from skirl.core.ids import BankIds
-from skirl.core.initial import InitialTable
 from skirl.core.optim import Rule
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
@@ -28,23 +26,16 @@ class Columns:
     dim: int
     width: int
     rule: Rule
-    initial_state: float
-    """The first value of every number of a row's state."""
     clips: bool
-    initial: InitialTable
     seed: int
+    filling: tuple[Any, ...]
+    """What `fill` takes after the records, and after `first`, which GPUs do not take."""
     first: int = 0
     """The first of a table's columns that are here, if trainers have cut it."""
 
     @property
     def of_table(self) -> slice:
         return slice(self.first, self.first + self.dim)
-
-    @property
-    def filling(self) -> tuple[Any, ...]:
-        """What `fill` takes after the records, and after `first`, which GPUs do not take."""
-        initial = self.initial.kind, self.initial.scale, self.initial.quantiles
-        return self.dim, self.width, self.seed, *initial, self.initial_state
 
 
 @dataclass(frozen=True)
@@ -73,9 +64,11 @@ def joined_bags(ids: Sequence[BankIds]) -> np.ndarray:
     return np.concatenate([i.bag_of + start for i, start in zip(ids, starts)])
 
 
-class BankRows(ABC):
+class BankRows(Protocol):
     """The cache of one bank, the buffers of rows on their way, and the computation on them. Rows and gradients are
     torch tensors on the device; ids and keys are numpy arrays on the host, where the oracle plans."""
+
+    facts: BankFacts
 
     def __init__(self, facts: BankFacts) -> None:
         self.facts = facts
@@ -83,47 +76,43 @@ class BankRows(ABC):
     def columns(self, work: Work) -> Columns:
         return self.facts.packs[work.pack]
 
-    @abstractmethod
     def allocate(self, slots: int, staging_rows: int) -> Records:
         """Allocate the cache; the one before is gone. A GPU keeps free buffers of up to `staging_rows` rows."""
+        ...
 
-    @abstractmethod
     def forget_moves(self) -> None: ...
 
     # A step's way. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, the rest in the loop.
 
-    @abstractmethod
     def arriving(self, work: Work) -> tuple[Any, np.ndarray]:
         """Return a handle for a step's fetched rows, and the memory that the store reads them into."""
+        ...
 
-    @abstractmethod
-    def shipped(self, arrival: Any, work: Work) -> None: ...
+    def shipped(self, arrival: Any, work: Work) -> None:
+        """The store has read the rows."""
 
-    @abstractmethod
     def load(self, work: Work, arrival: Any) -> Any:
         """Evict, forward, put what was fetched, and make new rows. Return a handle to the rows that leave."""
+        ...
 
-    @abstractmethod
     def landed(self, leaving: Any) -> np.ndarray: ...
 
-    @abstractmethod
-    def written(self, leaving: Any) -> None: ...
+    def written(self, leaving: Any) -> None:
+        """The store has taken the rows."""
 
     # Computing.
 
-    @abstractmethod
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         """Return a micro-batch's output in the current step: [bags, dim], shared bags after the samples' rows."""
+        ...
 
-    @abstractmethod
     def pool_rows(self, rows: np.ndarray, dim: int, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         """Return the same from rows on the host, which begin with a weight. `place` is the index of each id's row."""
+        ...
 
-    @abstractmethod
     def fold(self, ids: BankIds, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         """Write the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0."""
 
-    @abstractmethod
     def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         """Sum the gradients of every row of the current step and apply the optimizer once. `scalars`: the numbers of
         each table's optimizer, [tables, k]. `step` is part of the seed for rounding."""
@@ -131,15 +120,14 @@ class BankRows(ABC):
     # The two halves of an update. The sums of other trainers come in between. Sums are values, [rows, dim], and bool
     # [rows], whether any position of the row had a gradient. A row without one has zeros, and is not updated.
 
-    @abstractmethod
     def values(self, work: Work) -> torch.Tensor:
         """Return the weights of the current step's rows, one for each position: [positions, dim]."""
+        ...
 
-    @abstractmethod
     def sums(self, work: Work, block: range | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the gradients of every row: within each micro-batch, then along the tree. `block`: only these leaves."""
+        ...
 
-    @abstractmethod
     def apply(
         self, work: Work, plan: Step, parts: Parts, values: torch.Tensor, counted: torch.Tensor, scalars: np.ndarray,
         step: int,
@@ -149,25 +137,20 @@ class BankRows(ABC):
 
     # Rows by their slots, for everything but training.
 
-    @abstractmethod
     def read(self, slots: np.ndarray) -> np.ndarray: ...
 
-    @abstractmethod
     def write(self, slots: np.ndarray, records: np.ndarray) -> None: ...
 
 
-class Device(ABC):
+class Device(Protocol):
     at: torch.device
     by_any_thread = False
     """True if threads other than the one that computes may pool rows."""
 
-    @abstractmethod
-    def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]: ...
+    def bank(self, facts: BankFacts) -> BankRows: ...
 
-    @abstractmethod
     def free_bytes(self) -> int: ...
 
-    @abstractmethod
     def empty(self, rows: int, dim: int) -> torch.Tensor: ...
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,8 +72,8 @@ class Gpu(Device):
         self.kernels: Any = gpu
         self.dtype = _TORCH[dtype]
 
-    def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
-        return [GpuRows(each, self) for each in facts]
+    def bank(self, facts: BankFacts) -> BankRows:
+        return GpuRows(facts, self)
 
     def free_bytes(self) -> int:
         if self.at.type != "cuda":

@@ -2,7 +2,7 @@
 reused: a buffer comes back with its last user."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -86,8 +86,8 @@ class Host(Device):
     def __init__(self, dtype: np.dtype) -> None:
         self._buffers = Reused(dtype)
 
-    def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
-        return [HostRows(each, self._buffers) for each in facts]
+    def bank(self, facts: BankFacts) -> BankRows:
+        return HostRows(facts, self._buffers)
 
     def free_bytes(self) -> int:
         return free_bytes()
@@ -124,9 +124,6 @@ class HostRows(BankRows):
         arrival = self._staging.take(len(work.steps[self.facts.number].fetch_keys), self.facts.width)
         return arrival, arrival.numpy()
 
-    def shipped(self, arrival: torch.Tensor, work: Work) -> None:
-        pass
-
     def load(self, work: Work, arrival: torch.Tensor) -> torch.Tensor:
         step, pending = work.steps[self.facts.number], self._pending
         for number in [n for n in pending if n < step.hold_from]:
@@ -145,9 +142,6 @@ class HostRows(BankRows):
 
     def landed(self, leaving: torch.Tensor) -> np.ndarray:
         return leaving.numpy()
-
-    def written(self, leaving: torch.Tensor) -> None:
-        pass
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number

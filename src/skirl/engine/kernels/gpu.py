@@ -24,7 +24,6 @@ from skirl.engine.kernels.gpu_math import (
     GOLDEN,
     ROW_BITS,
     above,
-    as_bytes,
     block,
     divide,
     fold,
@@ -193,7 +192,8 @@ def update(
 
 
 def _loaded(gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
-    return gradients._replace(live=as_bytes(gradients.live))
+    live = gradients.live
+    return gradients._replace(live=live.view(torch.uint8) if live.dtype == torch.bool else live)
 
 
 def _options(gradients: Gradients[torch.Tensor], dim: int) -> dict[str, int]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from triton import knobs
@@ -67,10 +66,6 @@ def mix(z: int) -> int:
 def signed(z: int) -> int:
     """Return an unsigned 64-bit number as the int64 that kernels declare."""
     return z - 2**64 if z >= 2**63 else z
-
-
-def as_bytes(live: torch.Tensor) -> torch.Tensor:
-    return live.view(torch.uint8) if live.dtype == torch.bool else live
 
 
 @triton.jit

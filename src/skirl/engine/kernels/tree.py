@@ -118,11 +118,8 @@ class TreePlan:
         ([[1, 2, 1], [1, 3, 1]], (0, 1, 2))
         """
         rows, most = len(group_start) - 1, len(group_pos)
-        stretches, runs, rounds = (
-            np.zeros((rows + most, 3), np.int32),
-            np.empty((most, 3), np.int32),
-            np.empty(most, int),
-        )
+        stretches = np.zeros((rows + most, 3), np.int32)
+        runs, rounds = np.empty((most, 3), np.int32), np.empty(most, int)
         m, n = _fill(group_start, group_pos, parts.ends, parts.leaves, stretches, runs, rounds)
         ends = np.cumsum(np.bincount(rounds[:n]))
         return cls(stretches[:m], runs[np.argsort(rounds[:n], kind="stable")], tuple(sorted({0, *ends.tolist()})))
