@@ -11,13 +11,11 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; subprocesses inherit it
@@ -105,17 +103,6 @@ def ctrl_c_works() -> Iterator[None]:
     if left is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
         pytest.fail(f"SIGINT is left with {left}")
-
-
-@pytest.fixture
-def forked_trainers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Fork the trainers of `skirl verify`, because interpreters take seconds to start."""
-    from skirl.train import verify_trainers
-
-    def start(command: list[str], *, env: dict[str, str], stderr: int, text: bool) -> Process:
-        return request.getfixturevalue("python").start(MODULE, *command[2:], env=env, stderr=stderr)
-
-    monkeypatch.setattr(verify_trainers, "subprocess", SimpleNamespace(PIPE=subprocess.PIPE, Popen=start))
 
 
 @pytest.fixture

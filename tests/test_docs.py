@@ -50,7 +50,7 @@ def test_every_fence_is_known():
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.runs for b in blocks_of(p))], ids=lambda p: p.stem)
-@pytest.mark.usefixtures("forked_trainers")
+@pytest.mark.usefixtures("python")
 def test_snippets_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for home, name in ((policies, "POLICIES"), (optim, "ROW_OPTIMIZERS")):  # a page may add its own

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
@@ -117,6 +117,7 @@ class Python:
     def __init__(self) -> None:
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(["tests.preload"])
+        forkserver.ensure_running()  # with this, whatever others ask for
 
     def start(
         self, code: str, *args: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None, **streams: int

@@ -154,7 +154,7 @@ def one_case(monkeypatch):
     monkeypatch.setattr(module, "STORES", ("disk",))
 
 
-@pytest.mark.usefixtures("one_case", "forked_trainers")
+@pytest.mark.usefixtures("one_case", "python")
 def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(monkeypatch):
     joined = module._joined
 
@@ -171,7 +171,7 @@ def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(monke
     assert "at the end: in 1 rows, the first of them row " in found["failed"]
 
 
-@pytest.mark.usefixtures("one_case", "forked_trainers")
+@pytest.mark.usefixtures("one_case", "python")
 def test_tables_by_rows_whole_and_by_columns_are_equal_to_the_reference():
     found = Verify.of(
         **TINY | {"dim": 6, "steps": 12},
@@ -184,7 +184,7 @@ def test_tables_by_rows_whole_and_by_columns_are_equal_to_the_reference():
     assert (found["runs"], found["differences"], found["failed"]) == (3, 0, None)
 
 
-@pytest.mark.usefixtures("one_case", "forked_trainers")
+@pytest.mark.usefixtures("one_case", "python")
 def test_samples_that_fill_no_whole_batch_are_left_out_at_the_end_of_each_epoch(tmp_path):
     lines = ["click,item"] + [f"{n % 2},{7 * n % 31}" for n in range(37)]
     (tmp_path / "clicks.csv").write_text("\n".join(lines))
@@ -194,7 +194,7 @@ def test_samples_that_fill_no_whole_batch_are_left_out_at_the_end_of_each_epoch(
     assert (found["steps"], found["differences"]) == (4, 0)
 
 
-@pytest.mark.usefixtures("one_case", "forked_trainers")
+@pytest.mark.usefixtures("one_case", "python")
 def test_the_reference_has_as_many_threads_as_the_trainers():
     flags = {**TINY, "data": "synthetic:sessions", "model": "dcat-tiny", "batch": 64, "steps": 3, "pooling_factor": 6}
     torch.set_num_threads(2)

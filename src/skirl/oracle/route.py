@@ -208,6 +208,9 @@ Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 """Gives each rank one message, by rank, and returns what each rank gave. Their sizes are sent along."""
 
 
+class FailedElsewhere(RuntimeError): ...  # of skirl: commands print it without a traceback
+
+
 @dataclass(slots=True)
 class Joined:
     banks: list[BankIds]
@@ -324,7 +327,7 @@ class SharedRoute(Route):
             if letter.text:
                 self.ended = True
                 if self.failure is None:
-                    raise RuntimeError(f"rank {rank}: {letter.text}")
+                    raise FailedElsewhere(f"rank {rank}: {letter.text}")
                 self.failure.args = (f"rank {self.rank}: {self.failure}", *self.failure.args[1:])
                 raise self.failure
         if not all(letter.arrays for letter in letters):

@@ -1,25 +1,24 @@
 """Compares the same run by several trainers, with any number, cache, depth, store and timing, with the plain reference. Each
-is a process, `python -m skirl.train.verify_trainers FOLDER`, that does all runs of the job in a folder."""
+is a process that does all runs with this number."""
 
-import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import ceil
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
 
 from skirl.core.keys import table_of
 from skirl.core.tables import Schema
-from skirl.peers.job import fail, trainers
+from skirl.peers.job import leave, trainers
 from skirl.tools.progress import progress_of
 from skirl.train.loop import TrainerShare, keys_of, steps
 from skirl.train.placed import placement_of
@@ -29,10 +28,6 @@ from skirl.train.verify import Delays, Trace, compare, in_plain_python, stored
 DENSE = "dense weights"
 DEPTHS = (1, 20, "auto")
 STORES = ("memory", "disk")
-TIMEOUT = 1800.0
-JOB = "job.json"
-REFUSED = 3
-"""The exit code of a trainer whose last line of stderr is a message for the user."""
 
 
 def verify_trainers(
@@ -56,8 +51,7 @@ def verify_trainers(
             share = share_of(recipe, size)
             runs = [case | {"cache": ceil(int(case["cache"]) * share)} for case in cases]
             with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
-                (Path(folder) / JOB).write_text(json.dumps({"flags": recipe.flat(), "runs": runs}))
-                _run(size, Path(folder))
+                _run(size, recipe, runs, Path(folder))
                 for number, case in enumerate(cases):
                     trace, moved = _joined(Path(folder), number, size)
                     fetched += moved
@@ -106,41 +100,26 @@ def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
     return trace, sum(int(part["fetched"]) for part in parts)
 
 
-def _run(size: int, folder: Path) -> None:
+def _run(size: int, recipe: Recipe, runs: Sequence[dict[str, Any]], folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    common = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "MASTER_ADDR": "127.0.0.1"}
-    team = [
-        subprocess.Popen(
-            [sys.executable, "-m", "skirl.train.verify_trainers", str(folder)],
-            env=common | {"MASTER_PORT": str(port), "WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_RANK": str(rank),
-                          "LOCAL_WORLD_SIZE": str(size)},
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(size)
-    ]  # fmt: skip
+    get_context("forkserver").set_forkserver_preload([__name__])
     try:
-        said = [process.communicate(timeout=TIMEOUT)[1] for process in team]
-    finally:
-        for process in team:
-            process.kill()
-            process.wait()
-    for rank, (process, text) in enumerate(zip(team, said, strict=True)):
-        if process.returncode == REFUSED:
-            raise ValueError(f"trainer {rank} of {size}: {text.strip().splitlines()[-1]}")
-    for rank, (process, text) in enumerate(zip(team, said, strict=True)):
-        if process.returncode:
-            raise RuntimeError(f"trainer {rank} of {size} ended with {process.returncode}:\n{text[-4000:]}")
+        start_processes(_train_all, (size, port, recipe, runs, folder), size, start_method="forkserver")
+    except (ProcessExitedException, ProcessRaisedException) as error:
+        raise ValueError(f"one of {size} trainers failed: {str(error).splitlines()[-1]}") from error
 
 
-def main(folder: Path) -> None:
-    job = json.loads((folder / JOB).read_text())
+def _train_all(rank: int, size: int, port: int, recipe: Recipe, runs: Sequence[dict[str, Any]], folder: Path) -> None:
+    ranks = {"WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ |= {name: str(number) for name, number in ranks.items()}
     share = TrainerShare(trainers())
-    for number, run in enumerate(job["runs"]):
-        recipe = Recipe.of(**job["flags"] | {"depth": run["depth"]})
-        recipe.use_threads()
+    for number, run in enumerate(runs):
+        case = replace(recipe, cache=replace(recipe.cache, depth=run["depth"]))
+        case.use_threads()
         store: str = f"disk:{folder / str(number)}" if run["store"] == "disk" else run["store"]
-        np.savez(folder / f"{number}-{share.rank}.npz", **_trained(recipe, run["cache"], store, share, number))
+        np.savez(folder / f"{number}-{rank}.npz", **_trained(case, run["cache"], store, share, number))
+    leave()
 
 
 SECONDS = 0.02
@@ -164,12 +143,3 @@ def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, seed: 
         "dense": np.concatenate([w.detach().cpu().numpy().reshape(-1) for w in model.parameters() if w.numel()]),
         "fetched": embeddings.engine.counters.fetched,
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except ValueError as error:
-        fail(error)
-        print(error, file=sys.stderr)
-        sys.exit(REFUSED)
