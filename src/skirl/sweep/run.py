@@ -198,7 +198,7 @@ class SweepRun:
         if self.race.racing:
             return None
         last = self.race.left[-1]
-        return f"all {len(self.variants)} variants have diverged, {last.variant} as the last one, which {last.state}"
+        return f"all variants have diverged, {last.variant} as the last one, which {last.state}"
 
     def leg(self) -> bool:
         """Train until all ranks meet, and drop those below a rung. Return False if no variant or no batch is left."""

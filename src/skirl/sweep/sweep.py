@@ -242,7 +242,7 @@ class Sweep:
         step = self._now
         if len(self.racing) == 1:
             raise Diverged(
-                f"all {len(self.variants)} variants have diverged, the last one ({contender.name!r}) in step {step}, where "
+                f"all variants have diverged, the last one ({contender.name!r}) in step {step}, where "
                 f"its loss is {contender.loss}: try smaller learning rates"
             )
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)

@@ -14,7 +14,7 @@ from skirl.sweep.capture import Dense, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, step_dense
 from skirl.sweep.memory.execute import DeviceLink, Link, Pack
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
-from skirl.sweep.memory.simulate import Step, step_of
+from skirl.sweep.memory.schedule import Step, step_of
 from skirl.sweep.passes import FakeTensorMode, call_loops
 from skirl.tools.machine import free_bytes
 from skirl.tools.units import parse_bytes
@@ -76,7 +76,7 @@ class Memory:
         room = self.limit - self.held
         plan = Planner(steps, room, self.link.rate).least()
         if plan.figures.peak > room:
-            raise Infeasible(plan.figures.peak + self.held, self.limit, len(steps))
+            raise Infeasible(plan.figures.peak + self.held, self.limit)
         if all(step.seconds for step in steps):
             plan = fastest(steps, room, self.link.rate)
         plan.schedule.check(room)
